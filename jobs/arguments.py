@@ -1,7 +1,7 @@
-"""Takes the arguments of a command apart, before its job is known.
+"""Parses the arguments of a command.
 
-Run flags are not fields of a job: they say where it runs and what it may do this once, and are never recorded. A tool,
-which has no job, declares its own flags as the fields of a dataclass.
+Run flags are not fields of a job. They say where this command runs and what it may do, and are never recorded. A tool
+has no job: it declares its flags as the fields of a dataclass.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -30,8 +30,8 @@ _KINDS = {"INT": "a whole number", "FLOAT": "a number", "TEXT": "a text", "URL":
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlag:
-    """A run flag of `stages`, with its sentence for the help. `value` is empty for a switch, which has no `default`.
-    `is_usual` says whether the short help shows it."""
+    """A run flag of `stages`, with its sentence for the help. `value` is empty for a switch; a switch has no `default`.
+    `is_usual` says whether the short help shows the flag."""
 
     name: str
     says: str
@@ -87,12 +87,12 @@ class RunOptions:
     profile: range | None = None
 
     def words(self) -> list[str]:
-        """Returns the words that each rank gets."""
+        """Returns the run flags that each rank gets on its command line."""
         steps = self.profile
         return [*(f"--{switch}" for switch in self.switches), *([f"--profile={steps[0]}:{steps[-1]}"] if steps else [])]
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the arguments that a stage's `run` takes beside its job."""
+        """Returns the arguments that a stage's `run` takes besides its job."""
         switches: dict[str, Any] = {name: True for name in self.switches if f"--{name}" != SHARED}
         return switches | ({"profile": self.profile} if self.profile else {})
 
@@ -183,8 +183,8 @@ def take_own_flags(kind: type[Own], words: Sequence[str]) -> tuple[Own, list[str
 
 
 def only_word(others: Sequence[str], *, usage: str) -> str:
-    """Returns the one word that a tool takes beside its flags. Raises UserError with the usage for an unknown flag or
-    other words."""
+    """Returns the one word that a tool takes besides its flags. Raises UserError with the usage if there is an unknown
+    flag, no word, or more than one."""
     if unknown := next((word for word in others if word.startswith("-")), ""):
         raise UserError(f"there is no flag {shown_value(unknown)}; usage: {usage}")
     if len(others) != 1:
@@ -202,9 +202,10 @@ def _own_value(flag: str, text: str, type_: Any) -> str | int:
     return number
 
 
-def values_of(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> dict[str, Any]:
-    """Returns the values of a job's flags among the words, by the names of the flags. Raises UserError for the first
-    word that is neither a flag of the job nor a value of its flag."""
+def values_of(words: Sequence[str], flags: Sequence[Flag], *, command: tuple[str, str]) -> dict[str, Any]:
+    """Returns the values that the words give to a job's flags, by the names of the flags. `command` is the stage and
+    its second word. Raises UserError for a wrong value, and for a word that is neither a flag of the job nor the value
+    of one."""
     known = {name: flag for flag in flags for name in flag.names}
     found: dict[str, Any] = {}
     left = list(words)
@@ -215,7 +216,8 @@ def values_of(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> d
         if not word.startswith("-"):
             raise unexpected_word(word, command=command)
         if flag is None:
-            raise unknown_flag(name, [flag.name for flag in flags], command=command)
+            shown = " ".join(["patchline", *command]).rstrip()
+            raise unknown_flag(name, [flag.name for flag in flags], command=shown)
         texts = [text] if equals else []
         while not equals and left and not left[0].startswith("--") and (flag.is_many or not texts):
             texts.append(left.pop(0))
@@ -259,7 +261,7 @@ def _value(flag: Flag, texts: list[str], *, name: str) -> Any:
 
 
 def _groups(flag: Flag, texts: Sequence[str], *, name: str) -> tuple[tuple[Any, ...], ...]:
-    """Returns the values of a flag that takes several together, such as a URL and its weight. The job checks their
+    """Returns the values of a flag that takes groups of values, such as a URL and its weight. The job checks their
     ranges."""
     kinds = [without_range(kind) for kind in get_args(flag.kind)]
     values = [_typed(text, kinds[place % len(kinds)]) for place, text in enumerate(texts)]
@@ -269,7 +271,7 @@ def _groups(flag: Flag, texts: Sequence[str], *, name: str) -> tuple[tuple[Any, 
 
 
 def _typed(text: str, kind: Any) -> Any:
-    """Returns the value of a type that a text spells, or None if it spells none."""
+    """Returns the text as a value of type `kind`, or None if it is not one."""
     if get_origin(kind) is Literal:
         return next((choice for choice in get_args(kind) if str(choice) == text), None)
     try:
@@ -296,8 +298,8 @@ def value_in(words: Sequence[str], flag: str) -> str:
 
 
 def second_word_first(name: str, words: list[str], *, is_help: bool) -> list[str]:
-    """Returns the words with the command's second word first, even if it was given as a flag. For help, it may be
-    empty."""
+    """Returns the words with the command's second word first, even if it was given as a flag. The second word is empty
+    if the command has none, or for help."""
     stage = STAGES[name]
     if stage.recipes:
         return words
@@ -314,7 +316,7 @@ def second_word_first(name: str, words: list[str], *, is_help: bool) -> list[str
 
 
 def _placed_first(words: list[str], flag: str) -> list[str]:
-    """Returns the words with the value of a flag first, if it was given as a flag instead."""
+    """Returns the words with the value of `flag` first, if it was given as `--flag VALUE` or `--flag=VALUE`."""
     if not words or not words[0].startswith("-"):
         return words
     for place, word in enumerate(words):
@@ -326,8 +328,8 @@ def _placed_first(words: list[str], flag: str) -> list[str]:
 
 
 def _gathered(words: Sequence[str], flag: str, *, switches: Collection[str]) -> list[str]:
-    """Returns the words with all values that belong to no flag, and all words after `--`, behind one `flag`. `switches`
-    are the flags without a value."""
+    """Moves all values that belong to no flag, and all words after `--`, to the end, after one `flag`. `switches` are
+    the flags that take no value."""
     others, values, left = list[str](), list[str](), list(words)
     while left:
         word = left.pop(0)

@@ -1,16 +1,16 @@
 """The command line: `patchline STAGE RECIPE|FILE.yaml [--any.field VALUE ...]`. Errors become exit codes here.
 
 From words to the job that runs, a command takes these steps, in `_run`:
-1. `_at_home` puts the home folder in the place of `~`.
-2. `take_run_flags` takes out what is not of the job, such as --processes (jobs/arguments.py).
+1. `_at_home` replaces `~` by the home folder.
+2. `take_run_flags` takes out the flags that are not fields of the job, such as --processes (jobs/arguments.py).
 3. `second_word_first` finds the second word, even if it was given as a flag (jobs/arguments.py).
-4. `default_job` makes the job that this word stands for: of a recipe, a YAML file or a path (jobs/resolve.py).
+4. `default_job` makes the job that this word names by a recipe, a YAML file or a path (jobs/resolve.py).
 5. `values_of` reads the other flags by the types of the job's fields (jobs/arguments.py).
-6. `fitted` fits the job to what it names, and says what it chose (jobs/fitted.py).
-7. `with_values` puts in the values of the flags, which win.
-8. `refuse_missing` and `refuse_secrets` check the whole job (jobs/mistakes.py).
-The stage then runs it, here or on the ranks that `run_ranks` starts, and writes it to RUN/job.yaml. What a training run
-decides itself, such as its classes, precision and micro-batch, is a list in pipeline/training/run.py.
+6. `fitted` adapts the job to the weights, dataset and run that it names, and says what it chose (jobs/fitted.py).
+7. `with_values` sets the values of the flags, which override everything else.
+8. `refuse_missing` and `refuse_secrets` check the whole job (jobs/mistakes.py). The stage then runs the job, here or on
+the ranks that `run_ranks` starts, and writes it to RUN/job.yaml. pipeline/training/run.py lists what a training run
+decides itself, such as its classes, precision and micro-batch.
 """
 
 import gc
@@ -52,21 +52,21 @@ from shards.files.local_files import at_home
 from shards.output.terminal import columns_of, command_output, message_text
 
 log = logging.getLogger("patchline")
-# Asked by slurm/stage.sbatch, and by the jobs of chains and of preflight; not for users.
+# Commands that slurm/stage.sbatch and the jobs of chains and of preflight call; not for users.
 _LOOKING = ("status", "watch", "logs", "doctor", "report", "show", "diff", "compare", "ls", "save", "stop", "cancel")
 HIDDEN = ("__done", "__gate", "__judge", "__probe")
 
 
 def entry() -> None:
-    """Runs the console script. It skips the interpreter's shutdown: the work is done and on disk by then, and a C++
-    library that aborts while its threads are torn down (seen with Arrow and torch) would turn success into failure."""
+    """Runs the console script. It skips the interpreter's shutdown: the work is on disk by then, and a C++ library that
+    aborts while its threads are torn down (seen with Arrow and torch) would turn success into failure."""
     use_utf8(os.environ)
     prepare_streams()
     wait_quietly(os.environ)  # before any stage loads torch
     os.environ["PYTHONSAFEPATH"] = "1"  # child processes take no module from the current folder
     code = main(sys.argv[1:])
     logging.shutdown()
-    with suppress(OSError):  # what a library has printed; our own output has been flushed
+    with suppress(OSError):  # only a library's output can be left; our own has been flushed
         sys.stdout.flush()
     os._exit(code)
 
@@ -74,7 +74,7 @@ def entry() -> None:
 def main(argv: list[str]) -> int:
     """Runs one command and returns its exit code; jobs/exit_codes.py decides how each error ends it."""
     if _has_s3_answered():
-        from shards.store import trust_addresses  # noqa: PLC0415 - in jobs of Slurm alone
+        from shards.store import trust_addresses  # noqa: PLC0415 - only Slurm jobs need it
 
         trust_addresses()
     with command_output(rank=_rank()):
@@ -82,12 +82,12 @@ def main(argv: list[str]) -> int:
             with Interrupts() as interrupts:
                 return _run(argv, interrupts)
         except (Exception, KeyboardInterrupt) as error:
-            # Raised in a finalizer, an interrupt is lost there; what fails because of it has no other cause.
+            # An interrupt that is raised in a finalizer is lost there. A later error is its consequence.
             return _ended(interrupts.interrupt or error, is_looking=argv[:1] != [] and argv[0] in _LOOKING)
 
 
 def _ended(error: BaseException, *, is_looking: bool = False) -> int:
-    """Says how the command ends, and returns its exit code."""
+    """Prints the message of an error that ends the command, and returns the exit code."""
     if isinstance(error, UnreachableError) and _has_s3_answered():
         error = StorageError(str(error))
     end = end_of(error, is_looking=is_looking)
@@ -114,7 +114,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     if argv[0] in HIDDEN:
         return _of_scripts(argv[0], argv[1:])
     if argv[0] == "--version":
-        from importlib.metadata import version  # noqa: PLC0415 - with 40 modules that help can do without
+        from importlib.metadata import version  # noqa: PLC0415 - loads 40 modules that help does not need
 
         return _show(f"patchline {version('patchline')}\n", requested=True)
     stage, words = argv[0], [_at_home(word) for word in argv[1:]]
@@ -126,7 +126,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
     words, options = take_run_flags(stage, words)
     starts_ranks = must_start(options.processes, os.environ)
     if starts_ranks:
-        logging.getLogger().setLevel(logging.WARNING)  # rank 0 logs what there is to say about the job
+        logging.getLogger().setLevel(logging.WARNING)  # rank 0 logs about the job
     requested = [word for word in words if word in HELP_WORDS]
     words = second_word_first(stage, words, is_help=bool(requested))
     if not words or words[0].startswith("-"):
@@ -144,13 +144,13 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
 
 
 def _at_home(word: str) -> str:
-    """Returns the word with the home folder for `~`, which a shell leaves as it is in `--flag=~/x` and in quotes."""
+    """Replaces `~` in a word by the home folder. Shells do not do this in `--flag=~/x` and in quotes."""
     flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     return f"{flag}{equals}{at_home(value)}"
 
 
 def _of_scripts(name: str, words: list[str]) -> int:
-    """Answers what the batch scripts ask."""
+    """Runs one of the commands that only batch scripts call."""
     if name == "__done":
         return int(importlib.import_module("jobs.chains.done").tell_done(words))
     if name == "__judge":
@@ -166,7 +166,7 @@ def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
     requested = any(word in HELP_WORDS for word in words)
     if requested or not (words or name == "status"):
         return _show(second_words(name, {}, columns()), requested=requested)
-    # The runs of a sweep are commands of their own, which say themselves how their jobs differ from the recipe.
+    # Each run of a sweep is a command of its own, which says itself how its job differs from the recipe.
     override = partial(_overridden, is_said=False) if name in ("sweep", "vtab") else _overridden
     needs: dict[str, Any] = {"override": override, "environ": os.environ, "command": name}
     own: dict[str, tuple[str, ...]] = dict.fromkeys(("submit", "sweep", "vtab"), ("override", "environ"))
@@ -197,7 +197,7 @@ def _start(stage: str, words: list[str], job: Any, options: RunOptions, interrup
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # loaded once, not by every worker
     module = _imported(name)
     interrupts.works()
-    if stage in ("demo", "verify-resume", "doctor", "preflight"):  # they start programs, in this environment
+    if stage in ("demo", "verify-resume", "doctor", "preflight"):  # they start programs with this environment
         return int(module.run(job, environ=dict(os.environ)))
     code = int(module.run(job, **options.arguments(), **_origin(stage, word)))
     if code == exit_codes.CONTINUE and "TORCHELASTIC_ERROR_FILE" in os.environ:
@@ -206,8 +206,8 @@ def _start(stage: str, words: list[str], job: Any, options: RunOptions, interrup
 
 
 def _imported(name: str) -> ModuleType:
-    """Imports a module with the garbage collector off. Imports make no garbage, and looking for it would take a sixth
-    of their time, now and in each later search."""
+    """Imports a module with the garbage collector off. Imports make no garbage, and looking for it takes a sixth of
+    their time. Later collections skip what was imported."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -222,26 +222,26 @@ def _origin(stage: str, word: str) -> dict[str, Any]:
     """Returns the stage and the job's origin, for the stages that record them."""
     if stage not in WITH_SMOKE:
         return {}
-    from jobs.origin import origin_of  # noqa: PLC0415 - which help can do without
+    from jobs.origin import origin_of  # noqa: PLC0415 - not needed for help
 
     return {"stage": stage, "origin": origin_of(stage, word)}
 
 
 def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:
     """Returns the job with the flags after the second word applied. Raises UserError if one is wrong or missing."""
-    command = " ".join(["patchline", stage, words[0]]).rstrip()
-    job = _overridden(default, words[1:], command, extends=extends)
+    job = _overridden(default, words[1:], (stage, words[0]), extends=extends)
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
     refuse_secrets(list(flags_of(job)))
     return job
 
 
-def _overridden(default: Any, words: list[str], command: str, *, extends: bool = False, is_said: bool = True) -> Any:
-    """Returns the job with the flags applied. `command` is the words before them. `is_said` says whether the choices of
-    `fitted` are logged. Raises UserError if a flag is wrong."""
+def _overridden(
+    default: Any, words: list[str], command: tuple[str, str], *, extends: bool = False, is_said: bool = True
+) -> Any:
+    """Returns the job with the flags applied. `command` is the stage and its second word, which stand before them.
+    `is_said` says whether the choices of `fitted` are logged. Raises UserError if a flag is wrong."""
     values = values_of(words, list(flags_of(default)), command=command)
-    _, stage, *second = command.split(" ", 2)
-    default, chosen = fitted(stage, "".join(second), default, values, extends=extends)
+    default, chosen = fitted(*command, default, values, extends=extends)
     for message in chosen if is_said and _rank() == 0 else ():
         log.info("%s", message)
     return with_values(default, values) if values else default
@@ -257,10 +257,9 @@ def _recipes(stage: str) -> Mapping[str, Callable[[], Any]]:
 
 
 def _show(text: str, *, requested: bool) -> int:
-    """Writes help that was requested to standard output, and help that is shown instead of an error to standard
-    error."""
+    """Writes requested help to standard output. Help that replaces an error message goes to standard error."""
     if requested:
-        with suppress(BrokenPipeError):  # `patchline --help | head` has seen enough
+        with suppress(BrokenPipeError):  # for example `patchline --help | head`
             put(text)
     else:
         sys.stderr.write(text)

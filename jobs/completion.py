@@ -1,6 +1,5 @@
-"""`patchline completion bash|zsh|fish`: a script for the shell, and the words that it then requests."""
+"""`patchline completion bash|zsh|fish`: prints a script for the shell, and answers the script's requests."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +13,7 @@ from jobs.settings import CheckedJob
 from jobs.stages import COMMANDS, STAGES, TOOLS, recipes_of
 from shards.errors import UserError
 
-ASK = "__complete"  # the first word of such a request
+ASK = "__complete"  # the first word of a request for completions
 _BASH = f"""\
 _patchline() {{
     local IFS=$'\\n'
@@ -38,7 +37,6 @@ function __patchline
 end
 complete --command patchline --arguments '(__patchline)'
 """
-_FLAG = re.compile(r"--[a-z-]+")
 _SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
 
 
@@ -57,8 +55,8 @@ def run(job: CompletionJob) -> int:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """Returns completions of the last of `words`, which follow `patchline`; it may be empty. If there are none, the
-    shell completes file names."""
+    """Returns completions of the last of `words`, the words after `patchline`. The last one may be empty. If there are
+    no completions, the shell completes file names."""
     *before, begun = words or ("",)
     return [word for word in _possible(before, begun) if word.startswith(begun)]
 
@@ -68,7 +66,7 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
         return [*COMMANDS, "--help", "--version"]
     stage = before[0]
     if stage in TOOLS and begun.startswith("-"):
-        return [*_FLAG.findall(TOOLS[stage].usage), "--help"]
+        return [*TOOLS[stage].flags, "--help"]
     if stage in TOOLS:
         return _shown_words(before[1:]) if TOOLS[stage].is_about_jobs else ()
     if stage not in STAGES:
@@ -84,7 +82,8 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
 
 
 def _shown_words(before: Sequence[str]) -> Iterable[str]:
-    """Returns what show and diff take: the recipes of a stage, or first the stages and then the recipes of all."""
+    """Returns the words that show and diff take: after a stage its recipes, otherwise the recipes of all stages. As the
+    first word, a stage is possible, too."""
     if before and before[0] in SHOWN:
         return _second_words(before[0])
     recipes = dict.fromkeys(name for stage in WITH_RECIPES for name in recipes_of(stage))

@@ -9,7 +9,7 @@ from jobs.output import put
 from jobs.settings import CheckedJob
 from shards.errors import UserError
 
-_FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[1] / "slurm")  # of a wheel, and of a checkout
+_FOLDERS = (Path(__file__).parent / "examples", Path(__file__).parents[1] / "slurm")  # in a wheel, in a checkout
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
-"""How a command ends: what each exit code tells a shell, a batch script or Slurm, and how errors and signals become
-one.
+"""How a command ends: what each exit code tells a shell, a batch script or Slurm, and which code an error or a signal
+leads to.
 
-A training run handles signals itself (pipeline/training/watchdog/stopping.py). In other commands, the first signal ends
-the process at once while it loads. While it works, the first signal is raised as KeyboardInterrupt, so that
-half-written files are cleaned up; a second signal, or 10 s, end it at once.
+A training run handles signals itself (pipeline/training/watchdog/stopping.py). Other commands end at the first signal
+while they load. While they work, the first signal is raised as KeyboardInterrupt, so that half-written files are
+cleaned up. The process then ends after 10 s at the latest, or at a second signal.
 """
 
 import errno
@@ -26,12 +26,12 @@ DONE = 0
 FAULTS_FOUND = 1
 USER_MISTAKE = 2
 OUR_BUG = 70
-CRASH = 74  # a fault outside: a full disk, a lost worker, storage; the same command continues
-CONTINUE = 75  # stopped with a committed checkpoint; sites list it as RequeueExit
+CRASH = 74  # an outside fault (a full disk, a lost worker, storage); the same command continues
+CONTINUE = 75  # stopped with a committed checkpoint; clusters list this code in Slurm's RequeueExit
 WILL_NOT_SUCCEED = 78
-INTERRUPTED = 130  # by Ctrl-C, with nothing saved
+INTERRUPTED = 130  # ended by Ctrl-C; nothing was saved
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-_SHELL_ADDS = 128  # to a signal's number, as the exit code of a process that it ended
+_SHELL_ADDS = 128  # the exit code after a signal is this plus its number
 _ROOM = "make room, and run the same command to continue"
 _ACCESS = "give this user access, and run the same command to continue"
 _ASK = "ask its owner for access, or do it as that user"
@@ -59,7 +59,7 @@ _WRONG_PATHS = {
 
 
 class Interrupted(KeyboardInterrupt):
-    """Raised when a signal interrupts a command; `number` is the signal's."""
+    """Raised when a signal interrupts a command. `number` is the signal's number."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"interrupted by {signal.Signals(number).name}")
@@ -77,7 +77,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self._is_working = False
-        self.interrupt: Interrupted | None = None  # what was raised
+        self.interrupt: Interrupted | None = None  # the exception that was raised
         self._late: threading.Timer | None = None
         self._before: dict[signal.Signals, Any] = {}
 
@@ -95,7 +95,7 @@ class Interrupts:
                 signal.signal(number, handler)
 
     def works(self) -> None:
-        """Tells that everything is loaded: from now on an interrupt is raised."""
+        """Says that everything is loaded: from now on, a signal raises Interrupted."""
         self._is_working = True
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
@@ -111,13 +111,14 @@ class Interrupts:
         self._late.start()
         if os.isatty(2):
             with suppress(OSError):
-                os.write(2, b"\r  \r")  # over the ^C that the terminal has echoed
+                os.write(2, b"\r  \r")  # overwrites the ^C that the terminal has echoed
         raise self.interrupt
 
 
 class AnsweredInExchanges:
-    """Lets signals end ranks that wait for each other: in an exchange, Python runs no handler. While this is open, a
-    signal ends the command 10 s later, and a second one at once, even if the exchange never ends.
+    """Lets signals end ranks that wait for each other in an exchange, during which Python runs no signal handlers.
+    While this is open, a signal ends the command after 10 s, and a second signal at once, even if the exchange never
+    ends.
 
     Outside the main thread it does nothing.
     """
@@ -152,7 +153,7 @@ class AnsweredInExchanges:
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How a command ends: its exit code, and its message, which is not printed if it is empty."""
+    """How a command ends: its exit code, and its message (empty: none)."""
 
     code: int
     message: str
@@ -160,8 +161,8 @@ class End:
 
 
 def end_of(error: BaseException, *, is_looking: bool = False) -> End:
-    """Returns what `error` means to the user and to the shell. Only unknown errors and bugs are shown with a traceback.
-    `is_looking` says that the command looks at runs, which may belong to others."""
+    """Returns the message and the exit code for `error`. Only bugs and unexpected errors have a traceback. `is_looking`
+    says that the command only reads runs, which may belong to other users."""
     if is_looking and isinstance(error, PermissionError):
         where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
         return End(code=USER_MISTAKE, message=f"error: {error.strerror}{where}; {_ASK}")
@@ -181,7 +182,7 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
             message = f"error: a worker process was killed ({error}); did memory run out?"
             todo = "Run the same command to continue, with fewer --workers"
             return End(code=CRASH, message=f"{message} {todo}")
-        case BrokenPipeError() if has_no_reader(sys.stdout):  # `| head` has seen enough
+        case BrokenPipeError() if has_no_reader(sys.stdout):  # for example `| head` has ended
             return End(code=_SHELL_ADDS + signal.SIGPIPE, message="")
         case OSError(errno=number) if number in _TO_DO:
             where = f" at {error.filename}" if error.filename else ""
@@ -197,8 +198,8 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
 
 
 def _end_of_mistake(error: UserError) -> End:
-    """Returns the end for a UserError. It is a fault outside if the error was made from a disk's answer."""
+    """Returns the end for a UserError. If an error of the disk caused it, the exit code is CRASH."""
     if fault := disk_fault(error):
-        what = str(error).rpartition("; ")[0] or str(error)  # what to do about it is not what a mistake needs
-        return End(code=CRASH, message=f"error: {what}; {_TO_DO[fault.errno or 0]}")
+        todo = _TO_DO[fault.errno or 0]  # the UserError's own advice does not fit a disk fault
+        return End(code=CRASH, message=f"error: {error.what}; {todo}")
     return End(code=USER_MISTAKE, message=f"error: {error}")

@@ -1,9 +1,9 @@
-"""Fits the default of a command to what it names: the folder of its record; for training, the weights, the dataset, the
-batch and the length of the run.
+"""Adapts the default job of a command to what the command names: the folder of a record and, for training, the weights,
+the dataset, the batch and the number of steps.
 
 The recipes of jobs/recipes/photos.py take their model from the weights and their steps from the dataset. Every training
-recipe takes fewer lanes if its own do not divide the batch, and a shorter warm-up for a shorter run, as with `--steps
-3` of 300. Fields that a flag gives are left alone. A run that is continued goes on as it was recorded.
+recipe takes fewer lanes if its own do not divide the batch, and a shorter warm-up for a shorter run, such as one with
+`--steps 3` instead of 300. Fields set by a flag are left alone. A run that is resumed keeps what was recorded.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ def fitted(
     stage: str, word: str, job: Any, values: Mapping[str, Any], *, extends: bool = False
 ) -> tuple[Any, list[str]]:
     """Returns the job that a command starts from, and messages that say what was chosen. `word` is the command's second
-    word, `values` has those of its flags, and `extends` says whether it continues a run with more steps.
+    word, `values` has the values of its flags, and `extends` says whether it continues a run with more steps.
 
     1. The run directory of a record is the folder that holds the record.
     2. A recipe for photographs takes its model from the weights, and its steps from the dataset.
@@ -48,7 +48,7 @@ def fitted(
     """
     job, notes = _in_its_folder(word, job, values)
     if isinstance(job, TrainingJob):
-        if type(job) is TrainingJob and (word in FINETUNE_RECIPES or word in RECIPES):  # not a trial of resuming
+        if type(job) is TrainingJob and (word in FINETUNE_RECIPES or word in RECIPES):  # not verify-resume's subclass
             job, chosen = _of_photos(word, job, values)
             notes += chosen
         job, chosen = _with_lanes(job, values)
@@ -62,7 +62,7 @@ def _in_its_folder(word: str, job: Any, values: Mapping[str, Any]) -> tuple[Any,
     relative path may have been written in another working directory."""
     if "--run-dir" in values or not getattr(job, "run_dir", ""):
         return job, []
-    from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
+    from jobs.record import open_job  # noqa: PLC0415 - loads YAML, which most commands do not need
 
     record = Path(word) if is_file(word) else Path(word) / "job.yaml"
     if not record.is_file() or record.resolve().name != "job.yaml" or not open_job(record).is_record:
@@ -81,7 +81,7 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
         return file_job("finetune" if recipe in FINETUNE_RECIPES else "pretrain", Path(run_dir) / "job.yaml"), []
     notes = list[str]()
     if recipe in FINETUNE_RECIPES and (weights := values.get("--initial.weights")):
-        from pipeline.models.conversion.open_any import open_for_use  # noqa: PLC0415 - torch, not for help
+        from pipeline.models.conversion.open_any import open_for_use  # noqa: PLC0415 - loads torch, not needed for help
         from pipeline.models.weights.folder import usage_at  # noqa: PLC0415
 
         found = open_for_use(weights)
@@ -100,11 +100,11 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
     if batch := values.get("--global-batch"):
         job = with_batch(job, global_batch=batch)
     if url := values.get("--data.url"):
-        from shards.dataset import open_dataset  # noqa: PLC0415 - Arrow, which help can do without
+        from shards.dataset import open_dataset  # noqa: PLC0415 - loads Arrow, not needed for help
 
         try:
             num_images = max(1, open_dataset(url).num_samples)
-        except UnreachableError:  # a dry run on a laptop; where the job runs, this is an error of the data
+        except UnreachableError:  # for example a dry run on a laptop; the job itself fails if it cannot reach its data
             return job, [*notes, f"{url} is not reachable from here: the steps follow its images where the job runs"]
         steps = values.get("--steps") or steps_for(recipe, num_images=num_images, global_batch=job.global_batch)
         job = with_steps(job, steps=steps)
@@ -130,14 +130,15 @@ def _is_dataset(url: str) -> bool:
     """Whether there is a dataset in a folder or on S3."""
     if "://" not in url:
         return (Path(url) / _MANIFEST).is_file()
-    from shards.store import open_store  # noqa: PLC0415 - S3's client, which most commands do without
+    from shards.store import open_store  # noqa: PLC0415 - loads the S3 client, which most commands do not need
 
     return open_store(url).exists(_MANIFEST)
 
 
 def _model_of(weights: "Weights", values: Mapping[str, Any]) -> ModelConfig:
-    """Returns the model of the weights, without what belongs to their head and their training. If a flag asks for
-    another model, the weights no longer fit, and their own error says so."""
+    """Returns the model of the weights, without the settings of their head and their training. If a flag asks for
+    another model, loading the weights raises the error. Raises UserError if --model.image-size is not a multiple of the
+    patch."""
     found, plain = weights.config, ModelConfig()
     size = values.get("--model.image-size")
     if size and not found.is_bit and "--model.patch" not in values and size % found.stride:
@@ -151,8 +152,8 @@ def _model_of(weights: "Weights", values: Mapping[str, Any]) -> ModelConfig:
 
 
 def _with_lanes(job: TrainingJob, values: Mapping[str, Any]) -> tuple[TrainingJob, list[str]]:
-    """Returns the job with lanes that divide its batch. With fewer lanes its windows are longer, so that the shuffle
-    reaches as far."""
+    """Returns the job with a number of lanes that divides its batch. If there are fewer lanes, windows are longer, so
+    that samples are shuffled over the same distance."""
     batch, lanes = values.get("--global-batch", job.global_batch), job.data.lanes
     if "--data.lanes" in values or batch < 1 or batch % lanes == 0:
         return job, []
@@ -188,7 +189,7 @@ def _scaled_by_flags(recipe: TrainingJob, values: Mapping[str, Any], *, prefix: 
 
 
 def _kept(recipe: TrainingJob, warmup: int, values: Mapping[str, Any], *, run_dir: str) -> tuple[TrainingJob, str]:
-    """Returns the recipe with the warm-up of the run in the run directory."""
+    """Returns the recipe with `warmup`, which the run in `run_dir` recorded, and a note for the user."""
     own = recipe.schedule.warmup_steps
     if warmup == own or warmup >= recipe.steps or f"--{_WARMUP}" in values:
         return recipe, ""
@@ -197,10 +198,10 @@ def _kept(recipe: TrainingJob, warmup: int, values: Mapping[str, Any], *, run_di
 
 
 def _recorded(path: Path) -> tuple[int | None, int | None]:
-    """Returns the steps and the warm-up in a run's record, or None for what it does not say."""
+    """Returns the steps and the warm-up in a run's record; None for a value that it does not have."""
     if not path.is_file():
         return None, None
-    from jobs.record import read_leaves  # noqa: PLC0415 - YAML, only for runs that are continued
+    from jobs.record import read_leaves  # noqa: PLC0415 - loads YAML, needed only to resume runs
 
     try:
         leaves = read_leaves(path)

@@ -1,4 +1,5 @@
-"""The flags of a job: every leaf field with its sentence, what it takes and its value, read from the dataclasses.
+"""The flags of a job, read from its dataclasses. Each leaf field has a flag with a sentence, the kind of its value, and
+its default.
 
 A field's sentence is the string literal below it in the source.
 """
@@ -48,7 +49,7 @@ class Flag:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The words that stand for it on the command line."""
+        """The spellings of the flag on the command line."""
         return (self.name,) if self.takes else (self.name, self.off)
 
     @property
@@ -58,7 +59,7 @@ class Flag:
 
     @property
     def usage(self) -> str:
-        """The flag as help shows it: `--steps INT`, `--deep`, and, of a switch that is on,
+        """The flag as help shows it: `--steps INT`, `--deep` or, for a switch that is on,
         `--data.augment.[no-]flip`."""
         if self.takes:
             return f"{self.name} {self.takes}"
@@ -70,7 +71,7 @@ class Flag:
 
 
 def flags_of(job: Any, prefix: str = "--") -> Iterator[Flag]:
-    """Yields every flag of a job, in the order of its fields: its own first, then those of the parts inside it."""
+    """Yields every flag of a job, in the order of its fields: first the job's own fields, then those of its groups."""
     inner = []
     for field in fields(job):
         value = getattr(job, field.name)
@@ -81,7 +82,7 @@ def flags_of(job: Any, prefix: str = "--") -> Iterator[Flag]:
         (kind,) = without_none(field.type)
         plain = without_range(kind)
         choices = tuple(str(word) for word in get_args(plain)) if get_origin(plain) is Literal else ()
-        if len(choices) != 1:  # a single word only tells kinds apart
+        if len(choices) != 1:  # a field with a single choice only names the kind of its group
             yield Flag(
                 name=name,
                 takes=_takes(field.name, plain, choices),
@@ -118,7 +119,7 @@ def default_text(flag: Flag) -> str:
 
 
 def sentences(kind: type) -> dict[str, str]:
-    """Returns each field's sentence, for a dataclass and those that it inherits from."""
+    """Returns the sentence of each field of a dataclass, including inherited fields."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__[:-1]):
         found |= _in_module(one.__module__).get(one.__name__, {})

@@ -1,4 +1,5 @@
-"""The text of --help: plain, as wide as the terminal, made from the stage table and the docstrings of the fields."""
+"""The text of --help. It is plain, as wide as the terminal, and made from the stage table and the sentences of the
+fields."""
 
 import re
 import shutil
@@ -14,14 +15,14 @@ from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE
 
 _PIPE_COLUMNS = 100
 _LEAST_COLUMNS, _MOST_COLUMNS = 60, 140  # longer lines are hard to read
-_MOST_LEFT = 34  # the sentence of a longer flag begins on the next line
+_MOST_LEFT = 34  # if a flag is longer, its sentence begins on the next line
 
 Recipes = Mapping[str, Callable[[], Any]]
 Row = tuple[str, str]
 
 
 def columns() -> int:
-    """Returns the terminal's width within limits, or that of a page if there is no terminal."""
+    """Returns the terminal's width within limits, or 100 columns if there is no terminal."""
     wide = shutil.get_terminal_size((_PIPE_COLUMNS, 24)).columns
     return max(_LEAST_COLUMNS, min(wide, _MOST_COLUMNS))
 
@@ -70,7 +71,7 @@ def second_words(name: str, recipes: Recipes, width: int) -> str:
 
 
 def of_job(name: str, word: str, job: Any, *, about: str, everything: bool, width: int) -> str:
-    """Returns the text of `patchline STAGE RECIPE --help`: the flags of a job, with the values that it has.
+    """Returns the text of `patchline STAGE RECIPE --help`: the flags of a job, with their defaults.
 
     `about` is the recipe's docstring. `everything` asks for all flags by group instead of only the usual ones.
     """
@@ -140,7 +141,7 @@ def _indent(lefts: Iterable[str]) -> int:
 
 
 def _rows(rows: Sequence[Row], width: int, *, indent: int = 0) -> str:
-    """Formats two columns. A left side that is too long gets its own line, or two."""
+    """Formats two columns. A left side that is too long gets a line of its own."""
     indent = indent or _indent(left for left, _ in rows)
     lines = []
     for left, right in rows:
@@ -155,13 +156,13 @@ def _rows(rows: Sequence[Row], width: int, *, indent: int = 0) -> str:
 
 
 def _examples(commands: Iterable[str], width: int) -> str:
-    """Writes each command on one line, or on several that a shell reads as one."""
+    """Writes each command on one line, or on several lines that end in a backslash."""
     lines = [_wrapped(f"patchline {command}", width - 4) for command in dict.fromkeys(commands)]
     return "\n".join(["examples:", *("  " + " \\\n      ".join(words) for words in lines)])
 
 
 def _wrapped(command: str, width: int) -> list[str]:
-    """Cuts the command before flags into pieces of at most `width`."""
+    """Cuts the command before flags, into pieces of at most `width` columns."""
     first, *flags = re.split(r" (?=--)", command)
     pieces = [first]
     for flag in flags:

@@ -1,7 +1,7 @@
-"""Errors for wrong words of a command: one message each, with what the user may have meant.
+"""Errors for wrong words of a command. Each message says what the user may have meant.
 
-An unknown field is compared with the names of the job's fields. A published model's name beside sizes of the recipe's
-own is a mistake, too, because the name does not change the sizes.
+An unknown field is compared with the names of the job's fields. It is also a mistake to give a published model's name
+to a recipe with other sizes, because the name does not change the sizes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,17 +16,17 @@ from shards.errors import UserError
 from shards.output.url_secrets import has_secret, without_secrets
 
 _CLOSE_BESIDE, _CLOSE_ELSEWHERE = 0.6, 0.8
-Required = Sequence[str | tuple[str, ...]]  # as `Stage.required`
+Required = Sequence[str | tuple[str, ...]]  # like `Stage.required`
 HELP_WORDS = ("-h", "--help", "--help-all")
 _MOST_LISTED = 16
-_INSTEAD = {"--data.url": "--data.mix"}  # either will do
-_TAKES_FOLDER = {  # the folder that a stage takes, for a folder given instead of a recipe
+_INSTEAD = {"--data.url": "--data.mix"}  # either is enough
+_TAKES_FOLDER = {  # the flag to suggest if a folder was given instead of a recipe
     "pack": "--source.root",
     "pretrain": "--data.url",
     "finetune": "--data.url",
     "evaluate": "--weights",
 }
-# Our flags, of which a job has at least one -> their names in other programs.
+# Our flags -> their names in other programs. A job has at least one of the flags in a key.
 _SYNONYMS = {
     name: flags
     for flags, names in {
@@ -113,9 +113,9 @@ _STAGES = {
 
 
 def kept_sizes(job: Any, words: Sequence[str]) -> str:
-    """Returns what to tell a user who gave `--model.name` to a recipe that sets the sizes itself, or an empty text. The
-    words may give these sizes, too."""
-    training = getattr(job, "training", job)  # that of a plan
+    """Returns a note for a user who gave `--model.name` to a recipe that sets the sizes itself. It is empty if the
+    words also give these sizes."""
+    training = getattr(job, "training", job)  # a plan has a training job inside
     model, prefix = getattr(training, "model", None), "--model." if training is job else "--training.model."
     given = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
     if not isinstance(model, ModelConfig) or f"{prefix}name" not in given:
@@ -150,8 +150,8 @@ def _shown(value: Any) -> str:
 
 
 def field_names(kind: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted name of every field, each group before its fields. If there is a choice of groups, the fields
-    of all of them are named."""
+    """Yields the dotted name of every field, each group before its fields. If a field can hold one of several groups,
+    yields the fields of each of them."""
     hints = get_type_hints(kind)
     for each in fields(kind):
         yield f"{prefix}{each.name}"
@@ -213,11 +213,11 @@ def unknown_flag(name: str, flags: Sequence[str], *, command: str) -> UserError:
     return UserError(f"unknown flag {name} of {command}; {meant}{command} --help-all lists all flags")
 
 
-def unexpected_word(word: str, *, command: str) -> UserError:
-    """Returns the error for a word behind a recipe that no flag takes."""
-    taker = _TAKES_FOLDER.get(command.split()[1], "") if Path(word).is_dir() else ""
+def unexpected_word(word: str, *, command: tuple[str, str]) -> UserError:
+    """Returns the error for a word after the recipe that belongs to no flag."""
+    taker = _TAKES_FOLDER.get(command[0], "") if Path(word).is_dir() else ""
     meant = f"it is a folder, which {taker} takes" if taker else "a value follows its flag, as in --flag VALUE"
-    return UserError(f"unexpected word {word!r}; {meant}. See {command} --help")
+    return UserError(f"unexpected word {word!r}; {meant}. See {' '.join(['patchline', *command]).rstrip()} --help")
 
 
 def _of_sbatch(name: str) -> str:
@@ -253,16 +253,19 @@ def refuse_bytes(words: Sequence[str]) -> None:
 
 
 def refuse_lost_folder() -> None:
-    """Raises UserError if the current folder has been deleted: libraries could not be loaded, nor child processes
-    started."""
+    """Raises UserError if the current folder has been deleted: neither libraries nor child processes could start
+    there."""
     try:
         Path.cwd()
     except OSError as error:
-        raise UserError(f"the current folder is unusable ({error.strerror}); change to another one with cd") from error
+        raise UserError(
+            f"the current folder is unusable ({error.strerror})", todo="change to another one with cd"
+        ) from error
 
 
 def refuse_secrets(flags: Sequence[Flag]) -> None:
-    """Raises UserError for a URL with a password or a signature: records, which others may read, would keep it."""
+    """Raises UserError for a URL with a password or a signature, because records would keep it and others may read
+    them."""
     for flag in flags:
         for value in flag.default if isinstance(flag.default, tuple) else (flag.default,):
             if isinstance(value, str) and has_secret(value):
@@ -273,7 +276,7 @@ def refuse_secrets(flags: Sequence[Flag]) -> None:
 
 
 def refuse_missing(flags: Sequence[Flag], required: Required) -> None:
-    """Raises UserError that names every required flag without a value in the job."""
+    """Raises UserError if required flags have no value in the job, and names all of them."""
     given = {flag.name for flag in flags if flag.default}
     missing = [flag for flag in required_flags(flags, required) if _INSTEAD.get(flag.name) not in given]
     if missing:
@@ -281,7 +284,8 @@ def refuse_missing(flags: Sequence[Flag], required: Required) -> None:
 
 
 def similar_flags(name: str, flags: Sequence[str]) -> list[str]:
-    """Returns the flags that an unknown one may mean: by usual names, by its last word, or by its letters."""
+    """Returns the flags that an unknown flag may mean, found by names in other programs, by its last word, or by
+    spelling."""
     word = name.lstrip("-").replace("_", "-").lower()
     synonyms = [flag for flag in _SYNONYMS.get(word, ()) if flag in flags]
     last = word.rpartition(".")[2]
@@ -293,7 +297,7 @@ def similar_flags(name: str, flags: Sequence[str]) -> list[str]:
 
 
 def similar(word: str, allowed: Sequence[str]) -> list[str]:
-    """Returns the nearest names by letters, at most three, those that begin with the word before all others."""
+    """Returns at most three allowed words that are spelled like `word`. Those that begin with it come first."""
     begins = [other for other in allowed if len(word) > 2 and other.startswith(word)]
     near = get_close_matches(word, allowed, n=3, cutoff=0.6)
     return list(dict.fromkeys([*begins, *near]))[:3]

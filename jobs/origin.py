@@ -1,9 +1,10 @@
-"""Where the job of a training command is from: what the start of its run recorded, or else the nearest recipe.
+"""Tells which recipe the job of a training command comes from: the one recorded at the start of its run, or else the
+nearest.
 
-A record has every field, and no recipe. It is compared with the one that the run's start recorded, if this version has
-a recipe of that name; of any other run with the recipe of its stage from which the fewest fields differ, of several the
-first. Where a run computes and where its data is (paths, URLs, device, threads) does not count, nor does what a run
-decides when it starts.
+A record has every field, and no recipe. It is compared with the recipe that was recorded when the run started, if this
+version has a recipe of that name. Otherwise it is compared with the recipe of its stage from which it differs in the
+fewest fields. Fields that say where a run computes or where its data is (paths, URLs, device, threads) are ignored, and
+so are values that a run decides when it starts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,7 +18,7 @@ from jobs.resolve import has_recipe, is_file, is_own, recipe_job
 from jobs.stages import WITH_SMOKE, recipes_of
 from pipeline.runs.starts import NO_ORIGIN, Origin, last_origin
 
-_MOST_CHANGED = 16  # a record with more changes than that is nobody's recipe
+_MOST_CHANGED = 16  # a record with more changes has no nearest recipe
 _PLACES = (
     *("run_dir", "data.url", "data.mix", "initial.weights", "evaluation.url", "checkpoint.url", "device", "threads"),
     *("engine.precision", "micro_batch", "model.num_classes"),
@@ -26,8 +27,8 @@ _Fact = tuple[str, str | float]  # a field's name and value
 
 
 def origin_of(stage: str, word: str) -> Origin:
-    """Returns the origin that follows from the second word of `patchline STAGE`, which names a recipe, a YAML file, or
-    a run whose record is replayed."""
+    """Returns the origin of a job, given the second word of `patchline STAGE`: a recipe, a YAML file, or a run whose
+    record is replayed."""
     if is_own(word) or has_recipe(stage, word):
         return Origin(recipe=word)
     if not is_file(word):
@@ -46,8 +47,8 @@ def shown_origin(origin: Origin) -> str:
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
     """The nearest recipe's name (empty: no recipe is near), and how many fields differ from it. `file` is the
-    FILE.py:FUNCTION or the YAML file without a recipe that the job is from instead, if there is one. `is_recorded` says
-    that the run names its recipe itself."""
+    FILE.py:FUNCTION or the YAML file that the job comes from instead (empty: none). `is_recorded` says that the run
+    recorded its origin."""
 
     recipe: str
     num_changed: int
@@ -62,13 +63,15 @@ class Nearest:
 
 
 def prepare_recipes() -> None:
-    """Reads all recipes now. Threads that call `nearest` at once would each read them: the cache has no lock."""
+    """Reads all recipes now. Without this, each thread that calls `nearest` would read them, because the cache has no
+    lock."""
     for stage in WITH_SMOKE:
         _recipes(stage)
 
 
 def nearest(stage: str, leaves: Leaves, origin: Origin = NO_ORIGIN) -> Nearest:
-    """Returns the recipe of a training stage that a run is compared with. `leaves` has the fields of its record."""
+    """Returns the recipe of a training stage that a run is compared with. `leaves` has the fields of the run's
+    record."""
     own = _facts({name.removeprefix("job."): text for name, text in leaves.items() if name.startswith("job.")})
     known = _recipes(stage)
     mask = known.mask_of(own)
@@ -83,7 +86,7 @@ def nearest(stage: str, leaves: Leaves, origin: Origin = NO_ORIGIN) -> Nearest:
 
 @dataclass(frozen=True, kw_only=True)
 class _Recipes:
-    """The fields of recipes as bits of integers, since a thousand runs are compared with sixty recipes each."""
+    """The fields of recipes as bits of integers, which makes it fast to compare a thousand runs with sixty recipes."""
 
     bits: Mapping[_Fact, int]
     masks: Mapping[str, int]
@@ -95,7 +98,7 @@ class _Recipes:
 
 @cache
 def _recipes(stage: str) -> _Recipes:
-    """Returns every recipe of a stage, then every smoke size."""
+    """Returns all recipes of a stage, followed by their smoke sizes."""
     known = list(recipes_of(stage))
     small = [f"{name}{SUFFIX}" for name in known if not name.endswith(SUFFIX)] if stage in WITH_SMOKE else []
     names = [*known, *(name for name in small if name not in known)]
@@ -115,7 +118,7 @@ def is_place(name: str) -> bool:
 
 
 def _plain(text: str) -> str | float:
-    """Returns numbers as numbers: 1e-5 and 1.0e-05 are the same."""
+    """Returns a number as a float, so that 1e-5 equals 1.0e-05, and any other text as it is."""
     if text[:1].isdigit() or text[:1] in "-.":
         try:
             return float(text)

@@ -1,10 +1,10 @@
-"""What a command shows and writes: lines that fit a terminal, the file of --out, and a run's folder.
+"""Output of commands: lines that fit a terminal, the file of --out, and a run's folder.
 
 A file at --out is whole or absent. Weights replace other content only on request, and nothing is ever deleted.
 
-The umask says who may read and write a run. A folder is shared if its group may write to it and everything in it stays
-with that group (chmod g+ws). A command that works in a shared folder opens what it writes to the group, whatever its
-own umask is, so that colleagues can watch, stop and continue the run. `--shared` makes a run's folder shared.
+The umask decides who may read and write a run. A folder is shared if its group may write to it and everything in it
+stays with that group (chmod g+ws). A command that works in a shared folder lets the group read and write its files,
+whatever the umask was, so that colleagues can watch, stop and continue the run. `--shared` makes a run's folder shared.
 """
 
 import errno
@@ -38,10 +38,10 @@ _STATUS_WIDTH = len("warning")
 _COMMANDS = ("patchline ", "rm ", "ls ", "scancel ", "scontrol ", "sinfo ", "squeue ")
 _MORE_WORDS = re.compile(r"[;,`] |; |, then")
 PAGES = (".html", ".htm")
-# The user's mistake; any other fault, such as a full disk, is one outside.
+# Errors that are the user's mistake. Others, such as a full disk, are outside faults.
 _NOT_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 _MOST_NAMES = 3
-_PART = ".part"  # of an interrupted write
+_PART = ".part"  # the ending of a file whose write was interrupted
 _OF_GROUP = stat.S_IRWXG
 _SHARED = stat.S_ISGID | stat.S_IWGRP
 
@@ -51,7 +51,7 @@ def fitted(text: str, width: int = WIDTH) -> str:
     out."""
     from rich.cells import cell_len, set_cell_size  # noqa: PLC0415 - not needed for help
 
-    if len(text) > 16 * width:  # of a text of megabytes only the ends are looked at
+    if len(text) > 16 * width:  # only the ends of a very long text are needed
         text = f"{text[: 8 * width]}…{text[-8 * width :]}"
     shown = printable_name(text)
     if cell_len(shown) <= width:
@@ -79,8 +79,8 @@ def wrapped(text: str, width: int = WIDTH, *, most_lines: int = 4) -> list[str]:
 
 
 def advice(todo: str, width: int = WIDTH, *, most_lines: int = 3) -> list[str]:
-    """Returns what to do, behind `>`, or nothing if there is nothing to do. A command alone stays whole, so that it can
-    be pasted: a terminal wraps it without a line break."""
+    """Returns `todo` in lines after a `>`; no lines if it is empty. A single command stays on one line, so that it can
+    be copied and pasted."""
     if not todo:
         return []
     is_command = todo.startswith(_COMMANDS) and not _MORE_WORDS.search(todo)
@@ -88,8 +88,8 @@ def advice(todo: str, width: int = WIDTH, *, most_lines: int = 3) -> list[str]:
 
 
 def table_of_checks(found: Sequence[Finding], *, columns: int) -> str:
-    """A line for each check, below it what to do, and at the end how many faults and warnings there are. `columns`: 0
-    for a pipe."""
+    """Returns a line for each check with what to do below it, then the numbers of faults and warnings. `columns` is the
+    terminal's width; 0 for a pipe."""
     name_width = max(len(one.name) for one in found)
     indent = " " * (name_width + _STATUS_WIDTH + 4)
     width, lines = columns or _PIPE_COLUMNS, []
@@ -112,19 +112,20 @@ def json_of_checks(found: Sequence[Finding]) -> str:
 
 
 def counts_of(found: Sequence[Finding]) -> dict[str, int]:
-    """How many findings have each status."""
+    """Returns the number of findings with each status."""
     return {status: sum(one.status == status for one in found) for status in STATUSES}
 
 
 def put(text: str) -> None:
-    """Writes a result to standard output, at once: if it takes no more, the command ends here with an error."""
+    """Writes a result to standard output and flushes it. If standard output cannot be written, the error is raised
+    here."""
     sys.stdout.write(text)
     sys.stdout.flush()
 
 
 def show_table(table: "Table") -> None:
-    """Writes the table to standard output in colour; names in it must have passed `printable_name`. Rich itself would
-    end the program with 1 if there is no reader."""
+    """Writes the table to standard output in colour; names in it must have passed `printable_name`. The text goes
+    through our own stream, because Rich would end the program with 1 if standard output has no reader."""
     from rich.console import Console  # noqa: PLC0415 - not needed for help
 
     stream = unescaped(sys.stdout)
@@ -173,7 +174,7 @@ def _has_content(out: Path) -> bool:
 
 
 def _others(out: Path, again: Path) -> Iterator[str]:
-    """Yields the files in `out` that the command would not have written, or with other content."""
+    """Yields the files in `out` that the command would not have written, or would have written with other content."""
     if not (out.is_dir() and again.is_dir()):
         if out.is_dir() or again.is_dir() or not filecmp.cmp(out, again, shallow=False):
             yield f"{out.name} ({'a folder' if out.is_dir() else 'a file'})"
@@ -192,14 +193,14 @@ def _files(folder: Path) -> set[str]:
 
 
 def write_out(path: Path, data: bytes, *, todo: str) -> None:
-    """Writes a whole file. Raises UserError with `todo` if it cannot be there, and OSError for a fault of the
-    storage."""
+    """Writes a file, completely or not at all. Raises UserError with `todo` if the path is wrong or not writable, and
+    OSError for a fault of the storage."""
     try:
         write_whole(path, data)
     except OSError as error:
         if error.errno not in _NOT_HERE:
             raise
-        raise UserError(f"cannot write {str(path)!r}: {error.strerror}; {todo}") from error
+        raise UserError(f"cannot write {str(path)!r}: {error.strerror}", todo=todo) from error
 
 
 def write_page(path: Path, page: bytes) -> None:
@@ -219,8 +220,8 @@ def refuse_no_page(out: Path, *, name: str) -> None:
 
 
 def work_in(folder: Path, *, is_shared: bool = False) -> None:
-    """Sets this process's umask for its work in a folder: it is opened to the group if the folder is shared, or is to
-    become so. Raises UserError if the folder exists and is not shared."""
+    """Sets this process's umask for its work in a folder: the group may read and write if the folder is shared, or is
+    made with `is_shared`. Raises UserError if `is_shared` is given for an existing folder that is not shared."""
     is_there = folder.is_dir()
     is_already = is_there and folder.stat().st_mode & _SHARED == _SHARED
     if is_shared and is_there and not is_already:
@@ -234,19 +235,20 @@ def work_in(folder: Path, *, is_shared: bool = False) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder, and those above it, by the umask. If its group may write to it, everything in it stays with the
-    group."""
+    """Makes a folder and its missing parents, with the mode that the umask gives. If the group may write to the folder,
+    everything in it stays with the group."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
-        folder.mkdir(exist_ok=True)  # an error if it is a file
+        folder.mkdir(exist_ok=True)  # raises an error if it is a file
         return
     if not _umask() & _OF_GROUP:
         folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_ISGID)
 
 
 def private_mode() -> int:
-    """Returns the mode of a file for its owner alone, or for the group too in a shared folder."""
+    """Returns the mode of a private file: only its owner may read and write it; in a shared folder, the group may,
+    too."""
     return 0o600 if _umask() & _OF_GROUP else 0o660
 
 

@@ -1,6 +1,6 @@
-"""Starts the ranks of one stage on this machine, each in its own process, and waits for them or kills them.
+"""Starts the ranks of one stage on this machine, one process per rank, and waits for them or kills them.
 
-With `--processes N` a command runs as N ranks; their parent passes signals on to them.
+With `--processes N` a command runs as N ranks, and the parent process passes signals on to them.
 """
 
 import ctypes
@@ -31,7 +31,8 @@ _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
 _INTERRUPTS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# If ranks end with different codes, the first of these wins; else the code of the rank that failed first.
+# If a rank has one of these codes, the first in this list is the result; otherwise it is the code of the rank that
+# failed first.
 _CODES_BY_WEIGHT = (
     exit_codes.USER_MISTAKE,
     exit_codes.WILL_NOT_SUCCEED,
@@ -40,7 +41,7 @@ _CODES_BY_WEIGHT = (
 )
 log = logging.getLogger(__name__)
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_SECOND_INTERRUPT_SECONDS = 2.0  # that the ranks have to end by themselves
+_SECOND_INTERRUPT_SECONDS = 2.0  # time for the ranks to end by themselves
 _TAIL_LINES, _MOST_TAILS = 20, 2
 
 
@@ -59,11 +60,11 @@ class Ranks:
         self.kill()
 
     def poll(self) -> bool:
-        """True while any rank is running."""
+        """Whether any rank is running."""
         return any(process.poll() is None for process in self.processes)
 
     def kill(self) -> None:
-        """SIGKILL to every rank at once, like a power cut or the out-of-memory killer."""
+        """Kills every rank with SIGKILL, like a power cut or the out-of-memory killer."""
         for process in self.processes:
             process.kill()
         for process in self.processes:
@@ -75,8 +76,9 @@ class Ranks:
             process.send_signal(number)
 
     def wait(self, *, each_time: Callable[[], None] = lambda: None) -> int:
-        """Waits for all ranks and returns 0, or the most telling code. Once a rank has failed, the others are killed
-        after a grace period. `each_time` is called at every poll; if it raises, the ranks are killed."""
+        """Waits for all ranks and returns 0, or the exit code that says most about the failure. Once a rank has failed,
+        the others are killed after a grace period. `each_time` is called at every poll; if it raises, the ranks are
+        killed."""
         deadline = float("inf")
         try:
             while self.poll() and time.monotonic() < deadline:
@@ -94,7 +96,7 @@ class Ranks:
 
     def _find_failed(self) -> bool:
         found = [rank for rank, process in enumerate(self.processes) if process.poll() and rank not in self.failed]
-        # Of those found at once, the killed one is the cause: the others end because of it.
+        # A rank killed by a signal comes first: the others probably ended because of it.
         self.failed.extend(sorted(found, key=lambda rank: self.processes[rank].returncode >= 0))
         return bool(self.failed)
 
@@ -102,7 +104,7 @@ class Ranks:
 def start_ranks(
     words: list[str], *, num_ranks: int, environ: Mapping[str, str], log_dir: Path, is_quiet: bool = False
 ) -> Ranks:
-    """Starts `patchline WORDS` on `num_ranks` processes. Rank 0 keeps the terminal, unless `is_quiet`; the others write
+    """Starts `patchline WORDS` in `num_ranks` processes. Rank 0 keeps the terminal, unless `is_quiet`; the others write
     to log_dir/rank-N.log.
 
     Each rank has its own session, so Ctrl-C does not reach it: the caller passes signals on. If the caller is killed,
@@ -116,10 +118,10 @@ def start_ranks(
     try:
         for rank in range(num_ranks):
             log_file = log_of(log_dir, rank) if rank or is_quiet else None
-            with _later_signals():  # when they come, the new process is in the list
+            with _later_signals():  # signals are handled once the new process is in the list
                 one = _start(words, rank=rank, environ=shared, log_file=log_file, preexec=end_with_this)
                 processes.append(one)
-    except BaseException:  # an interrupt, or no more processes
+    except BaseException:  # an interrupt, or a process that could not be started
         Ranks(processes=tuple(processes)).kill()
         raise
     return Ranks(processes=tuple(processes))
@@ -128,7 +130,7 @@ def start_ranks(
 def _start(
     words: list[str], *, rank: int, environ: Mapping[str, str], log_file: Path | None, preexec: Callable[[], None]
 ) -> subprocess.Popen[bytes]:
-    """Starts one rank in its own session. Interrupts are held back."""
+    """Starts one rank in its own session. The caller must hold back interrupts."""
     own = {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
     command = [sys.executable, "-P", "-m", "jobs.cli", *words]  # -P: the current folder may have a jobs/, too
     with log_file.open("ab") if log_file else nullcontext() as log:
@@ -144,9 +146,9 @@ def _start(
 
 @contextmanager
 def _later_signals() -> Iterator[None]:
-    """Holds interrupts back while a process is started: its copy of this program would handle them, too. The new
-    process inherits the mask, which binds this thread alone, so handlers wait as well: Python would run them here for a
-    signal that another thread has taken."""
+    """Holds interrupts back while a process is started, since the fork would run this program's handlers, too. The new
+    process inherits the signal mask. The mask applies only to this thread, and Python would run a handler here for a
+    signal that another thread received, so the handlers are replaced as well."""
     heard: list[int] = []
     handlers = {number: handler for number in _INTERRUPTS if callable(handler := signal.getsignal(number))}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
@@ -163,13 +165,13 @@ def _later_signals() -> Iterator[None]:
 
 
 def log_of(log_dir: Path, rank: int) -> Path:
-    """Returns the log of a rank that does not have the terminal."""
+    """Returns the path of the log of a rank that does not write to the terminal."""
     return log_dir / f"rank-{rank}.log"
 
 
 def _end_with(parent: int) -> Callable[[], None]:
-    """Returns a function for the child process, before it becomes the command: it requests a TERM when the parent dies,
-    and lets interrupts through, which end the child."""
+    """Returns a function that the child process runs before it becomes the command. The function requests a TERM for
+    when the parent dies, and makes interrupts end the child again."""
     prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:
@@ -185,7 +187,7 @@ def _end_with(parent: int) -> Callable[[], None]:
 
 
 def must_start(processes: int, environ: Mapping[str, str]) -> bool:
-    """Whether this process has to start the ranks; if not, it is the only rank or one of several. Raises UserError if
+    """Whether this process must start the ranks. If not, it is the only rank or one of several. Raises UserError if
     torchrun or srun has started another number."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         starter, size = "torchrun", environ["WORLD_SIZE"]
@@ -264,8 +266,8 @@ def _log_dir(run_dir: str) -> Iterator[Path]:
         make_folder(run)
         (run / "logs").mkdir(exist_ok=True)
     except OSError as error:
-        message = f"cannot make {run}: {error.strerror}; give --run-dir a folder that this user may write to"
-        raise UserError(message) from error
+        what = f"cannot make {run}: {error.strerror}"
+        raise UserError(what, todo="give --run-dir a folder that this user may write to") from error
     yield run / "logs"
 
 
@@ -282,8 +284,8 @@ def _size(path: Path) -> int:
 
 
 def _last_words(ranks: Ranks, log_dir: Path, sizes: list[int]) -> Iterator[str]:
-    """Yields the last lines of the ranks that failed first. Rank 0's lines are on the terminal, and so is a mistake
-    that rank 0 has found, too."""
+    """Yields the last lines of the ranks that failed first. Leaves out rank 0, whose lines are on the terminal, and
+    ranks that report the same mistake as rank 0."""
     codes = [process.returncode for process in ranks.processes]
     for rank in ranks.failed[:_MOST_TAILS]:
         is_said = codes[rank] == codes[0] == exit_codes.USER_MISTAKE
@@ -299,8 +301,8 @@ def _last_words(ranks: Ranks, log_dir: Path, sizes: list[int]) -> Iterator[str]:
 
 
 def tell_torchrun(path: Path) -> None:
-    """Writes what torchrun shows for a rank that stopped to be continued, which torchrun takes for a failure. Where
-    that is not possible, the exit code counts all the same."""
+    """Writes the message that torchrun shows for a rank that stopped to be continued, which torchrun takes for a
+    failure. If the message cannot be written, the exit code still says it."""
     says = "no failure: stopped with a committed checkpoint (exit code 75); run the same command to continue"
     content = {"message": says, "extraInfo": {"timestamp": str(int(time.time()))}}
     try:

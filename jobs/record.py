@@ -1,17 +1,17 @@
 """Jobs as YAML: RUN/job.yaml, the record of a run, and the files that users write.
 
-`patchline STAGE RUN/job.yaml` replays a record. A record has the two entries `stage` and `job`, with every field. A
-user's file has its fields at the top level, beside `recipe:` and, optionally, `stage:`; without a recipe it must have
-every field. A record with other fields, written by another version of Patchline, is refused: nothing fills them in.
+`patchline STAGE RUN/job.yaml` replays a record. A record has two entries, `stage` and `job`; `job` has every field. A
+user's file has the fields at the top level, together with `recipe:` and, optionally, `stage:`. Without a recipe it must
+have every field. A record with missing or unknown fields, written by another version of Patchline, is refused.
 
 Each value is read strictly by the type of its field, and each fault is reported with its line. The file becomes a tree
-that keeps line numbers and the spelling of every value: PyYAML itself reads YAML 1.1, in which `1e-3` is a text, `on`
-is true and `010` is eight. Numbers may be written as in YAML or in Python (`1e-3`, `16_000_000_000`); nothing is
-converted from another type. Files are bounded in size and depth. Aliases, tags and duplicate keys are refused, so that
-no value grows or is dropped.
+that keeps line numbers and the spelling of every value, because PyYAML's own types are those of YAML 1.1, in which
+`1e-3` is a text, `on` is true and `010` is eight. Numbers may be written as in YAML or in Python (`1e-3`,
+`16_000_000_000`); nothing is converted from another type. Files are bounded in size and depth. Aliases, tags and
+duplicate keys are refused, because they could make a value huge or hide one.
 
-Lists of many runs read the values of a record as text, by the path of their field. This is a hundred times faster than
-reading a job, and checks only the YAML.
+Commands that list many runs read a record's values as text (`read_leaves`). This is a hundred times faster than reading
+a job, and checks only the YAML.
 """
 
 import errno
@@ -41,12 +41,12 @@ MOST_DEPTH = 16
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_MOST_DIGITS = 400  # of a whole number: any with more is far out of range, and Python reads no more than 4,300
+_MOST_DIGITS = 400  # a whole number with more is out of range; Python's own limit is 4,300
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
-_MOST_FAULTS = 8  # that a message lists
+_MOST_FAULTS = 8  # listed in a message
 Config = TypeVar("Config")
-_WRONG = object()  # in place of a faulty value, until the whole file is read
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, unless PyYAML was built without it
+_WRONG = object()  # stands for a faulty value until the whole file is read
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the C parser, if PyYAML has it
 Leaves = dict[str, str]
 log = logging.getLogger(__name__)
 Job = TypeVar("Job")
@@ -54,8 +54,8 @@ _MOST_SHOWN = 8
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Scalar(NamedTuple):  # of which a record has a hundred: a dataclass would take as long as reading the YAML
-    """A single value as it is written; `is_plain`: without quotes."""
+class Scalar(NamedTuple):  # a record has a hundred; making as many dataclasses would double the time
+    """A single value as it is written. `is_plain` says that it has no quotes."""
 
     text: str
     is_plain: bool
@@ -77,7 +77,7 @@ class Items:
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """A mapping; `lines` says where each name is."""
+    """A mapping. `lines` has the line of each name."""
 
     entries: "dict[str, Tree]"
     lines: dict[str, int]
@@ -93,7 +93,7 @@ def read_tree(path: Path, *, todo: str = "give a recipe's name or a YAML file") 
     try:
         content = read_local_file(path, most_bytes=MOST_BYTES)
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}; {todo}") from error
+        raise UserError(f"{path} cannot be read: {error.strerror}", todo=todo) from error
     except InvalidDataError as error:
         raise InvalidDataError(f"{error}; a job is a YAML file of about 4 KiB") from error
     try:
@@ -156,7 +156,8 @@ def _problem(problem: str, event: Any) -> yaml.MarkedYAMLError:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What reading a tree found: faults by line, among them the unknown fields, and missing fields."""
+    """The faults found while a tree is read. `faults` has the line and the message of each, `unknown` names the unknown
+    fields among them, and `missing` names the missing fields."""
 
     root: type
     optional: Mapping[str, tuple[str, ...]]
@@ -165,7 +166,7 @@ class Report:
     missing: list[str] = field(default_factory=list)
 
     def fault(self, tree: Tree, message: str) -> Any:
-        """Records a fault, and returns the placeholder of the value."""
+        """Records a fault, and returns the placeholder for the value."""
         self.faults.append((tree.line, message))
         return _WRONG
 
@@ -176,8 +177,8 @@ def job_from(
     """Returns the job in `tree`, and the report. The job is valid only if the report has no faults and no missing
     fields.
 
-    `base` (a job, or None) has the fields that the tree lacks. Without it, only the fields in `optional` (by class) may
-    be missing: they get their defaults.
+    Fields that the tree does not have are taken from the job `base`. If `base` is None, only the fields in `optional`
+    (by class name) may be missing: they get their defaults.
     """
     report = Report(root=kind, optional=optional)
     return _group(kind, tree, base=base, name="", report=report), report
@@ -192,8 +193,8 @@ def read_config(
     base: Config | None = None,
     optional: Mapping[str, tuple[str, ...]] = _NOTHING,
 ) -> Config:
-    """Returns the dataclass in a YAML file that is no job; `base` and `optional` are as for `job_from`. Raises
-    UserError with the lines of what is wrong. `example` is a file to copy, and `todo` says what to give instead of a
+    """Returns the content of a YAML file that is not a job, as a `kind`. `base` and `optional` are as in `job_from`.
+    Raises UserError with the line of each fault. `example` is a file to copy, and `todo` says what to give instead of a
     file that cannot be read."""
     tree = read_tree(path, todo=todo)
     if not isinstance(tree, Fields):
@@ -234,7 +235,7 @@ def _group(kind: type, tree: Tree, *, base: Any, name: str, report: Report) -> A
     try:
         return kind(**values)
     except UserError as error:
-        report.faults.append((tree.line if name else 0, str(error)))  # a whole job has no line of its own
+        report.faults.append((tree.line if name else 0, str(error)))  # 0: the whole job
         return _WRONG
 
 
@@ -251,7 +252,8 @@ def _value(kind: Any, tree: Tree, *, base: Any, name: str, report: Report) -> An
 
 
 def _one_of(kinds: tuple[Any, ...], tree: Tree, *, base: Any, name: str, report: Report) -> Any:
-    """Reads a value or null, or a group whose `kind` says which of several it is (by default, that of the base)."""
+    """Reads a value or null, or a group that can be one of several dataclasses. Its entry `kind` says which (default:
+    the kind of `base`)."""
     if NoneType in kinds:
         if isinstance(tree, Scalar) and tree.is_nothing:
             return None
@@ -337,8 +339,8 @@ def _spelt(tree: Tree) -> str:
 
 
 def read_leaves(path: Path) -> Leaves:
-    """Returns `stage` and the fields of the job by path, such as `job.model.name`, with items of lists by number. A
-    null is "null".
+    """Returns the values in a record as text, by path: `stage`, and fields such as `job.model.name`. Items of a list
+    are numbered.
 
     Raises OSError, and InvalidDataError if the file is not a record.
     """
@@ -362,7 +364,7 @@ def is_scored(leaves: Leaves) -> bool:
 
 
 def leaves_of(job: Any) -> Leaves:
-    """Returns the same for a job in memory, without the first word `job.`."""
+    """Returns the values of a job in memory in the form of `read_leaves`, with paths that do not begin with `job.`."""
     return dict(_of_values("", asdict(job)))
 
 
@@ -389,7 +391,7 @@ def _of_values(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFile:
-    """A file before its fields are read; `stage` and `recipe` are empty if the file does not have them."""
+    """A job's file before its fields are read. `stage` and `recipe` are empty if the file does not have them."""
 
     path: Path
     stage: str
@@ -399,7 +401,7 @@ class JobFile:
 
 
 def record_text(stage: str, job: Any) -> str:
-    """Returns a job as YAML with every field, which read_record reads back."""
+    """Returns a job with every field as YAML that `read_record` can read."""
     return str(yaml.safe_dump({"stage": stage, "job": _plain(asdict(job))}, sort_keys=False))
 
 
@@ -413,11 +415,11 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
         make_folder(run_dir)
         write_whole(path, f"# patchline {stage} {printable_name(str(path))}\n{record_text(stage, job)}".encode())
     except OSError as error:
-        if error.errno in _FULL:  # no mistake: the same command continues once there is room
+        if error.errno in _FULL:  # not the user's mistake: the command can be repeated once there is room
             error.filename = str(path)
             raise
         what = f"cannot write job.yaml in {run_dir}: {error.strerror}"
-        raise UserError(f"{what}; give --run-dir a folder that this user may write to") from error
+        raise UserError(what, todo="give --run-dir a folder that this user may write to") from error
 
 
 def open_job(path: Path) -> JobFile:
@@ -431,7 +433,7 @@ def open_job(path: Path) -> JobFile:
         if value is not None and (not isinstance(value, Scalar) or value.is_nothing):
             raise UserError(f"{path}, line {value.line}: {name} must be a single word")
         head[name] = value.text if isinstance(value, Scalar) else ""
-    if ".py" in head["recipe"]:  # the file may come from others: reading it must not execute anything
+    if ".py" in head["recipe"]:  # the file may be another user's, so reading it must not execute anything
         todo = f"name it on the command line instead: patchline STAGE {head['recipe']}"
         raise UserError(f"{path}, recipe: {head['recipe']!r} is Python, which a YAML file cannot start; {todo}")
     if head["stage"] not in ("", *STAGES):
@@ -447,7 +449,8 @@ def open_job(path: Path) -> JobFile:
 
 
 def read_record(path: Path, *, stage: str, kind: type[Job], recipe: Callable[[str], Job] | None = None) -> Job:
-    """Returns the job of `stage` in a file; `recipe` makes the job of a recipe's name (None: the stage has no recipes).
+    """Returns the job of `stage` in a file. `recipe` returns the job of the recipe with a given name (None: the stage
+    has no recipes).
 
     Raises UserError if the file is of another stage, or a field is unknown, wrong, or missing without a recipe.
     """
@@ -491,7 +494,7 @@ def _warmed_up(given: Fields, base: Job | None) -> Any:
 
 
 def _refuse_other_fields(path: Path, report: Report) -> None:
-    """Raises UserError if a record has other fields than this version writes."""
+    """Raises UserError if the fields of a record are not exactly those that this version writes."""
     found = (("unknown", report.unknown), ("missing", report.missing))
     others = [f"{what} {_listed(names)}" for what, names in found if names]
     if others:

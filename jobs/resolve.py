@@ -1,8 +1,8 @@
 """Turns the second word of a command into a job: a recipe, a YAML file, a user's own recipe, a URL or a path.
 
-`my_recipes.py:my_vit` is the function my_vit of that file, which returns a job. The file is executed, like any script
-that a user names, and is found only by its path. `patchline show` and `patchline diff` also take a word without a
-stage.
+`my_recipes.py:my_vit` is the function `my_vit` in that file, which returns a job. The file is executed, like any script
+that a user names. It is found only by its path. For `patchline show` and `patchline diff`, the stage is found from the
+word if it is not given.
 """
 
 import importlib.util
@@ -24,10 +24,10 @@ from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 
 _WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
-_PREFIX = "patchline_own_"  # no module of this name exists, whatever the file is called
-PLAN, VERIFY_RESUME = OF_TRAINING = ("plan", "verify-resume")  # take the words of training; have no files of their own
+_PREFIX = "patchline_own_"  # keeps the file's name from hiding a module
+PLAN, VERIFY_RESUME = OF_TRAINING = ("plan", "verify-resume")  # take training's recipes and files
 _TRAINING = WITH_SMOKE
-_TRIAL_STEPS = 20  # of verify-resume, without --steps
+_TRIAL_STEPS = 20  # steps of verify-resume without --steps
 WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.recipes and name not in OF_TRAINING)
 SHOWN = tuple(name for name, stage in STAGES.items() if (stage.recipes or stage.takes_file) and name not in OF_TRAINING)
 
@@ -69,7 +69,7 @@ def _loaded(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise UserError(f"{path} cannot be loaded as Python")
     module, loader = importlib.util.module_from_spec(spec), spec.loader
-    sys.modules[name] = module  # where the file's dataclasses look up names
+    sys.modules[name] = module  # dataclasses in the file look up names here
     _run(lambda: loader.exec_module(module), path)
     return module
 
@@ -85,14 +85,14 @@ def _run(function: Callable[[], Any], path: Path) -> Any:
 
 
 def default_job(stage: str, word: str) -> Any:
-    """Returns the job that a stage's second word stands for, or for an empty word the job without it, as help shows.
-    Raises UserError if the word stands for no job of this stage."""
+    """Returns the job that a stage's second word names. For an empty word, as in help, returns the job without it.
+    Raises UserError if the word names no job of this stage."""
     if stage in OF_TRAINING:
         job = _job_of_training(stage, word)
         return job if stage == PLAN else shortened(job, steps=_TRIAL_STEPS)
     record = Path(word) / "job.yaml"
     if stage in WITH_RECIPES:
-        is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()  # a recipe may have its name
+        is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()  # a recipe takes precedence
         path = record if is_run else Path(word)
         return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
     if is_file(word) and STAGES[stage].takes_file:
@@ -105,24 +105,25 @@ def default_job(stage: str, word: str) -> Any:
 
 
 def _is_evaluation(record: Path) -> bool:
-    """Whether a job.yaml is of an evaluation, to be repeated, and not of a run whose weights are to be evaluated."""
-    from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
+    """Whether a job.yaml is the record of an evaluation, which is then repeated. Otherwise it belongs to a run whose
+    weights are evaluated."""
+    from jobs.record import open_job  # noqa: PLC0415 - loads YAML, which most commands do not need
 
     return open_job(record).stage == "evaluate"
 
 
 def _evaluation_of(weights: str) -> Any:
-    """Returns the evaluation of these weights: they say how images are prepared and logits are read."""
-    from pipeline.models.conversion.open_any import usage_for  # noqa: PLC0415 - torch, which help can do without
+    """Returns the job that evaluates these weights. The weights say how images are prepared and which loss is used."""
+    from pipeline.models.conversion.open_any import usage_for  # noqa: PLC0415 - loads torch, not needed for help
 
     job, usage = job_class("evaluate")(weights=weights), usage_for(weights)
     return replace(job, loss=usage.loss, data=replace(job.data, transform=usage.transform))
 
 
 def stages_of(word: str) -> tuple[str, ...]:
-    """Returns the stages with recipes that a recipe, a YAML file or a user's own recipe may belong to."""
+    """Returns the stages that a recipe, a YAML file or a user's own recipe may belong to."""
     if is_file(word):
-        from jobs.record import open_job  # noqa: PLC0415 - YAML, which most commands do without
+        from jobs.record import open_job  # noqa: PLC0415 - loads YAML, which most commands do not need
 
         file = open_job(Path(word))
         if file.stage or not file.recipe:
@@ -139,7 +140,7 @@ def stages_of(word: str) -> tuple[str, ...]:
 
 
 def _job_of_training(of: str, word: str) -> Any:
-    """Returns the job of a plan or a trial, for any training job."""
+    """Returns the job of `of` (plan or verify-resume) for a training job."""
     stages = stages_of(word)
     training = [stage for stage in _TRAINING if stage in stages]
     if training:
@@ -183,14 +184,14 @@ def recipe_job(stage: str, word: str) -> Any:
 
 
 def has_recipe(stage: str, word: str) -> bool:
-    """Whether a stage has a recipe of this name, or with this smoke size."""
+    """Whether a stage has a recipe of this name, or one whose smoke size has this name."""
     known = recipes_of(stage)
     base = word.removesuffix(SUFFIX)
     return word in known or (stage in WITH_SMOKE and base in known and not base.endswith(SUFFIX))
 
 
 def _read(stage: str, path: Path, *, recipe: Callable[[str], Any] | None) -> Any:
-    from jobs.record import read_record  # noqa: PLC0415 - YAML, which most commands do without
+    from jobs.record import read_record  # noqa: PLC0415 - loads YAML, which most commands do not need
 
     return read_record(path, stage=stage, kind=job_class(stage), recipe=recipe)
 
@@ -204,14 +205,14 @@ def split_stage(words: list[str]) -> tuple[str, list[str]]:
 
 
 def job_of(word: str, stage: str) -> Any:
-    """Returns the job that a word means in a known stage."""
+    """Returns the job that a word names in a given stage."""
     if stage not in SHOWN:
         raise UserError(f"{word} is of the stage {stage!r}; allowed: {', '.join(SHOWN)}")
     return default_job(stage, file_of(word))
 
 
 def stages_found(word: str) -> tuple[str, ...]:
-    """Returns the stages that a word can belong to. Raises UserError if there is none."""
+    """Returns the stages that a word can belong to. Raises UserError if there are none."""
     stages = stages_of(file_of(word))
     if stages:
         return stages
@@ -224,7 +225,7 @@ def stages_found(word: str) -> tuple[str, ...]:
 
 
 def file_of(word: str) -> str:
-    """Returns the word itself, or the job.yaml of a run directory. Other folders do not count: a dataset may have the
-    name of its recipe."""
+    """Returns the path of job.yaml if the word is a run directory, otherwise the word itself: a dataset's folder may
+    have the same name as a recipe."""
     record = Path(word) / "job.yaml"
     return str(record) if word and record.is_file() else word

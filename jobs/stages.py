@@ -1,13 +1,14 @@
-"""The stages of the command line: what each is for, what its second word is, and what its help shows first.
+"""The table of stages: what each is for, what its second word is, and which flags its help shows.
 
 A new stage is a module of jobs/ with `run(job) -> exit code`, its job's dataclass in a module that loads nothing heavy,
 and an entry in STAGES. Commands in TOOLS run no job: they show jobs, submit them, or look after runs, and parse their
-own flags (`jobs/arguments.py`). The tables name modules instead of importing them: a command loads only its own.
+own flags (`jobs/arguments.py`). The tables name modules instead of importing them, so that a command loads only its
+own.
 """
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 WITH_SMOKE = ("pretrain", "finetune")
@@ -20,7 +21,7 @@ _TRAINING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A command that runs a job. Its second word is a recipe, or sets one field of the job, or there is none."""
+    """A command that runs a job. Its second word is a recipe or sets one field of the job. Some stages have none."""
 
     summary: str
     module: str
@@ -48,7 +49,7 @@ class Stage:
 
     @property
     def usage(self) -> str:
-        """What follows the command, as its usage shows it."""
+        """The words after the command in its usage line."""
         if self.recipes:
             return "RECIPE|FILE.yaml"
         if not self.field or self.is_optional:
@@ -62,14 +63,21 @@ class Tool:
     """A command that runs no job."""
 
     summary: str
-    usage: str
-    """What follows the command, as its usage shows it."""
+    takes: str
+    """The words that follow the command, as its usage shows them."""
     module: str
     """Where `run` is."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Its own flags, and how its usage shows each."""
     is_about_jobs: bool = True
-    """Whether its words are those of a job, so that any of the job's flags may follow; otherwise `usage` has all."""
+    """Whether its words are those of a job, so that any of the job's flags may follow; otherwise `flags` has all."""
     examples: tuple[str, ...] = ()
     """Commands, without the first word `patchline`."""
+
+    @property
+    def usage(self) -> str:
+        """What follows the command, as its usage shows it."""
+        return " ".join([self.takes, *self.flags.values()])
 
 
 STAGES = {
@@ -318,20 +326,28 @@ STAGES = {
 TOOLS = {
     "show": Tool(
         summary="print a recipe or file with every field, as YAML",
-        usage="[STAGE] RECIPE|FILE|RUN",
+        takes="[STAGE] RECIPE|FILE|RUN",
         module="jobs.reports.show",
         examples=("show digits_smoke", "show my.yaml --schedule.learning-rate 1e-4", "show finetune cifar10"),
     ),
     "diff": Tool(
         summary="list the fields in which two recipes, files or runs differ",
-        usage="[STAGE] A B",
+        takes="[STAGE] A B",
         module="jobs.reports.show",
         examples=("diff vit_b16_i21k vit_b16_i21k_augreg", "diff my.yaml runs/mine"),
     ),
     "submit": Tool(
         summary="submit a stage, or a chain of stages, to Slurm",
-        usage="STAGE RECIPE|CHAIN.yaml --cluster FILE [--nodes N] [--time LIMIT] [--links K] [--spares K] "
-        "[--dry-run [--full]]",
+        takes="STAGE RECIPE|CHAIN.yaml",
+        flags={
+            "--cluster": "--cluster FILE",
+            "--nodes": "[--nodes N]",
+            "--time": "[--time LIMIT]",
+            "--links": "[--links K]",
+            "--spares": "[--spares K]",
+            "--dry-run": "[--dry-run",
+            "--full": "[--full]]",
+        },
         module="jobs.chains.submit",
         examples=(
             "submit pretrain vit_h14_jft --cluster cluster.yaml --nodes 8 --data.url URL --run-dir /shared/h14",
@@ -342,9 +358,17 @@ TOOLS = {
     ),
     "sweep": Tool(
         summary="try values of flags, then repeat the best with several seeds",
-        usage="pretrain|finetune RECIPE --run-dir DIR [--any.field A B C ...] [--data.held-out.share X] "
-        "[--select-on URL] [--score accuracy|mean_per_class] [--seeds N] [--phase tries|seeds [--part I/N]] "
-        "[--dry-run]",
+        takes="pretrain|finetune RECIPE",
+        flags={
+            "--run-dir": "--run-dir DIR [--any.field A B C ...]",
+            "--data.held-out.share": "[--data.held-out.share X]",
+            "--select-on": "[--select-on URL]",
+            "--score": "[--score accuracy|mean_per_class]",
+            "--seeds": "[--seeds N]",
+            "--phase": "[--phase tries|seeds",
+            "--part": "[--part I/N]]",
+            "--dry-run": "[--dry-run]",
+        },
         module="jobs.train.sweep",
         examples=(
             "sweep finetune cifar10 --schedule.learning-rate .003 .01 .03 .06 --data.held-out.share .02 "
@@ -356,55 +380,65 @@ TOOLS = {
     ),
     "vtab": Tool(
         summary="fine-tune on the tasks of VTAB-1k, and show their mean",
-        usage="WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N]",
+        takes="WEIGHTS",
+        flags={
+            "--data-root": "--data-root URL",
+            "--run-dir": "--run-dir DIR",
+            "--tasks": "[--tasks NAME ...]",
+            "--seeds": "[--seeds N]",
+        },
         module="jobs.train.vtab",
         examples=("vtab runs/vit/weights --data-root data/vtab --run-dir runs/vit-vtab",),
     ),
     "compare": Tool(
         summary="draw accuracy over compute and data of runs, on one page",
-        usage="RUN|FOLDER ... [--out FILE.html] [--json]",
+        takes="RUN|FOLDER ...",
+        flags={"--out": "[--out FILE.html]", "--json": "[--json]"},
         module="jobs.reports.compare",
         is_about_jobs=False,
         examples=("compare runs/study", "compare runs/b16 runs/l16 --out b16-l16.html", "compare runs --json"),
     ),
     "status": Tool(
         summary="show where runs and chains stand, and what their jobs wait for",
-        usage="[RUN|CHAIN ...] [--json]",
+        takes="[RUN|CHAIN ...]",
+        flags={"--json": "[--json]"},
         module="jobs.monitor.status",
         is_about_jobs=False,
         examples=("status /shared/h14", "status /shared/runs/* --json"),
     ),
     "watch": Tool(
         summary="watch a run or a chain, its jobs and its log, drawn again",
-        usage="RUN|CHAIN [--seconds N]",
+        takes="RUN|CHAIN",
+        flags={"--seconds": "[--seconds N]"},
         module="jobs.monitor.watch",
         is_about_jobs=False,
         examples=("watch /shared/h14", "watch /shared/birds"),
     ),
     "logs": Tool(
         summary="show the last lines of a run's job, of all ranks or of one",
-        usage="RUN [--rank N] [--lines N] [--follow]",
+        takes="RUN",
+        flags={"--rank": "[--rank N]", "--lines": "[--lines N]", "--follow": "[--follow]"},
         module="jobs.monitor.logs",
         is_about_jobs=False,
         examples=("logs /shared/h14 --rank 3", "logs /shared/h14 --follow"),
     ),
     "stop": Tool(
         summary="ask a run to save and stop, and to stay stopped",
-        usage="RUN",
+        takes="RUN",
         module="jobs.monitor.ask",
         is_about_jobs=False,
         examples=("stop /shared/h14",),
     ),
     "save": Tool(
         summary="ask a run to save a checkpoint now, and to go on training",
-        usage="RUN",
+        takes="RUN",
         module="jobs.monitor.ask",
         is_about_jobs=False,
         examples=("save /shared/h14",),
     ),
     "cancel": Tool(
         summary="cancel all jobs of a run or a chain, waiting or running",
-        usage="RUN|CHAIN",
+        takes="RUN|CHAIN",
         module="jobs.monitor.ask",
         is_about_jobs=False,
         examples=("cancel /shared/h14", "cancel /shared/birds"),
@@ -415,17 +449,17 @@ COMMANDS: Mapping[str, Stage | Tool] = {**STAGES, **TOOLS}
 
 
 def usage_of(name: str) -> str:
-    """How a command is called."""
+    """Returns the usage line of a command."""
     return f"patchline {name} {COMMANDS[name].usage}"
 
 
 def job_class(stage: str) -> Any:
-    """The dataclass of a stage's jobs."""
+    """Returns the dataclass of a stage's jobs."""
     module, name = STAGES[stage].job
     return getattr(importlib.import_module(module), name)
 
 
 def recipes_of(stage: str) -> Mapping[str, Callable[[], Any]]:
-    """The recipes of a stage that takes recipes, by name."""
+    """Returns the recipes of a stage by name. The stage must take recipes."""
     recipes: Mapping[str, Callable[[], Any]] = importlib.import_module(STAGES[stage].recipes).RECIPES
     return recipes

@@ -1,4 +1,4 @@
-"""The stages that `patchline submit` knows, and what a job of each needs. A new stage is a row of the table."""
+"""The table of stages that `patchline submit` can submit, and what a job of each needs."""
 
 import hashlib
 import json
@@ -15,15 +15,16 @@ from jobs.stages import STAGES
 from shards.config_values import shown_value
 from shards.errors import UserError
 
-Override = Callable[[Any, list[str], str], Any]
+Override = Callable[[Any, list[str], tuple[str, str]], Any]
 SECOND = "the second word"
 SUBMIT_FOLDER = "submit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """`has_ranks`: one process per GPU on all nodes, else one process. `takes`: what a step of a chain may take from an
-    earlier one (data, weights, run), and the flag that it becomes. `out`: the flag of the folder that it writes."""
+    """A stage that can be submitted. `has_ranks`: a job has one process per GPU on all nodes; otherwise it has one
+    process. `takes`: what a chain's step may take from an earlier step (data, weights, run) -> the flag that receives
+    it. `out`: the flag of the folder that the job writes."""
 
     has_ranks: bool = False
     takes: Mapping[str, str] = field(default_factory=dict)
@@ -57,42 +58,43 @@ def submitted_stage(stage: str) -> Submitted:
 
 
 def job_of_words(words: list[str], override: Override) -> Any:
-    """Returns the job of a command's words, the stage first. Raises UserError for whatever the stage itself would
-    refuse."""
+    """Returns the job of a command's words, the stage first. Raises UserError for everything that the stage itself
+    would refuse."""
     stage, second = words[:2]
     word = file_of(second) if STAGES[stage].recipes else second
     fields, _ = take_run_flags(stage, words[2:])
-    job = override(default_job(stage, word), fields, f"patchline {stage} {second}")
+    job = override(default_job(stage, word), fields, (stage, second))
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
     refuse_secrets(list(flags_of(job)))
     return job
 
 
 def comment_of(work: list[str]) -> str:
-    """Returns the name by which the jobs of one work are found in the queue, made of the words that identify it."""
+    """Returns the name by which jobs are found in the queue: a hash of the words that identify their work."""
     return f"patchline-{hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]}"
 
 
 def submit_folder(run_dir: str, stage: str) -> Path:
     """Returns the folder of the script and the log: RUN/submit, or ./patchline-STAGE for a stage without a run
-    directory. The path has no links and no `..`, so that a folder has one name."""
+    directory. Links and `..` in the path are resolved, so that a folder has one name."""
     return (Path(run_dir) / SUBMIT_FOLDER if run_dir else Path(f"patchline-{stage}")).resolve()
 
 
 def run_name(run_dir: str) -> str:
-    """Returns the name of a run's jobs in the queue."""
+    """Returns the name by which a run's jobs are found in the queue."""
     return comment_of([str(submit_folder(run_dir, ""))])
 
 
 def output_name(out: str) -> str:
-    """Returns the name in the queue of the job that writes all of a folder or URL, for a stage without a run
-    directory."""
+    """Returns the name by which the job that writes a whole folder or URL is found in the queue, for a stage without a
+    run directory."""
     return comment_of(["output", place_of(out)])
 
 
 def work_name(words: Sequence[str], job: Any) -> str:
-    """Returns the name of a command's job in the queue: of its run directory, else of what it writes, else of its
-    fields and the current folder. One work has one name, however the words are written."""
+    """Returns the name by which a command's job is found in the queue. It is made from the run directory if there is
+    one, else from the output, else from the job's fields and the current folder. It does not depend on how the command
+    is spelled."""
     if run_dir := getattr(job, "run_dir", ""):
         return run_name(run_dir)
     flag = submitted_stage(words[0]).out

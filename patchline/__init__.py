@@ -87,7 +87,7 @@ _MODULES = {
     "resample_position_embeddings": "pipeline.models.positions",
     "train_batches": "pipeline.data.stream",
 }
-_MARK_BYTES = 100  # within which the docstring of each of our packages names Patchline
+_MARK_BYTES = 100  # the docstring of each of our packages names Patchline within these
 _STAGES = ("finetune", "pack", "pretrain")
 
 
@@ -105,9 +105,9 @@ def __getattr__(name: str) -> Any:
 
 
 def refuse_others(packages: tuple[str, ...]) -> None:
-    """Raises an ImportError with an explanation if another package has the name of one of ours, or has overwritten it.
+    """Raises ImportError, with an explanation, if another package has the name of one of ours or has overwritten it.
 
-    Names that common also belong to users' folders and to other distributions, and pip overwrites files in silence.
+    Users' folders and other distributions may have the same common names, and pip overwrites files silently.
     """
     for package in packages:
         ours = Path(__file__).resolve().parent.parent / package
@@ -129,7 +129,7 @@ def refuse_others(packages: tuple[str, ...]) -> None:
 
 
 def _places(package: str) -> list[str]:
-    """The folders of the package, or the file of the module, that an import takes."""
+    """Returns the folders of the package, or the file of the module, that an import finds."""
     loaded = sys.modules.get(package)
     if loaded is not None:
         return [*map(str, getattr(loaded, "__path__", None) or [getattr(loaded, "__file__", None) or "built in"])]

@@ -1,4 +1,5 @@
-"""The command `patchline`, and `python -m patchline`: finds our own packages whatever the current folder contains.
+"""The command `patchline`, and `python -m patchline`: finds our own packages even if the current folder has others of
+the same names.
 
 The current folder may contain a jobs/, a pipeline/ or a torch.py. Neither this process nor its children look for
 modules there.
@@ -14,7 +15,7 @@ _OURS = ("jobs", "pipeline", "shards")
 
 
 def entry() -> None:
-    """Console script."""
+    """Runs the console script `patchline`."""
     _find_ours_first()
     try:
         refuse_others(_OURS)
@@ -39,7 +40,7 @@ def _find_ours_first() -> None:
 
 
 def _has_such(folder: str) -> bool:
-    """Whether it contains modules with our names."""
+    """Whether a folder contains modules with the names of our packages."""
     return any(os.path.exists(f"{folder or '.'}/{name}{end}") for name in _OURS for end in ("", ".py"))  # noqa: PTH110
 
 

@@ -1,1 +1,1 @@
-"""Patchline's tensors in motion: data, models, evaluation, inspection, checkpoints, training."""
+"""Everything that computes with tensors: data, models, evaluation, inspection, checkpoints and training."""

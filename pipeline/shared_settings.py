@@ -1,6 +1,6 @@
 """Settings that models, data and training share, above all how images are prepared for an evaluation.
 
-This module loads no torch, since the command line reads it.
+It does not import torch, because the command line imports it.
 """
 
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from shards.errors import UserError
 Device = Literal["auto", "cpu", "cuda"]
 LossName = Literal["softmax", "sigmoid"]
 ClassWeights = Literal["equal", "balanced"]
-# How an image is resized. bilinear: as the paper's code does, or as Pillow with antialiasing. area: every output pixel
-# is the average of the pixels that it covers, as big_vision resizes before a crop. bicubic: as Pillow does.
+# How an image is resized. bilinear: as the paper's code does or, with antialiasing, as Pillow does. area: every output
+# pixel is the average of the pixels that it covers, as big_vision resizes before a crop. bicubic: as Pillow does.
 ResizeFilter = Literal["bilinear", "area", "bicubic"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationTransform:
-    """How an image is brought to the model's size, with nothing random."""
+    """How an image is resized and cropped to the model's size, without randomness."""
 
     mode: Literal["resize", "central_crop", "fewshot"] = "resize"
     """resize: straight to the model's size; central_crop: resize the short side, then cut out the centre; fewshot:
@@ -44,12 +44,12 @@ class EvaluationTransform:
 
 
 def central_short_side(transform: EvaluationTransform, image_size: int) -> int:
-    """Returns the pixels that the short side is resized to before the central crop of `image_size`."""
+    """Returns the pixels of the short side after resizing, before the centre of `image_size` pixels is cut out."""
     return max(image_size, transform.short_side or round(image_size * 256 / 224))
 
 
 def refuse_antialiased_area(*, antialias: bool, resize_filter: ResizeFilter, where: str) -> None:
-    """Raises UserError if antialiasing is asked of a filter that averages by itself: the switch would do nothing."""
+    """Raises UserError if antialiasing is on for a filter that always averages, since it would have no effect."""
     if antialias and resize_filter != "bilinear":
         raise UserError(
             f"{where}antialias is on with {where}filter {resize_filter}, which averages by itself; switch "

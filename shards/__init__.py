@@ -1,1 +1,2 @@
-"""Patchline's bytes at rest: storage, sources, packing, index, verification, sample order. Never imports torch."""
+"""Everything about datasets on disk: storage, sources, packing, index, verification and sample order. Never imports
+torch."""

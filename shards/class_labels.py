@@ -1,8 +1,8 @@
-"""What written labels mean: one rule for all sources of images.
+"""Decides what the labels in a source mean, by one rule for all sources of images.
 
-A source hands on its labels as they are written, since only all of them together say whether a number is the id of a
-class, or a list of 0 and 1 a vector. `settle` decides that once for a collection, and refuses what could be meant two
-ways with the flag that settles it; `Meaning.of` then reads the labels of each image.
+A source passes its labels on as they are written. Only all labels together show whether a number is the id of a class,
+and whether a list of 0 and 1 is a vector. `settle` decides this once for a collection. If labels could mean two things,
+it raises an error that names the flag to set. `Meaning.of` then reads the labels of each image.
 """
 
 import json
@@ -20,8 +20,8 @@ from shards.errors import ImageRefusedError, UserError
 
 log = logging.getLogger(__name__)
 
-# How programs write a missing value as text: what pandas.read_csv takes for one, and MySQL's \\N. A lower-case "none"
-# is left out, since it is a usual name of a class.
+# The texts by which programs write a missing value: those that pandas.read_csv knows, and MySQL's \\N. A lower-case
+# "none" is left out, since it is a common name of a class.
 MISSING = frozenset(
     {
         *("", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN"),
@@ -31,19 +31,20 @@ MISSING = frozenset(
 _WHOLE = re.compile(r"(-?[0-9]+)(?:\.0*)?")
 _FRACTION = re.compile(r"-?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|-?[0-9]+e-[0-9]+")
 _BITS = {"0": False, "false": False, "1": True, "true": True}
-_NO_BITS = frozenset(("-1", "", "nan", "none", "null"))  # unknown places of a vector
-_ARRAY = re.compile(r"[\w.]+\(\s*([\[({].*[\])}])\s*(?:,[^\])}]*)?\)")  # as NumPy and torch show it
+_NO_BITS = frozenset(("-1", "", "nan", "none", "null"))  # unknown values of a vector
+_ARRAY = re.compile(r"[\w.]+\(\s*([\[({].*[\])}])\s*(?:,[^\])}]*)?\)")  # as NumPy and torch print it
 _BRACKETS = re.compile(r"(\[)(.*)\]|(\{)(.*)\}|(\()(.*)\)")
 _ITEM = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\s,;|'"]+)""")
 _NUMBERS = re.compile(r"-?[0-9]+(?:\.[0-9]*)?(?:[\s,;|]+-?[0-9]+(?:\.[0-9]*)?)+")
 _SEPARATORS = ("|", ";", ",")
 _MOST_SHOWN = 3
-_PAIRS_SHARE, _VECTORS_SHARE = 0.9, 0.5  # lists of 0 and 1 are taken for vectors above this share of the images
+# Lists of 0 and 1 are vectors if more than this share of the labelled images have them: of length 2, and longer.
+_PAIRS_SHARE, _VECTORS_SHARE = 0.9, 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelRules:
-    """How labels are read if they could mean two things. Names in folders and tars are always names."""
+    """How to read labels that could mean two things. Names in folders and tars are always names."""
 
     numbers: Literal["auto", "from-0", "from-1", "names"] = "auto"
     """Whole numbers where classes have names: ids that count from 0, ids that count from 1, or names; auto: from 0,
@@ -63,8 +64,8 @@ class UnknownLabelError(ImageRefusedError):
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenLabels:
-    """All labels of a collection as they are written. `num_vectors` counts, by length, the images whose labels are a
-    list of zeros and ones; `num_labelled` counts the images with any label."""
+    """All labels of a collection, as written. `num_vectors`: for each length, the number of images whose labels are a
+    list of zeros and ones. `num_labelled`: the number of images with any label."""
 
     labels: frozenset[str]
     num_labelled: int
@@ -72,7 +73,7 @@ class WrittenLabels:
 
     @staticmethod
     def of(images: Iterable[Sequence[str]]) -> "WrittenLabels":
-        """Counts the labels of some images."""
+        """Collects the labels of some images."""
         labels, num_labelled, num_vectors = set[str](), 0, Counter[int]()
         vectors = dict[str, int]()
         for written in images:
@@ -86,7 +87,7 @@ class WrittenLabels:
 
     @staticmethod
     def joined(several: Iterable["WrittenLabels"]) -> "WrittenLabels":
-        """Adds up the labels of several parts of a collection."""
+        """Joins the labels of several parts of a collection."""
         labels, num_labelled, num_vectors = set[str](), 0, Counter[int]()
         for some in several:
             labels |= some.labels
@@ -96,15 +97,16 @@ class WrittenLabels:
 
     @property
     def vector_length(self) -> int:
-        """The length of the vectors that the labels seem to be; 0 if they seem to be lists of classes. Two labels may
-        well be 0 and 1; a longer list of zeros and ones would name a class twice."""
+        """The length of the vectors that the labels seem to be; 0 if they seem to be lists of classes. An image may
+        well have the two classes 0 and 1, so lists of length 2 need a larger share; a longer list of zeros and ones
+        would name a class twice."""
         length = self.commonest_length
         share = self.num_vectors.get(length, 0) / max(1, self.num_labelled)
         return length if share > (_PAIRS_SHARE if length == 2 else _VECTORS_SHARE) else 0
 
     @property
     def commonest_length(self) -> int:
-        """The length that most lists of 0 and 1 have; 0 if there are none."""
+        """The most common length of the lists of 0 and 1; 0 if there are none."""
         return max(self.num_vectors, key=lambda length: self.num_vectors[length], default=0)
 
 
@@ -112,10 +114,11 @@ class WrittenLabels:
 class Meaning:
     """What the labels of a collection mean.
 
-    `names` are the only classes, in the order of their ids; None: any. `numbered` are the names of the numbers from
-    `first` on, or of the positions of a vector; empty: a number is a name. `names_first`: a number that is also a name
-    is that name. `vector_length`: the labels of an image are a vector of this length; 0: they are classes. `are_names`:
-    labels are names as they are, like those of folders.
+    `names`: the allowed classes, in the order of their ids; None: any. `numbered`: the names of the numbers from
+    `first` on, or of the positions of a vector; empty: a number is a name. `names_first`: whether a number that is also
+    a name means that name. `vector_length`: the length of the vector that an image's labels form; 0: labels are
+    classes. `text`: how to read texts that may be lists. `are_names`: whether labels are always names, such as those of
+    folders.
     """
 
     names: tuple[str, ...] | None
@@ -127,8 +130,8 @@ class Meaning:
     are_names: bool = False
 
     def of(self, written: Sequence[str], weights: Sequence[float] = ()) -> tuple[tuple[str, ...], tuple[float, ...]]:
-        """The classes of an image, each once, and their weights. Raises ImageRefusedError for labels that cannot be
-        read."""
+        """Returns the classes of an image, each once, and their weights. Raises ImageRefusedError for labels that
+        cannot be read."""
         if self.vector_length:
             return self._of_vector(written, weights)
         pairs = zip(written, weights or [0.0] * len(written), strict=True)
@@ -162,7 +165,7 @@ class Meaning:
         )
 
     def _outcomes(self, label: str) -> tuple[str, ...]:
-        """The classes that one label names: none, one, or those of a list in a text."""
+        """Returns the classes that one label names: none, one, or several if it is a list written as text."""
         if (known := self._known.get(label)) is None:
             listed = self.text == "lists" and not self.are_names and label not in self._name_set
             items = split_text(label) if listed else (label,)
@@ -178,7 +181,7 @@ class Meaning:
         return frozenset(self.names or ())
 
     def _name(self, label: str) -> str:
-        """The class that one label names; empty if it names none."""
+        """Returns the class that one label names; empty if it names none."""
         number = None if self.are_names else _WHOLE.fullmatch(label)
         is_listed = label in self._name_set
         if is_listed and (number is None or self.names_first):
@@ -215,16 +218,16 @@ class Meaning:
 
 
 def are_names(names: tuple[str, ...] | None) -> Meaning:
-    """Returns the meaning of labels that are names as they are, such as those of folders."""
+    """Returns the meaning of labels that are always names, such as those of folders."""
     return Meaning(names=names, are_names=True)
 
 
 def settle(
     rules: LabelRules, written: WrittenLabels, *, listed: tuple[str, ...] | None = None, numbered: tuple[str, ...] = ()
 ) -> Meaning:
-    """Decides what the labels of a collection mean. `listed` are the names of a labels file; `numbered` are the names
-    that a source gives to its numbers. Raises UserError for labels that could mean two things, with the flag that
-    settles it."""
+    """Decides what the labels of a collection mean. `listed`: the names in a labels file. `numbered`: the names that a
+    source gives to its numbers. Raises UserError, which names the flag to set, for labels that could mean two
+    things."""
     length = _vector_length(rules, written)
     by_number, names = numbered or listed or (), listed or numbered or None
     if length:
@@ -258,8 +261,8 @@ def settle(
 
 
 def split_text(text: str) -> tuple[str, ...]:
-    """Returns the items of a list that is written as text: in JSON's, Python's or NumPy's form, separated by | ; or ,
-    or, if all are numbers, by spaces. A text that is not a list is one item."""
+    """Returns the items of a list that is written as text: in the form of JSON, Python or NumPy, or separated by | ; or
+    , (numbers also by spaces). A text that is not a list is one item."""
     if (inner := _in_brackets(text)) is not None:
         items = _json_items(text)
         return tuple(filter(None, _bracketed_items(inner) if items is None else items))
@@ -277,7 +280,7 @@ def is_list(text: str) -> bool:
 
 
 def is_vector(written: Sequence[str]) -> bool:
-    """Whether labels are a list of at least two values that are 0, 1 or missing."""
+    """Whether labels are a list of at least two values, each 0, 1 or missing."""
     return _bits(written) is not None
 
 
@@ -317,8 +320,8 @@ def _in_brackets(text: str) -> str | None:
 
 
 def _bits(written: Sequence[str]) -> tuple[bool | None, ...] | None:
-    """Returns the values of a vector of zeros and ones, with None for a missing value; None if the labels are not such
-    a vector."""
+    """Returns the values of a vector of zeros and ones, with None for a missing value. Returns None if the labels are
+    not such a vector."""
     if len(written) == 1:
         written = split_text(written[0])
     if len(written) < 2:
@@ -369,8 +372,9 @@ def _refuse_lists_in_text(labels: frozenset[str], *, are_listed: bool) -> None:
 
 
 def _check_numbers(labels: frozenset[str], names: tuple[str, ...], *, are_ids: bool) -> None:
-    """Raises UserError if numbers could be ids or names, or could count from 0 or from 1; warns if none is 0.
-    `are_ids`: the names are given for numbers; otherwise, a number that is a name is that name."""
+    """Raises UserError if numbers could be ids or names, or could count from 0 or from 1. Warns if they may count from
+    1 because none is 0. `are_ids`: whether the source itself gives names to numbers; otherwise a number that is also a
+    name means that name."""
     places, named, numbers = {name: place for place, name in enumerate(names)}, dict[int, int](), set[int]()
     for label in labels:
         if (found := _WHOLE.fullmatch(label)) and (number := _number(found[1])) >= 0:
@@ -405,5 +409,6 @@ def _check_numbers(labels: frozenset[str], names: tuple[str, ...], *, are_ids: b
 
 
 def _number(digits: str) -> int:
-    """The whole number. More than twenty digits are cut to twenty, which is out of every range anyway."""
+    """Returns the whole number. More than twenty characters are cut to twenty, a number that is out of every range
+    anyway."""
     return int(digits[:20])

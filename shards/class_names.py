@@ -1,4 +1,4 @@
-"""Names of classes: the normal form in which all rooms compare them, and the checks that they pass."""
+"""Names of classes: the normal form in which they are compared everywhere, and how they are checked."""
 
 import json
 import logging
@@ -12,20 +12,20 @@ from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_text
 from shards.output.terminal import printable_name
 
-MOST_LABELS = 10_000  # of one image
+MOST_LABELS = 10_000  # per image
 MOST_LABEL_CHARACTERS = 1024
 _MOST_FILE_BYTES = 256 << 20
 _MOST_LISTED, _LISTED_ENDS = 12, 5
 _UNSEEN = ("Cc", "Cf")
 _HEADERS = frozenset(("name", "names", "class", "classes", "class_name", "label", "labels", "category", "id", "synset"))
 _NUMBER = re.compile(r"0*([0-9]+?)(?:[.,]0+)?")
-_LINE_BREAKS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")  # as str.splitlines has them
+_LINE_BREAKS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")  # those of str.splitlines
 
 log = logging.getLogger(__name__)
 
 
 def class_name(text: str) -> str:
-    """The name of a class: in Unicode's form NFC, without spaces around it."""
+    """Returns the text as the name of a class: in Unicode's form NFC, without spaces around it."""
     return unicodedata.normalize("NFC", text).strip()
 
 
@@ -42,7 +42,7 @@ def labels_fault(labels: Sequence[str]) -> str:
 
 
 def repeated_fault(names: Sequence[str]) -> str:
-    """Returns which name two classes share, with the ids of both; empty if all names differ."""
+    """Returns a text that says which name two classes share, with the ids of both; empty if all names differ."""
     ids: dict[str, int] = {}
     for number, name in enumerate(names):
         if ids.setdefault(name, number) != number:
@@ -51,8 +51,8 @@ def repeated_fault(names: Sequence[str]) -> str:
 
 
 def near_equal(names: Iterable[str]) -> list[tuple[str, ...]]:
-    """Groups of names that differ only in case, spaces, invisible characters, Unicode's compatibility forms (such as
-    ligatures), or the way a number is written (7, 007 and 7,0)."""
+    """Returns groups of names that differ only in case, spaces, invisible characters, Unicode's compatibility forms
+    (such as ligatures), or the way a number is written (7, 007 and 7,0)."""
     groups = defaultdict(list)
     for name in names:
         seen = "".join(one for one in unicodedata.normalize("NFKC", name) if unicodedata.category(one) not in _UNSEEN)
@@ -63,14 +63,16 @@ def near_equal(names: Iterable[str]) -> list[tuple[str, ...]]:
 
 
 def listed(names: Sequence[str]) -> str:
-    """The names on one line, escaped: all of up to twelve, otherwise the first and the last five."""
+    """Returns the names on one line, escaped: all if there are at most twelve, otherwise the first and the last
+    five."""
     if len(names) <= _MOST_LISTED:
         return printable_name(", ".join(names))
     return printable_name(", ".join([*names[:_LISTED_ENDS], "...", *names[-_LISTED_ENDS:]]))
 
 
 def _is_a_name(text: str) -> bool:
-    """Whether a file that begins with a bracket has a class name in brackets on its first line, rather than JSON."""
+    """Whether a file that begins with a bracket is a list of names, of which the first has brackets, rather than
+    JSON."""
     first = text.lstrip().split("\n", 1)[0].strip()
     try:
         json.loads(text)
@@ -80,13 +82,13 @@ def _is_a_name(text: str) -> bool:
 
 
 def read_label_names(path: str) -> tuple[str, ...]:
-    """The names in a text file, one per line, in the order of their ids. UserError if there are none, one appears
-    twice, or one cannot be a name."""
+    """Returns the names in a text file, one per line, in the order of their ids. Raises UserError if there are none, if
+    one appears twice, or if one cannot be a name."""
     try:
         text = read_local_text(path, most_bytes=_MOST_FILE_BYTES)
     except (OSError, InvalidDataError) as error:
         message = f"--labels-file {path!r} cannot be read: {error}"
-        raise UserError(f"{message}; give a text file with one class name per line") from error
+        raise UserError(message, todo="give a text file with one class name per line") from error
     if text.lstrip()[:1] in ("[", "{") and not _is_a_name(text):
         raise UserError(f"--labels-file {path!r} is JSON; give a text file with one class name per line")
     # str.splitlines would also divide a name at a form feed or a Unicode separator.

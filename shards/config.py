@@ -1,4 +1,5 @@
-"""Settings for how training reads its dataset, and which part of it. They load no NumPy, for the command line."""
+"""Settings for how training reads its dataset, and which part of it. This module does not load NumPy, so that the
+command line starts quickly."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -24,8 +25,8 @@ class ReadConfig:
 class SubsetConfig:
     """A part of the samples: a range of them, and of that range a share, a number, or a number per class.
 
-    Samples are chosen by a keyed hash, so the 10 % of a seed are among its 30 %, and the choice does not depend on
-    class or place.
+    Samples are chosen by a keyed hash, so with the same seed, a choice of 10 % is contained in a choice of 30 %. The
+    choice does not depend on the class.
     """
 
     share: Annotated[float, Range(above=0, most=1)] = 1.0
@@ -61,9 +62,9 @@ class SubsetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutConfig:
-    """A share or a number of samples that is held out of training, to choose a model or a recipe by.
+    """A share or a number of samples that is held out of training, to choose a model or a recipe with.
 
-    It is taken before the subset, so that subsets of any size have the same held-out part.
+    It is taken before the subset, so that it is the same for subsets of any size.
     """
 
     share: Annotated[float, Range(0, below=1, zero="none")] = 0.0

@@ -1,4 +1,4 @@
-"""Checks the fields of configurations: by their types, and by ranges that are declared beside them.
+"""Checks the fields of configurations against their types and the ranges declared beside them.
 
     @dataclass(frozen=True, kw_only=True)
     class Example:
@@ -28,9 +28,9 @@ from shards.output.terminal import printable_name
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_MOST_CHARACTERS = 200  # of a wrong value, in its message
+_MOST_CHARACTERS = 200  # that a message shows of a wrong value
 _MOST_WHOLE = (1 << 63) - 1  # what NumPy and Arrow can hold
-_MOST_DIGITS = 19  # of such a number
+_MOST_DIGITS = 19  # the most digits of such a number
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DIGEST_SHOWN = 12
 _PLAIN = re.compile(r"[^\s'\",;\[\]{}]+")
@@ -59,7 +59,7 @@ class Range:
         )
 
     def __str__(self) -> str:
-        """The range as messages say it: `1 or more`, `0 (off) to below 1`."""
+        """Returns the range as messages show it: `1 or more`, `0 (off) to below 1`."""
         low = _spelt(self.least) if self.above is None else f"above {_spelt(self.above)}"
         low += f" ({self.zero})" if self.zero else ""
         if self.most is None and self.below is None:
@@ -71,7 +71,7 @@ def refuse_wrong_values(config: "DataclassInstance", *, where: str) -> None:
     """Raises UserError for the first field of a dataclass with a wrong value; `where` comes before the field's name.
 
     A value must have the field's own type: True is not an int, a list is not a tuple, NaN and infinity are not floats.
-    Only an int may stand for a float.
+    The one exception is that a float may be written as an int.
     """
     for field in fields(config):
         fault = _fault(f"{where}{field.name}", getattr(config, field.name), field.type)
@@ -80,12 +80,12 @@ def refuse_wrong_values(config: "DataclassInstance", *, where: str) -> None:
 
 
 def allowed_instead(value: Any, kind: Any) -> str:
-    """Returns `allowed: ...` if a field of the type `kind` may not hold the value, else an empty text."""
+    """Returns `allowed: ...` if a field of type `kind` may not hold the value, otherwise an empty text."""
     or_none = ", or none" if NoneType in _parts(kind)[1] else ""
     if value is None and or_none:
         return ""
     kinds = without_none(kind)
-    if len(kinds) > 1:  # configurations to choose from
+    if len(kinds) > 1:  # the field takes one of several configurations
         return "" if isinstance(value, kinds) else f"allowed: {', '.join(one.__name__ for one in kinds)}"
     allowed = _allowed(value, *kinds)
     if not allowed and without_range(*kinds) is int and abs(value) > _MOST_WHOLE:
@@ -94,7 +94,7 @@ def allowed_instead(value: Any, kind: Any) -> str:
 
 
 def shown_value(value: Any) -> str:
-    """A wrong value as messages show it, cut after 200 characters."""
+    """Returns a wrong value as messages show it, cut after 200 characters."""
     if is_dataclass(value):
         return f"{type(value).__name__}(...)"
     try:
@@ -106,36 +106,38 @@ def shown_value(value: Any) -> str:
 
 
 def shown_text(text: str) -> str:
-    """A text in a message, cut after 200 characters."""
+    """Returns a text as messages show it, cut after 200 characters."""
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}..."
 
 
 def whole_number(text: str) -> int | None:
-    """The number that decimal digits spell. None for anything else, and for more digits than 64 bits hold."""
+    """Returns the number that decimal digits spell. Returns None for anything else, and for numbers that may not fit in
+    64 bits."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS else None
 
 
 def without_none(kind: Any) -> tuple[Any, ...]:
-    """The types in a union except None. For any other type, that type alone."""
+    """Returns the types in a union except None. For any other type, returns that type alone."""
     origin, args = _parts(kind)
     return tuple(one for one in args if one is not NoneType) if origin in (Union, UnionType) else (kind,)
 
 
 def without_range(kind: Any) -> Any:
-    """A type without the range that is declared beside it."""
+    """Returns a type without the range that is declared beside it."""
     origin, args = _parts(kind)
     return args[0] if origin is Annotated else kind
 
 
 @cache
 def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Origin and arguments of a type. They are cached, since `ls` compares a thousand runs with recipes of 40,000
-    values."""
+    """Returns the origin and the arguments of a type. They are cached, since `ls` compares a thousand runs with recipes
+    of 40,000 values."""
     return get_origin(kind), get_args(kind)
 
 
 def _fault(name: str, value: Any, kind: Any) -> str:
-    """The message about a field's value, or about the first wrong item of a tuple; empty if all values are right."""
+    """Returns the message about a field's value, or about the first wrong item of a tuple; empty if all values are
+    right."""
     (*_, plain) = without_none(kind)
     if _parts(plain)[0] is tuple and isinstance(value, tuple):
         kinds = _parts(plain)[1]
@@ -149,7 +151,8 @@ def _fault(name: str, value: Any, kind: Any) -> str:
 
 
 def _allowed(value: Any, kind: Any) -> str:
-    """What is allowed instead of the value, as `a whole number` or `0 to 1`; empty if the value is right."""
+    """Returns what is allowed instead of the value, such as `a whole number` or `0 to 1`; empty if the value is
+    right."""
     origin, args = _parts(kind)
     if origin is Literal:
         is_choice = any(type(value) is type(word) and value == word for word in args)
@@ -186,7 +189,7 @@ def _spelt(bound: float | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """A field with two different values. None also means that one of the two does not have the field."""
+    """A field with two different values. None may also mean that one side does not have the field."""
 
     field: str
     before: Any
@@ -197,7 +200,7 @@ class Difference:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
-    """Every field whose values differ, in the order of `before`, then the fields that only `now` has."""
+    """Returns every field whose values differ, in the order of `before`, then those that only `now` has."""
     was, is_now = flattened(before), flattened(now)
     return [
         Difference(field=field, before=was.get(field), now=is_now.get(field))
@@ -207,7 +210,8 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Diffe
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by dotted name. Mappings are flattened at any depth; sequences are values (lists, as in JSON and YAML)."""
+    """Returns the values by dotted name. Mappings are flattened at any depth. Sequences are values, and become lists as
+    in JSON and YAML."""
     leaves: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -218,12 +222,12 @@ def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_lines(found: Iterable[Difference]) -> str:
-    """The differences for a message, one indented line each."""
+    """Returns the differences for a message, one indented line each."""
     return "\n".join(f"  {difference}" for difference in found)
 
 
 def shown(value: Any) -> str:
-    """A value as in YAML; a sha256 is shortened, and a text is quoted only if necessary."""
+    """Returns a value as YAML shows it. A sha256 is shortened, and a text is quoted only if necessary."""
     if value is None:
         return "none"
     if isinstance(value, bool):

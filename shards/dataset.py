@@ -1,4 +1,5 @@
-"""A packed dataset, opened for reading. What is small for any dataset stays in memory: manifest, blocks, labels."""
+"""A packed dataset, opened for reading. Its manifest, block table and labels are small for any dataset, and stay in
+memory."""
 
 import copy
 import threading
@@ -42,18 +43,18 @@ from shards.storage.objects import Readable
 from shards.storage.ranges import RangeReads
 from shards.store import MissingObjectError, Store, open_store
 from shards.tables import numbers
-from shards.what_is_there import advice
+from shards.what_is_there import no_dataset
 
 Value = TypeVar("Value")
-HELD_ROWS_BYTES = 128 << 20  # 37 bytes a sample, so a dataset of 3 million samples fits as a whole
-_SAMPLES_A_READ = 1024  # from rows.bin: 34 kB, half a percent of a block of images; later blocks need no request
+HELD_ROWS_BYTES = 128 << 20  # at 37 bytes per sample, the rows of 3 million samples fit
+_SAMPLES_A_READ = 1024  # one read of rows.bin: 34 kB, 0.5 % of a block of images
 _MOST_READ_BYTES = 1 << 20
 _FINGERPRINT = b"fingerprint"
-_OTHER_TARS = 8  # how many other tars are looked for if one is missing
+_OTHER_TARS = 8  # the number of other tars to look for if one is missing
 
 
 class _Kept(Generic[Value]):
-    """Values by number, of which those used last stay in memory, up to HELD_ROWS_BYTES. Thread-safe."""
+    """Values by number. The most recently used stay in memory, up to HELD_ROWS_BYTES. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,8 +62,8 @@ class _Kept(Generic[Value]):
         self._num_bytes = 0
 
     def get(self, number: int, make: Callable[[], Value], size_of: Callable[[Value], int]) -> Value:
-        """The value of this number, which `make` makes if it is not in memory. That is done outside the lock: two
-        threads may make one value, and none waits for another's."""
+        """Returns the value of this number. If it is not in memory, calls `make`, without holding the lock: two threads
+        may make the same value, but no thread waits for another's value."""
         with self._lock:
             if number in self._values:
                 self._values.move_to_end(number)
@@ -77,25 +78,25 @@ class _Kept(Generic[Value]):
 
 
 class _Held:
-    """The parts of indices that are in memory, shared by all readers."""
+    """The parts of the index that are in memory. All readers share them."""
 
     def __init__(self) -> None:
         self.sample_rows = _Kept[SampleRows]()  # by shard
-        self.block_rows = _Kept[bytes]()  # of rows.bin, by the first block of each read
-        self.sources: tuple[int, list[str]] = (-1, [])  # of the shard that was asked for last
-        self.missing_tars: set[int] = set()  # found missing while others were there
+        self.block_rows = _Kept[bytes]()  # pieces of rows.bin, by the first block of each read
+        self.sources: tuple[int, list[str]] = (-1, [])  # the last shard for which they were read, and its sources
+        self.missing_tars: set[int] = set()  # shards whose tar is missing while others are there
         self.has_found_tar = False
 
 
 class Dataset:
-    """One split, or a part of one (shards/part.py). `fingerprint` is the sha256 of its manifest, which fixes every byte
-    of the data; the description and the licence are not part of it."""
+    """One dataset, or a part of one (shards/part.py). `fingerprint` is the sha256 of its manifest without description
+    and licence. The manifest determines every byte of the data."""
 
     def __init__(self, store: Store, manifest: Manifest, *, fingerprint: str, ranks: LocalRanks | None = None) -> None:
         self.store, self.manifest, self.fingerprint = store, manifest, fingerprint
-        self._ranks = ranks  # the ranks that share its tables
+        self._ranks = ranks  # the ranks of this host that share the tables
         self.url = store.url
-        self.packed_fingerprint = fingerprint  # of the whole dataset, even if this is a part of it
+        self.packed_fingerprint = fingerprint  # the whole dataset's, even for a part
         self.shard_store = open_store(manifest.shards_url) if manifest.shards_url else store
         self.num_samples = manifest.num_samples
         self.num_classes = manifest.num_classes
@@ -105,8 +106,8 @@ class Dataset:
         self._tars: Readable = self.shard_store
 
     def read_by(self, reads: RangeReads) -> "Dataset":
-        """Returns the same dataset, sharing all that is in memory, whose bytes `reads` reads and counts. Whoever waits
-        for them gets a CancelledError once `reads` is closed."""
+        """Returns the same dataset, with all that is in memory, but read through `reads`, which counts the bytes. Once
+        `reads` is closed, threads that wait for bytes get a CancelledError."""
         stream = copy.copy(self)
         stream._files = reads.of(self.store)
         stream._tars = reads.of(self.shard_store)
@@ -114,12 +115,12 @@ class Dataset:
 
     @cached_property
     def blocks(self) -> BlockTable:
-        """Every block's place."""
+        """The place of every block."""
         return self.packed_blocks
 
     @cached_property
     def packed_blocks(self) -> BlockTable:
-        """Every block's place in the dataset as packed. Differs from `blocks` only if this is a part of it."""
+        """The place of every block in the dataset as packed. It differs from `blocks` only if this is a part."""
         return block_table(self._one_copy(BLOCKS_PATH, self._checked_blocks))
 
     def _checked_blocks(self) -> pa.Table:
@@ -129,12 +130,12 @@ class Dataset:
         return table
 
     def _one_copy(self, path: str, read: Callable[[], pa.Table]) -> pa.Table:
-        """A table of the dataset, read and checked by one rank of the host."""
+        """Returns a table of the dataset, read and checked by one rank for the whole host."""
         return one_copy(self._ranks, f"{path} of {self.packed_fingerprint} at {self.url}", read)
 
     def of_host(self, name: str, make: Callable[[], tuple[NDArray[np.int64], ...]]) -> tuple[NDArray[np.int64], ...]:
         """Returns the int64 arrays of equal length that `make` computes from this dataset alone, as one copy for all
-        ranks of a host. `name` tells them from other arrays. Each rank asks once."""
+        ranks of a host. `name` tells them from other arrays. Each rank calls this once per name."""
 
         def table() -> pa.Table:
             arrays = [array_of(values) for values in make()]
@@ -147,7 +148,7 @@ class Dataset:
 
     @property
     def block_sizes(self) -> NDArray[np.int64]:
-        """int64[num_blocks]: samples a block."""
+        """int64[num_blocks]: samples per block."""
         return self.blocks.num_samples
 
     @cached_property
@@ -157,8 +158,8 @@ class Dataset:
 
     @cached_property
     def label_table(self) -> pa.Table:
-        """The table of classes as it was packed, with a row per label id: its `name` and its `num_samples`, which
-        counts the whole dataset even where this is a part of it. Its length is checked."""
+        """The table of classes as packed, with one row per label id: `name` and `num_samples`. `num_samples` counts the
+        whole dataset, even if this is a part. The length of the table is checked."""
         return self._one_copy(LABELS_PATH, self._checked_labels)
 
     def _checked_labels(self) -> pa.Table:
@@ -168,22 +169,21 @@ class Dataset:
         return labels
 
     def packed_ids(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The ids that samples have in the dataset as packed. They differ from the ids here only if this is a part of
-        it."""
+        """Returns the ids of samples in the dataset as packed. They differ from `sample_ids` only if this is a part."""
         return sample_ids
 
     def packed_row(self, shard: int, row: int) -> int:
-        """The row of a sample in its shard's index. It differs from the row here only if this is a part of the
-        dataset."""
+        """Returns the row of a sample in its shard's index. It differs from `row` only if this is a part."""
         packed = self.packed_ids(self.first_sample_ids[shard : shard + 1] + row)[0]
         return int(packed) - self.manifest.shards[shard].first_sample_id
 
     def shard_path(self, shard: int) -> str:
-        """The tar's path below `shard_store`."""
+        """Returns the path of a shard's tar in `shard_store`."""
         return self.manifest.shards[shard].path
 
     def read_shard(self, shard: int, first: int, end: int) -> bytes:
-        """Bytes first..end-1 of a shard's tar. Raises MissingObjectError, and EOFError if it is shorter."""
+        """Reads bytes first..end-1 of a shard's tar. Raises MissingObjectError if it is missing, and EOFError if it is
+        shorter."""
         try:
             data = self._tars.read_range(self.shard_path(shard), first, end)
         except EOFError:
@@ -193,12 +193,13 @@ class Dataset:
         return data
 
     def tar_was_found(self) -> None:
-        """Records that a tar was there, so its address is right: `check_others_than` then takes missing tars for a
-        fault outside."""
+        """Records that a tar was found, so the address is right: from then on, `check_others_than` raises StorageError,
+        not UnreachableError, if all tars are missing."""
         self._held.has_found_tar = True
 
     def sample_rows(self, shard: int) -> SampleRows:
-        """The columns of a shard's index that reading needs. Thread-safe; HELD_ROWS_BYTES of them are kept."""
+        """Returns the columns of a shard's index that reading needs. Up to HELD_ROWS_BYTES of them stay in memory.
+        Thread-safe."""
         return self._held.sample_rows.get(shard, lambda: self._read_rows(shard), lambda rows: rows.num_bytes)
 
     @property
@@ -207,8 +208,8 @@ class Dataset:
         return ROWS_PATH in self.manifest.files
 
     def rows_of(self, first_sample_id: int, num_samples: int) -> SampleRows:
-        """The rows of consecutive samples of one shard. If the dataset has rows.bin, only the blocks with these samples
-        are read, else the shard's index. Thread-safe."""
+        """Returns the rows of consecutive samples of one shard. If the dataset has rows.bin, reads only the rows of the
+        blocks with these samples, otherwise the shard's whole index. Thread-safe."""
         if not self._has_block_rows:
             shard = int(np.searchsorted(self.first_sample_ids, first_sample_id, side="right")) - 1
             row = first_sample_id - int(self.first_sample_ids[shard])
@@ -222,14 +223,14 @@ class Dataset:
         )
 
     def read_together(self, sample_id: int) -> int:
-        """Returns a number that two samples share if one read brings the rows of both."""
+        """Returns a number that is equal for two samples if one read returns the rows of both."""
         if not self._has_block_rows:
             return int(np.searchsorted(self.first_sample_ids, sample_id, side="right"))
         packed = self.packed_ids(np.array([sample_id], dtype=np.int64))[0]
         return self._rows_read(int(np.searchsorted(self.packed_blocks.first_sample_id, packed, side="right")) - 1)[0]
 
     def _block_rows(self, block: int) -> SampleRows:
-        """All rows of a block, checked."""
+        """Returns all rows of a block, checked."""
         blocks = self.packed_blocks
         begin, end = self._rows_read(block)
         data = self._held.block_rows.get(begin, lambda: self._read_block_rows(begin, end), len)
@@ -243,8 +244,8 @@ class Dataset:
         return rows
 
     def _rows_read(self, block: int) -> tuple[int, int]:
-        """The first and end block of the read that brings a block's rows: 1,024 samples of a shard, or one block if
-        they are large."""
+        """Returns the first and the end block of the read that contains a block's rows: blocks with up to 1,024 samples
+        of a shard, or this block alone if that is more than _MOST_READ_BYTES."""
         shards = self.packed_blocks.shard
         first, last = (int(np.searchsorted(shards, shards[block], side=side)) for side in ("left", "right"))
         at_once = max(1, _SAMPLES_A_READ // self.manifest.samples_per_block)
@@ -254,27 +255,28 @@ class Dataset:
         return (begin, end) if edges[-1] - edges[0] <= _MOST_READ_BYTES else (block, block + 1)
 
     def _rows_edges(self, begin: int, end: int) -> NDArray[np.int64]:
-        """int64[end - begin + 1]: where the rows of blocks begin..end-1 begin in rows.bin, and where the last end."""
+        """Returns int64[end - begin + 1]: the offsets in rows.bin at which the rows of blocks begin..end-1 begin, and
+        the end of the last."""
         ends = cast("NDArray[np.int64]", self.packed_blocks.rows_end)
         return np.concatenate([ends[begin - 1 : begin] if begin else [0], ends[begin:end]]).astype(np.int64)
 
     def _read_block_rows(self, begin: int, end: int) -> bytes:
-        """Reads the rows of blocks begin..end-1 and compares them with the checksums in the block table, at most twice.
-        Raises as `checked_file`."""
+        """Reads the rows of blocks begin..end-1 and compares them with the checksums in the block table. If they
+        differ, reads them once more. Raises the same errors as `checked_file`."""
         edges, expected = self._rows_edges(begin, end), cast("NDArray[np.uint32]", self.packed_blocks.rows_crc32)
         for _ in range(2):
             try:
                 data = self._files.read_range(ROWS_PATH, int(edges[0]), int(edges[-1]))
             except MissingObjectError as error:
                 self._check_manifest()
-                raise UserError(f"{error}, but the manifest lists it; {self._advice()}") from None
+                raise UserError(f"{error}, but the manifest lists it", todo=self._advice()) from None
             except EOFError:
                 continue
             each = [data[first - edges[0] : last - edges[0]] for first, last in pairwise(edges.tolist())]
             if [crc32(one) for one in each] == expected[begin:end].tolist():
                 return data
         what = f"bytes {edges[0]} to {edges[-1]} are not those that {BLOCKS_PATH} has the checksums of"
-        raise InvalidDataError(f"{self.url}/{ROWS_PATH} is damaged: {what}; {self._advice()}")
+        raise InvalidDataError(f"{self.url}/{ROWS_PATH} is damaged: {what}", todo=self._advice())
 
     def _read_rows(self, shard: int) -> SampleRows:
         with self.naming(index_path(shard)):
@@ -283,8 +285,8 @@ class Dataset:
         return rows
 
     def source_of(self, shard: int, row: int) -> str:
-        """Reads where a sample came from. The index is read again for this, because it is needed only for damaged
-        samples; the last shard's names are kept, because more of its samples may be damaged."""
+        """Reads where a sample came from. This is needed only for damaged samples, so it reads the index again. The
+        sources of the last shard stay in memory, because more of its samples may be damaged."""
         number, sources = self._held.sources
         if number != shard:
             with self.naming(index_path(shard)):
@@ -294,8 +296,9 @@ class Dataset:
         return sources[self.packed_row(shard, row)]
 
     def check_others_than(self, shard: int) -> None:
-        """Raises StorageError if tars of other shards are missing too, so that a folder that is no longer mounted does
-        not pass for damaged samples; UnreachableError if no tar was ever found. Looks once per shard."""
+        """Raises StorageError if the tars of other shards are missing too, so that an unmounted folder is not mistaken
+        for damaged samples. Raises UnreachableError instead if no tar was ever found. A shard for which others were
+        found is not checked again."""
         if shard in self._held.missing_tars:
             return
         step = max(1, len(self.manifest.shards) // _OTHER_TARS)
@@ -316,25 +319,26 @@ class Dataset:
             self.read_shard(shard, 0, 1)
         except MissingObjectError:
             return False
-        except EOFError:  # an empty one
+        except EOFError:  # the tar is empty
             return True
         return True
 
     def checked_file(self, path: str) -> bytes:
-        """A file of the dataset whose sha256 is the manifest's, read at most twice.
+        """Returns a file of the dataset after comparing its sha256 with the manifest's. If they differ, reads it once
+        more.
 
-        Raises InvalidDataError if the sha256 differs, UserError if the file is missing, and StorageError if the
-        manifest is missing, too.
+        Raises InvalidDataError if the sha256 differs again, UserError if the file is missing, and StorageError if the
+        manifest is missing too.
         """
         for _ in range(2):
             try:
                 data = self._files.read(path)
             except MissingObjectError as error:
                 self._check_manifest()
-                raise UserError(f"{error}, but the manifest lists it; {self._advice()}") from None
+                raise UserError(f"{error}, but the manifest lists it", todo=self._advice()) from None
             if sha256_hex(data) == self.manifest.files.get(path):
                 return data
-        raise InvalidDataError(f"{self.url}/{path} is damaged: its sha256 is not the manifest's; {self._advice()}")
+        raise InvalidDataError(f"{self.url}/{path} is damaged: its sha256 is not the manifest's", todo=self._advice())
 
     @contextmanager
     def naming(self, path: str) -> Iterator[None]:
@@ -342,14 +346,14 @@ class Dataset:
         try:
             yield
         except ValueError as error:
-            raise InvalidDataError(f"{self.url}/{path} cannot be right: {error}; {self._advice()}") from error
+            raise InvalidDataError(f"{self.url}/{path} cannot be right: {error}", todo=self._advice()) from error
 
     def _check_manifest(self) -> None:
         try:
             self._files.read(MANIFEST_PATH)
         except MissingObjectError as error:
             todo = "is the storage mounted? Try again once it is"
-            raise StorageError(f"{error} any more, which was there when the dataset was opened; {todo}") from None
+            raise StorageError(f"{error} any more, which was there when the dataset was opened", todo=todo) from None
 
     def _advice(self) -> str:
         return f"see what else is wrong with: patchline verify {self.url}"
@@ -357,8 +361,8 @@ class Dataset:
 
 def open_dataset(url: str, *, ranks: LocalRanks | None = None) -> Dataset:
     """Opens the dataset at a folder or `s3://bucket/prefix`. Raises UserError if there is no complete dataset, and
-    InvalidDataError if its manifest has values that cannot be right. `ranks` are the ranks of this host that open it
-    too: one of them reads the tables for all."""
+    InvalidDataError if its manifest has impossible values. `ranks`: the ranks of this host that also open it; one of
+    them reads the tables for all."""
     store = open_store(url)
     if ranks is None or ranks.num_ranks == 1:
         manifest, fingerprint = _read_manifest(store, url)
@@ -378,13 +382,13 @@ def _manifest_table(store: Store, url: str) -> pa.Table:
 
 
 def _read_manifest(store: Store, url: str) -> tuple[Manifest, str]:
-    """The manifest and its fingerprint."""
+    """Reads the manifest and its fingerprint."""
     try:
         return read_manifest(store)
     except MissingObjectError as error:
         if error.path == MANIFEST_PATH:
-            raise UserError(advice(url)) from None
+            raise no_dataset(url) from None
         what = f"{error}, but {store.url}/{MANIFEST_PATH} names it"
-        raise InvalidDataError(f"{what}; restore it, or pack it again") from None
+        raise InvalidDataError(what, todo="restore it, or pack it again") from None
     except ValueError as error:
-        raise InvalidDataError(f"{store.url}/{MANIFEST_PATH} cannot be read: {error}; pack it again") from error
+        raise InvalidDataError(f"{store.url}/{MANIFEST_PATH} cannot be read: {error}", todo="pack it again") from error

@@ -1,5 +1,5 @@
-"""What is wrong and what to do about it: errors that end a command with a message instead of a traceback, and findings,
-which checks list. jobs/exit_codes.py gives each family of errors its exit code."""
+"""Errors, which end a command with a message instead of a traceback, and findings, which checks list. Both say what is
+wrong and what to do about it. jobs/exit_codes.py gives each family of errors its exit code."""
 
 import errno
 from dataclasses import dataclass
@@ -13,12 +13,17 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 
 
 class PrintableError(Exception):
-    """The message may quote names from data. As text it holds no control character, so that it can be printed by a
-    loop of the user's own, whose output nobody else escapes. `todo`, what to do about it, ends the message."""
+    """An error whose message may quote names from data. Its text has no control characters, so that a user's own script
+    can print it: nothing else escapes the output of such a script.
 
-    def __init__(self, what: object = "", *, todo: str = "") -> None:
-        super().__init__(f"{what}; {todo}" if todo else what)
-        self.what, self.todo = what, todo
+    The message is made of three fields, which are printable too. `what`: what is wrong, with the value. `allowed`: what
+    would be right. `todo`: what to do about it. Fields that do not apply are empty.
+    """
+
+    def __init__(self, what: object = "", *, allowed: str = "", todo: str = "") -> None:
+        ends = [text for text in (f"allowed: {allowed}" if allowed else "", todo) if text]
+        super().__init__("; ".join([str(what), *ends]) if ends else what)
+        self.what, self.allowed, self.todo = printable(str(what)), printable(allowed), printable(todo)
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -32,9 +37,9 @@ class UserError(PrintableError):
 class Finding:
     """What a check found, and what to do about it.
 
-    `name`: what was checked, for tables. `found`: in words. `allowed`: what would be right. `todo`: what to do, often a
-    command. `seen`: where it is written, such as a file and its line, or a command that shows it. Fields that say
-    nothing are empty.
+    `name`: what was checked, for tables. `found`: what was found, in words. `allowed`: what would be right. `todo`:
+    what to do, often a command. `seen`: where it can be seen: a file and a line, or a command. Fields that do not apply
+    are empty.
     """
 
     name: str = ""
@@ -45,51 +50,52 @@ class Finding:
     seen: str = ""
 
     def error(self) -> UserError:
-        """The error for a command that this fault ends."""
-        allowed = f"allowed: {self.allowed}" if self.allowed else ""
-        return UserError("; ".join(filter(None, (self.found, allowed))), todo=self.todo)
+        """Returns this fault as an error that ends a command."""
+        return UserError(self.found, allowed=self.allowed, todo=self.todo)
 
 
 def judged(
     name: str, found: str, *, is_ok: bool, todo: str, allowed: str = "", otherwise: Status = "warning"
 ) -> Finding:
-    """A check that has passed, or one that says what is allowed and what to do."""
+    """Returns a finding: one that says only what was found if the check passed, otherwise one that also says what is
+    allowed and what to do."""
     if is_ok:
         return Finding(name=name, found=found)
     return Finding(name=name, status=otherwise, found=found, allowed=allowed, todo=todo)
 
 
 class InvalidDataError(UserError):
-    """A file, or what it says, is damaged or hostile: not regular, too large, of a wrong type or out of its range.
+    """A file is damaged or hostile: it is not a regular file or too large, or a value in it has a wrong type or is out
+    of range.
 
-    Before the first step this ends a command as the user's mistake; training that is running ends with 78 instead,
-    since the same command would end in the same way.
+    Before the first step, this ends a command with exit code 2. Afterwards training ends with 78 instead, since the
+    same command would end in the same way.
     """
 
 
 class UnreachableError(UserError):
-    """Storage that has never answered this process: its address or its credentials are probably wrong."""
+    """Storage has never answered this process: its address or its credentials are probably wrong."""
 
 
 class TransientError(PrintableError):
-    """A fault outside (exit code 74): the same command continues once it is over."""
+    """A fault outside (exit code 74): once it is over, the same command continues."""
 
 
 class StorageError(TransientError):
-    """Storage that has answered before and fails now."""
+    """Storage has answered before and fails now."""
 
 
 class WillNotSucceedError(PrintableError):
-    """The same command would end in the same way (exit code 78): non-finite loss, no progress."""
+    """The same command would end in the same way (exit code 78), as after a non-finite loss or without progress."""
 
 
 class ImageRefusedError(PrintableError):
-    """These bytes cannot go into a shard. The message is the reason in the quarantine list."""
+    """The bytes of an image cannot go into a shard. The message is the reason in the quarantine list."""
 
 
 def disk_fault(error: BaseException) -> OSError | None:
-    """Returns the answer of a full, read-only or failing disk or file server that this error is, or was raised from.
-    It is a fault outside, whatever was being written; None if the error has another reason."""
+    """Returns the OSError of a full, read-only or failing disk or file server if `error` is one, or was raised from
+    one; otherwise None. Such an error is a fault outside, whatever was being written."""
     for one in (error, error.__cause__):
         if isinstance(one, OSError) and one.errno in _OF_DISKS:
             return one

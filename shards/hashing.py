@@ -1,15 +1,15 @@
-"""A keyed integer hash of our own, so that no library version can change it, and the list of what keys are derived for.
+"""A keyed integer hash of our own, so that no library version can change it, and the list of the purposes of its keys.
 
 The mixer is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 OOPSLA 2014). Everything that must be random and repeatable (sample order, augmentation, initial weights) uses it.
 
-A key is derived from some words (seed, epoch, ...) and, last, the number of its purpose. Two purposes never share both
-their number and their count of words, so no two kinds of draws share a key. Only 5 is used twice, harmlessly: rotations
-have one word before it, dropout four. The numbers decide the results of every run and dataset: never change one.
+A key is derived from some words (seed, epoch, ...) and, last, the number of its purpose. No two purposes have both the
+same number and the same count of words, so no two kinds of draws share a key. Only the number 5 is used twice:
+rotations have one word, dropout has four. The numbers decide the results of every run and dataset: never change one.
 
-Four keys have no purpose: initial weights (seed, CRC-32 of the tensor's name), the pictures of a card (its own
-constant, shard), the split of the digits (three constants), and the tries of a weight of mixup or CutMix (key of the
-weight, try).
+Four keys have no Purpose, but are derived from: seed and CRC-32 of the tensor's name, for initial weights; a constant
+and the shard, for the pictures of a card; three constants, for the split of the digits; the key of a weight of mixup or
+CutMix and the number of the try, for its tries.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 def mix(value: int) -> int:
-    """SplitMix64's finaliser of one 64-bit integer, as a Python int."""
+    """Applies the finaliser of SplitMix64 to one 64-bit integer."""
     z = value & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -30,9 +30,9 @@ def mix(value: int) -> int:
 
 
 def derive_key(*values: int) -> int:
-    """A 64-bit key from integers such as (seed, epoch, purpose); different tuples give unrelated keys.
+    """Returns a 64-bit key from integers such as (seed, epoch, purpose). Different tuples give unrelated keys.
 
-    shards/hashing.py lists the purposes; derive keys through it.
+    Where a Purpose fits, call its `key` instead.
     """
     key = 0
     for value in values:
@@ -41,7 +41,7 @@ def derive_key(*values: int) -> int:
 
 
 def hash_array(values: NDArray[np.int64] | NDArray[np.uint64], *, key: int) -> NDArray[np.uint64]:
-    """64-bit hash of every element under `key`. Same shape as `values`. The results never change."""
+    """Returns the 64-bit hash of every element under `key`, in the shape of `values`. The results never change."""
     z = values.astype(np.uint64)
     z *= np.uint64(_GOLDEN)
     z += np.uint64(key & _MASK)
@@ -53,7 +53,8 @@ def hash_array(values: NDArray[np.int64] | NDArray[np.uint64], *, key: int) -> N
 
 
 def uniforms(values: NDArray[np.int64] | NDArray[np.uint64], num_draws: int, *, key: int) -> NDArray[np.float64]:
-    """Counter-based uniform draws in [0, 1): shape (*values.shape, num_draws), the same for the same value and key."""
+    """Returns counter-based uniform draws in [0, 1), of shape (*values.shape, num_draws). They depend only on the value
+    and the key."""
     base = hash_array(values, key=key)
     counters = np.arange(1, num_draws + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
     bits = hash_array(base[..., None] + counters, key=mix(key + 1))
@@ -62,14 +63,14 @@ def uniforms(values: NDArray[np.int64] | NDArray[np.uint64], num_draws: int, *, 
 
 @dataclass(frozen=True)
 class Purpose:
-    """`number` follows the values of `words` in the tuple that a key is derived from."""
+    """What a key is used for. The key is derived from the values of `words`, followed by `number`."""
 
     number: int
     words: tuple[str, ...]
     draws: str
 
     def key(self, *values: int) -> int:
-        """The 64-bit key for these values of `words`."""
+        """Returns the 64-bit key for these values of `words`."""
         if len(values) != len(self.words):
             raise TypeError(f"a key that draws {self.draws} takes {', '.join(self.words)}, not {len(values)} values")
         return derive_key(*values, self.number)

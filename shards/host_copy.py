@@ -1,10 +1,11 @@
-"""One copy of a table for all ranks of a host: the first that asks makes it, the others map its file into memory.
+"""Keeps one copy of a table for all ranks of a host: the first rank that needs it makes it, and the others map its file
+into memory.
 
-The file is in TMPDIR, in a folder that only this user can open, and loses its name once every rank has it: then it ends
-with the last of them, however they end. Each table has a lock, which the kernel frees when a rank is killed; the next
-rank makes the table again. If all ranks are killed before each has opened it, the file stays until the next start on
-this host, which removes what only dead processes have opened. A rank that waits too long for another, which has been
-stopped or whose store does not answer, reads its own.
+The file is in TMPDIR, in a folder that only this user can open. Once every rank has opened it, its name is removed, so
+that the kernel deletes it when the last rank ends, even if it is killed. Each table has a lock, which the kernel frees
+when a rank is killed; the next rank makes the table again. If all ranks are killed before each has opened the file, it
+stays until the next start on this host, which removes tables that only dead processes have opened. A rank that waits
+too long for another, because that one is stopped or its store does not answer, reads its own copy.
 """
 
 import fcntl
@@ -26,19 +27,19 @@ import pyarrow as pa
 log = logging.getLogger(__name__)
 _TABLE, _LOCK, _UNFINISHED = ".arrow", ".lock", ".part"
 _MOST_LOCK_BYTES = 1 << 16
-_MOST_WAIT_SECONDS = 120.0  # for a rank that makes a table
-_LONGEST_PAUSE_SECONDS = 0.1  # between two looks at a lock
+_MOST_WAIT_SECONDS = 120.0  # for the rank that makes a table
+_LONGEST_PAUSE_SECONDS = 0.1  # between two tries to take a lock
 _STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat after the name
 
 
 @dataclass(kw_only=True)
 class LocalRanks:
-    """The ranks that one start has on this host.
+    """The ranks of one start on this host.
 
-    `launch` tells this start from others, and is the same on all of them. `num_ranks` is their number. While
-    `is_starting`, all of them open the same tables at about the same time; later, each rank reads what it needs by
-    itself. `is_alone`: another rank has held up a table, so this rank reads all further tables by itself. `opened` has
-    the tables of this rank.
+    `launch`: a text that tells this start from others, the same on all its ranks. `num_ranks`: the number of ranks.
+    `is_starting`: whether all ranks open the same tables at about the same time; later, each rank reads what it needs
+    by itself. `is_alone`: whether this rank reads all further tables by itself, since another one held up a table.
+    `opened`: the tables that this rank has opened.
     """
 
     launch: str
@@ -49,8 +50,8 @@ class LocalRanks:
 
 
 def one_copy(ranks: LocalRanks | None, name: str, make: Callable[[], pa.Table]) -> pa.Table:
-    """The table of this name, made by one of the ranks for all; a rank without others makes its own. Raises what `make`
-    raises. If there is no room for the file, each rank makes its own, with a warning."""
+    """Returns the table of this name, which one rank makes for all. A single rank makes its own. Raises what `make`
+    raises. If there is no room for the file, warns, and each rank makes its own table."""
     if ranks is None or ranks.num_ranks == 1:
         return make()
     if name not in ranks.opened:
@@ -61,8 +62,8 @@ def one_copy(ranks: LocalRanks | None, name: str, make: Callable[[], pa.Table]) 
 
 
 def passing_copy(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Table:
-    """Like `one_copy`, for several ranks and a table that each asks for once, at any time of the run, and drops
-    afterwards."""
+    """Works like `one_copy`, but for a table that each of several ranks needs only once, at any time of the run. It is
+    not kept in `ranks.opened`."""
     return _shared(ranks, name, make)
 
 
@@ -76,7 +77,7 @@ def _shared(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Ta
         _sweep(folder)
         with _locked(folder / f"{key}{_LOCK}", seconds=_MOST_WAIT_SECONDS) as lock:
             owners = _owners(lock)
-            if not any(map(_is_alive, owners)):  # an earlier start had the same name: its data may be outdated
+            if not any(map(_is_alive, owners)):  # left by an earlier start with the same key: it may be outdated
                 owners = set()
                 (folder / f"{key}{_TABLE}").unlink(missing_ok=True)
             path = folder / f"{key}{_TABLE}"
@@ -125,7 +126,8 @@ def _made(make: Callable[[], pa.Table]) -> pa.Table:
 
 
 def _own_folder() -> Path:
-    """This user's folder on this host. OSError if it cannot be made, or if others may write to it."""
+    """Returns this user's folder for tables on this host. Raises OSError if it cannot be made, or if others have access
+    to it."""
     folder = Path(tempfile.gettempdir()) / f"patchline-{os.getuid()}-{socket.gethostname()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
@@ -136,7 +138,7 @@ def _own_folder() -> Path:
 
 @contextmanager
 def _locked(path: Path, *, seconds: float = 0.0) -> Iterator[int]:
-    """Yields the open lock file, which no other process holds while the block lasts. Raises BlockingIOError if another
+    """Yields the open lock file, and holds its lock until the end of the block. Raises BlockingIOError if another
     process holds it for `seconds`."""
     deadline, pause = time.monotonic() + seconds, 0.0
     while True:
@@ -163,19 +165,20 @@ def _is_free(lock: int, *, is_last_try: bool) -> bool:
 
 
 def _is_named(lock: int, path: Path) -> bool:
-    """Whether the file still has this name: the rank before may have removed it."""
+    """Whether the lock file still has this name: the rank that held it before may have removed it."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(lock), path.stat())
     return False
 
 
 def _owners(lock: int) -> set[str]:
-    """The marks of the processes that have opened the table."""
+    """Returns the marks of the processes that have opened the table."""
     return set(os.pread(lock, _MOST_LOCK_BYTES, 0).decode(errors="replace").split())
 
 
 def _mark(pid: int) -> str:
-    """The process and when it began, since the numbers of dead processes are used again; empty if it is dead."""
+    """Returns the number of a process and when it began, since numbers of dead processes are used again; empty if it is
+    dead."""
     with suppress(OSError, IndexError):
         values = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return "" if values[_STATE] in "XZ" else f"{pid}-{values[_BEGAN]}"
@@ -191,7 +194,7 @@ def _write(path: Path, table: pa.Table) -> None:
     unfinished = path.with_suffix(_UNFINISHED)
     try:
         with pa.OSFile(str(unfinished), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table.combine_chunks())  # otherwise each rank would copy the chunks together
+            writer.write_table(table.combine_chunks())  # otherwise each rank would copy the chunks into one
         unfinished.rename(path)
     except BaseException:
         unfinished.unlink(missing_ok=True)

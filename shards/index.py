@@ -1,4 +1,4 @@
-"""The Parquet tables of a dataset: the index of each shard, blocks, labels and quarantine, with their readers."""
+"""The Parquet tables of a dataset, and their readers: the index of each shard, blocks, labels and quarantine."""
 
 import json
 from collections.abc import Sequence
@@ -39,10 +39,11 @@ INDEX_SCHEMA = pa.schema(
         ("labels", pa.list_(pa.int32())),
         ("crc32", pa.uint32()),
         ("source", pa.string()),
-        ("weights", pa.list_(pa.float32())),  # one a label, or none
-        ("orientation", pa.int8()),  # as in EXIF: 1 to 8, 1 is upright; height and width are before it is applied
+        ("weights", pa.list_(pa.float32())),  # one per label, or none
+        ("orientation", pa.int8()),  # as in EXIF: 1 (upright) to 8; height and width are of the stored image
     ]
 )
+
 
 BLOCKS_SCHEMA = pa.schema(
     [
@@ -54,14 +55,19 @@ BLOCKS_SCHEMA = pa.schema(
     ]
 )
 
-# Further columns if there is a rows.bin: where a block's rows end in it, and their checksum.
+
+# Further columns if there is a rows.bin: the offset at which a block's rows end in it, and their checksum.
 BLOCK_ROWS_SCHEMA = pa.schema([("rows_end", pa.int64()), ("rows_crc32", pa.uint32())])
 
-KINDS_BY_PLAN = ("duplicate", "evaluation", "split")  # of images that the plan leaves out
+
+KINDS_BY_PLAN = ("duplicate", "evaluation", "split")  # kinds of images that the plan leaves out
+
 
 KINDS = ("refused", "unlabeled", *KINDS_BY_PLAN)
 
+
 LABELS_SCHEMA = pa.schema([("label", pa.int32()), ("name", pa.string()), ("num_samples", pa.int64())])
+
 
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -71,15 +77,19 @@ QUARANTINE_SCHEMA = pa.schema(
         ("kind", pa.string()),  # one of KINDS
         ("reason", pa.string()),
         ("match", pa.string()),  # the image that it is a copy of
-        ("distance", pa.int32()),  # from that image, in bits of the perceptual hash
+        ("distance", pa.int32()),  # to the match, in bits of the perceptual hash
     ]
 )
 
+
 _COMMIT_KEY = b"patchline"
 
-_MOST_PIXELS = 1 << 31  # of a side; images with too many pixels in all are refused when they are decoded
+
+_MOST_PIXELS = 1 << 31  # per side; images with too many pixels in all are refused when they are decoded
+
 
 _INT32, _BYTES = Range(0, (1 << 31) - 1), Range(0, MOST_TAR_BYTES)
+
 
 INDEX_RULES = TableSchema(
     schema=INDEX_SCHEMA,
@@ -97,6 +107,7 @@ INDEX_RULES = TableSchema(
     may_be_null=frozenset({"labels", "weights"}),  # tables made by others may have no labels or weights
 )
 
+
 BLOCKS_RULES = TableSchema(
     schema=BLOCKS_SCHEMA,
     ranges={
@@ -108,13 +119,16 @@ BLOCKS_RULES = TableSchema(
     },
 )
 
+
 BLOCK_ROWS_RULES = TableSchema(
     schema=pa.unify_schemas([BLOCKS_SCHEMA, BLOCK_ROWS_SCHEMA]), ranges={**BLOCKS_RULES.ranges, "rows_end": _BYTES}
 )
 
+
 LABELS_RULES = TableSchema(
     schema=LABELS_SCHEMA, ranges={"label": Range(0, MOST_CLASSES - 1), "num_samples": Range(0, MOST_SAMPLES)}
 )
+
 
 QUARANTINE_RULES = TableSchema(
     schema=QUARANTINE_SCHEMA,
@@ -122,19 +136,22 @@ QUARANTINE_RULES = TableSchema(
     may_be_null=frozenset({"match", "distance"}),
 )
 
-# "list.csv row 27: the weight 'x': allowed: numbers": a reason about a table's row begins with it.
+
+# A reason about a row of a table begins with the row, as in "list.csv row 27: the weight 'x': allowed: numbers".
 _ROW = r"(?s)^.*?\.(?:csv|csv\.gz|tsv|tsv\.gz|parquet) row \d+: "
 
-# Details of one image are quoted as Python's repr does it. No quote opens within a word: "the source's root".
+
+# Details of one image are quoted as by Python's repr. A quote within a word, as in "the source's root", opens nothing.
 _QUOTED = r"""(?s)\B'(?:[^'\\]|\\.)*'|\B"(?:[^"\\]|\\.)*\""""
 
-# Numbers and the like come last, or what is allowed: "too large: 70000000 bytes", "a label is a dict; allowed: text".
+
+# Numbers, or what is allowed, come last: "too large: 70000000 bytes", "a label is a dict; allowed: text".
 _DETAIL = r"(?s)(?:[;,] allowed)?: .*"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOut:
-    """An image of the plan that could not be packed; its slot stays empty."""
+    """An image of the plan that could not be packed. Its slot in the shard stays empty."""
 
     position: Annotated[int, Range(0, MOST_SAMPLES)]
     source: str
@@ -143,9 +160,10 @@ class LeftOut:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCommit:
-    """The footer of an index file, which commits its shard: size and sha256 of its tar, and the hash of the plan.
+    """The record in the footer of an index file, which commits its shard: size and sha256 of the tar, and the hash of
+    the plan.
 
-    `data_end` is where the last sample ends in the tar, before the end-of-archive marker.
+    `data_end`: the offset at which the last sample ends in the tar, before the end-of-archive marker.
     """
 
     tar_sha256: str
@@ -157,7 +175,7 @@ class ShardCommit:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexRow:
-    """One sample of a shard; `offset` and `size` are of the image's bytes in the tar."""
+    """One sample of a shard. `offset` and `size` say where the image's bytes are in the tar."""
 
     key: str
     offset: int
@@ -173,7 +191,7 @@ class IndexRow:
 
 
 def index_bytes(shard: int, rows: Sequence[IndexRow], commit: ShardCommit) -> bytes:
-    """The index file of one shard, its commit record in the footer."""
+    """Returns the index file of one shard, with the commit record in its footer."""
     records = [vars(item) for item in rows]
     columns = {name: [record[name] for record in records] for name in INDEX_SCHEMA.names[2:]}
     numbers = {"shard": np.full(len(rows), shard), "row": np.arange(len(rows))}
@@ -183,7 +201,7 @@ def index_bytes(shard: int, rows: Sequence[IndexRow], commit: ShardCommit) -> by
 
 
 def read_commit(data: bytes) -> ShardCommit:
-    """The commit record of an index file. Raises ValueError if there is none."""
+    """Returns the commit record of an index file. Raises ValueError if there is none."""
     try:
         with arrow_faults():
             metadata = pq.read_schema(pa.BufferReader(data)).metadata or {}
@@ -193,20 +211,21 @@ def read_commit(data: bytes) -> ShardCommit:
 
 
 def read_index(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:
-    """These columns of an index file (None: all). Like all readers here, raises ValueError for values that cannot be
-    right."""
+    """Reads these columns of an index file (None: all). Like all readers here, raises ValueError for impossible
+    values."""
     return read_checked(data, INDEX_RULES, columns, most_rows=MOST_SHARD_SAMPLES)
 
 
 def read_rows(data: bytes) -> list[IndexRow]:
-    """All rows of an index file as Python objects."""
+    """Reads all rows of an index file as Python objects."""
     records = read_index(data).select(INDEX_SCHEMA.names[2:]).to_pylist()
     lists = ("labels", "weights")
     return [IndexRow(**record | {name: tuple(record[name] or ()) for name in lists}) for record in records]
 
 
 def read_sample_rows(data: bytes) -> SampleRows:
-    """The columns of an index file that reading samples needs. Nothing becomes a Python object, so it is fast."""
+    """Reads the columns of an index file that are needed to read samples. It is fast, since it makes no Python
+    objects."""
     table = read_index(data, [*ONE_A_SAMPLE, "labels", "weights"])
     labels, weights = (table.column(name).combine_chunks() for name in ("labels", "weights"))
     ends = np.zeros(len(table) + 1, dtype=np.int64)
@@ -223,8 +242,8 @@ def read_sample_rows(data: bytes) -> SampleRows:
 def _weights(
     values: NDArray[np.float32], num_labels: NDArray[np.int64], num_weights: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """A weight for each label, NO_WEIGHT in rows without weights; empty if all rows are. ValueError for a row with
-    another number of weights than labels."""
+    """Returns a weight for each label: NO_WEIGHT in rows without weights, and an empty array if no row has weights.
+    Raises ValueError for a row whose numbers of weights and labels differ."""
     if not values.size:
         return values
     if (wrong := (num_weights != 0) & (num_weights != num_labels)).any():
@@ -242,22 +261,22 @@ def read_sources(data: bytes) -> list[str]:
 
 
 def read_blocks(data: bytes, *, has_rows: bool = False) -> BlockTable:
-    """The block table; `has_rows`: with the places of each block's rows in rows.bin."""
+    """Reads the block table. `has_rows`: whether it has the places of each block's rows in rows.bin."""
     return block_table(read_block_columns(data, has_rows=has_rows))
 
 
 def read_block_columns(data: bytes, *, has_rows: bool) -> pa.Table:
-    """The block table as Arrow columns."""
+    """Reads the block table as Arrow columns."""
     return read_checked(data, BLOCK_ROWS_RULES if has_rows else BLOCKS_RULES, most_rows=MOST_ROWS)
 
 
 def block_table(columns: pa.Table) -> BlockTable:
-    """Wraps these columns as a block table, without copying them."""
+    """Returns these columns as a block table, without copying them."""
     return BlockTable(**{name: numbers(columns.column(name)) for name in columns.column_names})
 
 
 def read_block_rows(data: bytes | memoryview, num_samples: int) -> SampleRows:
-    """The rows of a block, from rows.bin."""
+    """Returns the rows of a block from its bytes in rows.bin."""
     rows = SampleRows.from_bytes(data, num_samples)
     for name in (*ONE_A_SAMPLE, "labels"):
         values = rows.label_values if name == "labels" else getattr(rows, name)
@@ -270,20 +289,20 @@ def read_block_rows(data: bytes | memoryview, num_samples: int) -> SampleRows:
 
 
 def read_labels(data: bytes) -> pa.Table:
-    """The table of classes."""
+    """Reads the table of classes."""
     return read_checked(data, LABELS_RULES, most_rows=MOST_CLASSES)
 
 
 def read_quarantine(data: bytes) -> pa.Table:
-    """The table of images that were left out."""
+    """Reads the table of images that were left out."""
     return read_checked(data, QUARANTINE_RULES, most_rows=MOST_ROWS)
 
 
 def general_reasons(reasons: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
-    """Each reason without the details of one image, so that equal kinds of reasons are equal texts; null becomes
-    empty."""
+    """Returns each reason without the details of one image, so that reasons of one kind are equal texts. Null becomes
+    an empty text."""
     general = pc.fill_null(reasons, "")
-    # Quoted parts go first: they may contain what looks like a row or a detail.
+    # Quoted parts are replaced first: they may contain what looks like a row or a detail.
     for pattern, replacement in ((_QUOTED, "…"), (_ROW, ""), (_DETAIL, "")):
         general = pc.replace_substring_regex(general, pattern=pattern, replacement=replacement)
     return general

@@ -1,4 +1,5 @@
-"""manifest.json, which is written last, so that a dataset with one is complete. It fixes every byte by sha256."""
+"""The manifest of a dataset. manifest.json is written last, so a dataset that has one is complete. It has the sha256 of
+every file."""
 
 import hashlib
 import json
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FORMAT_VERSION = 2  # 2: weights and orientation in the index, kinds in the quarantine list
-TABLE_FORMAT_VERSION = 3  # 3: the shards and the sha256 of their indices are not in the manifest, but in SHARDS_PATH
+FORMAT_VERSION = 2  # 2 added weights and orientation to the index, and kinds to the quarantine list
+TABLE_FORMAT_VERSION = 3  # 3: the shards and the sha256 of their indices are in SHARDS_PATH
 MANIFEST_PATH = "manifest.json"
-SHARDS_PATH = "shards.parquet"  # of datasets of many shards
+SHARDS_PATH = "shards.parquet"  # in datasets of many shards
 BLOCKS_PATH = "blocks.parquet"
-ROWS_PATH = "rows.bin"  # of large datasets: what reading needs of every index, block by block
+ROWS_PATH = "rows.bin"  # in large datasets: the columns that reading needs of every index, block by block
 LABELS_PATH = "labels.parquet"
 QUARANTINE_PATH = "quarantine.parquet"
 QUARANTINE_CSV_PATH = "quarantine.csv"
@@ -31,7 +32,7 @@ MOST_CLASSES = 1 << 24
 MOST_SHARD_SAMPLES = 1 << 24
 MOST_SAMPLES = 1 << 40
 MOST_TAR_BYTES = 1 << 50
-_MOST_CHARACTERS = 1 << 16  # of a text
+_MOST_CHARACTERS = 1 << 16  # the longest text
 _FOR_PEOPLE = ("description", "licence")
 _WRITTEN_IF_SET = (*_FOR_PEOPLE, "unlabeled")
 _INDEX_PATH = re.compile(r"index/shard-\d{6,}\.parquet")
@@ -40,7 +41,8 @@ _LINE_FOR_PEOPLE = re.compile(rb'^ "(?:description|licence)": "(?:[^"\\]|\\.)*",
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """One shard: its tar (path relative to the dataset) and the sample ids that it holds."""
+    """One shard: its tar (its path is relative to `shards_url` or, if that is empty, the dataset) and the ids of its
+    samples."""
 
     path: str
     first_sample_id: Annotated[int, Range(0, MOST_SAMPLES)]
@@ -50,11 +52,11 @@ class ShardRecord:
 
 
 class ShardColumns(Sequence[ShardRecord]):
-    """The shards as columns. A record is made only when it is asked for, since 300,000 records take 200 MB."""
+    """The shards as columns. A record is made only when it is used, since 300,000 records take 200 MB."""
 
     @abstractmethod
     def column(self, name: str) -> "NDArray[np.int64]":
-        """int64[num_shards]: a field of every shard."""
+        """Returns int64[num_shards]: a field of every shard."""
 
 
 ReadTable = Callable[[Mapping[str, str]], tuple[ShardColumns, Mapping[str, str]]]
@@ -62,13 +64,13 @@ ReadTable = Callable[[Mapping[str, str]], tuple[ShardColumns, Mapping[str, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The contents of a dataset. `files` has the sha256 of every file but the shards and the manifest itself.
+    """The contents of a dataset. `files`: the sha256 of every file except the shards and the manifest itself.
 
-    `format_version` is FORMAT_VERSION or TABLE_FORMAT_VERSION. `shards_url` is where the shards are, empty if they are
-    beside the manifest; the index of tars made by others may be elsewhere. `adopted`: the tars were made by others and
-    may have members that are not images. `unlabeled`: images may have no label. `limits`: those by which its images
-    were taken, so that whoever decodes them takes them too. `description` and `licence` are for people; these four are
-    written only if set.
+    `format_version`: FORMAT_VERSION or TABLE_FORMAT_VERSION. `shards_url`: where the shards are; empty if they are
+    beside the manifest. The index of tars made by others may be in another place than the tars. `adopted`: whether the
+    tars were made by others and may have members that are not images. `unlabeled`: whether images may have no label.
+    `limits`: the limits that its images were checked against, which decoders use too. `description` and `licence` are
+    for people. They, `unlabeled` and `limits` are written only if set.
     """
 
     format_version: int
@@ -95,15 +97,15 @@ class Manifest:
             raise ValueError(f"num_samples is {self.num_samples}, but its shards hold another number")
 
     def shard_column(self, name: str) -> "NDArray[np.int64]":
-        """int64[num_shards]: `first_sample_id`, `num_samples` or `num_bytes` of every shard."""
+        """Returns int64[num_shards]: `first_sample_id`, `num_samples` or `num_bytes` of every shard."""
         if isinstance(self.shards, ShardColumns):
             return self.shards.column(name)
-        import numpy as np  # noqa: PLC0415 - commands that only answer do not need it
+        import numpy as np  # noqa: PLC0415 - many commands do not need it
 
         return np.array([getattr(shard, name) for shard in self.shards], dtype=np.int64)
 
     def to_bytes(self) -> bytes:
-        """JSON with sorted keys: equal datasets have equal manifests."""
+        """Returns JSON with sorted keys, so that equal datasets have equal manifests."""
         is_table = self.format_version == TABLE_FORMAT_VERSION
         written = {field.name: getattr(self, field.name) for field in fields(self)}
         for name in _WRITTEN_IF_SET:
@@ -121,10 +123,10 @@ class Manifest:
 
     @staticmethod
     def from_bytes(data: bytes, *, read_table: ReadTable | None = None) -> "Manifest":
-        """Reads manifest.json. Raises ValueError for another format version or values that cannot be right.
+        """Reads manifest.json. Raises ValueError for another format version and for impossible values.
 
-        A dataset of many shards has them in a second file: `read_table` reads it, given the `files` of manifest.json,
-        and returns the shards and the sha256 of every file. What it raises is passed on.
+        A dataset of many shards lists them in a second file. `read_table` reads it: it gets the `files` of
+        manifest.json, and returns the shards and the sha256 of every file. Errors that it raises are passed on.
         """
         found = parse_json(data)
         if not isinstance(found, dict):
@@ -149,23 +151,23 @@ class Manifest:
 
 
 def fingerprint_of(manifest: bytes) -> str:
-    """The sha256 of manifest.json without description and licence, since changing these does not make another
+    """Returns the sha256 of manifest.json without description and licence, since changing these does not make another
     dataset."""
     return sha256_hex(_LINE_FOR_PEOPLE.sub(b"", manifest))
 
 
 def sha256_hex(data: bytes) -> str:
-    """sha256 as written in manifests and plans."""
+    """Returns the sha256 as written in manifests and plans."""
     return hashlib.sha256(data).hexdigest()
 
 
 def shard_path(shard: int) -> str:
-    """Path of a shard's tar, as packing writes it."""
+    """Returns the path at which packing writes a shard's tar."""
     return f"shards/shard-{shard:06d}.tar"
 
 
 def index_path(shard: int) -> str:
-    """Path of a shard's index."""
+    """Returns the path of a shard's index."""
     return f"index/shard-{shard:06d}.parquet"
 
 
@@ -176,7 +178,7 @@ def _refuse_version(version: Any) -> None:
 
 
 def _refuse_fields(found: dict[str, Any], *, is_table: bool) -> None:
-    """ValueError for the first field that is missing, unknown, of the wrong type or out of its range."""
+    """Raises ValueError for the first field that is missing, unknown, of the wrong type or out of its range."""
     declared = {field.name: field for field in fields(Manifest) if not (is_table and field.name == "shards")}
     if unknown := sorted(found.keys() - declared.keys()):
         raise ValueError(f"not a manifest: {shown_value(unknown[0])} is no field; allowed: {', '.join(declared)}")
@@ -197,7 +199,7 @@ def _refuse_fields(found: dict[str, Any], *, is_table: bool) -> None:
 
 
 def refuse_paths(paths: list[str]) -> None:
-    """ValueError if the paths of shards cannot be right."""
+    """Raises ValueError if the paths of shards are not plain relative paths, or if one appears twice."""
     _refuse_path(not_plain(paths), what="the path of a shard")
     if len(set(paths)) < len(paths):
         [(twice, _)] = Counter(paths).most_common(1)
@@ -205,7 +207,8 @@ def refuse_paths(paths: list[str]) -> None:
 
 
 def _refuse_shards(shards: tuple[ShardRecord, ...]) -> None:
-    """ValueError if the hashes of shards cannot be right, or if their sample ids do not run on."""
+    """Raises ValueError if the sha256 of a shard is not 64 hex digits, or if sample ids do not continue from shard to
+    shard."""
     if (wrong := not_sha256([shard.sha256 for shard in shards])) is not None:
         raise ValueError(f"the sha256 of a shard is {shown_value(wrong)}; allowed: 64 hex digits")
     *starts, _ = accumulate([shard.num_samples for shard in shards], initial=0)

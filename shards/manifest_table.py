@@ -1,6 +1,7 @@
-"""The shards of a manifest as a table: shards.parquet of a dataset of many shards, and what ranks of a host share.
+"""The shards of a manifest as a table. It is shards.parquet in a dataset of many shards, and what the ranks of a host
+share.
 
-300,000 shards are 93 MB of JSON, which take six seconds and 400 MB to read, and 21 MB of Parquet.
+300,000 shards take 21 MB as Parquet. As JSON they take 93 MB, and reading them takes six seconds and 400 MB.
 """
 
 import json
@@ -32,9 +33,9 @@ from shards.manifest import (
 from shards.store import Store
 from shards.tables import MOST_ROWS, TableSchema, numbers, read_checked, table_bytes
 
-MOST_LISTED_SHARDS = 4096  # in manifest.json: 1.3 MB, read in a tenth of a second
+MOST_LISTED_SHARDS = 4096  # in manifest.json: 1.3 MB, which take 0.1 seconds to read
 _SHA256 = pa.binary(32)
-_NO_SHA256 = bytes(32)  # of an index that the manifest does not list
+_NO_SHA256 = bytes(32)  # stands for an index that the manifest does not list
 _RULES = TableSchema(
     schema=pa.schema(
         [
@@ -51,7 +52,7 @@ _REST, _FILES = b"manifest", b"files"
 
 
 class ShardTable(ShardColumns):
-    """Shards in the columns of shards.parquet."""
+    """The shards, in the columns of shards.parquet."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -72,18 +73,18 @@ class ShardTable(ShardColumns):
     def __getitem__(self, number: int | slice) -> ShardRecord | tuple[ShardRecord, ...]:
         if isinstance(number, slice):
             return tuple(self[one] for one in range(*number.indices(len(self))))
-        place = range(len(self))[number]  # IndexError beyond the end
+        place = range(len(self))[number]  # raises IndexError beyond the end
         each = {name: int(column[place]) for name, column in self._numbers.items()}
         path, sha256 = (self.table.column(name)[place].as_py() for name in ("path", "sha256"))
         return ShardRecord(path=path, sha256=sha256.hex(), **each)
 
     def column(self, name: str) -> NDArray[np.int64]:
-        """int64[num_shards]: a field of every shard."""
+        """Returns int64[num_shards]: a field of every shard."""
         return self._numbers[name]
 
 
 def write_manifest(store: Store, manifest: Manifest) -> Manifest:
-    """Writes manifest.json, and before it shards.parquet if a new dataset has many shards. Returns what it wrote."""
+    """Writes manifest.json; for a new dataset of many shards, first shards.parquet. Returns the manifest as written."""
     is_large = len(manifest.shards) > MOST_LISTED_SHARDS
     if is_large and manifest.format_version != TABLE_FORMAT_VERSION:
         data = table_bytes(_columns_of(manifest).cast(_RULES.schema))
@@ -95,16 +96,16 @@ def write_manifest(store: Store, manifest: Manifest) -> Manifest:
 
 
 def read_manifest(store: Store) -> tuple[Manifest, str]:
-    """The manifest and its fingerprint. Raises MissingObjectError if there is none, and ValueError for values that
-    cannot be right."""
+    """Reads the manifest and its fingerprint. Raises MissingObjectError if there is none, and ValueError for impossible
+    values."""
     data = store.read(MANIFEST_PATH)
     manifest = Manifest.from_bytes(data, read_table=lambda files: shards_and_files(store.read(SHARDS_PATH), files))
     return manifest, fingerprint_of(data)
 
 
 def shards_and_files(data: bytes, files: Mapping[str, str]) -> tuple[ShardTable, Mapping[str, str]]:
-    """The shards, and the sha256 of every file, from the bytes of shards.parquet and the `files` of manifest.json.
-    Raises ValueError if the bytes do not match `files`, or have values that cannot be right."""
+    """Returns the shards and the sha256 of every file, from the bytes of shards.parquet and the `files` of
+    manifest.json. Raises ValueError if the bytes do not match `files`, or have impossible values."""
     if sha256_hex(data) != files.get(SHARDS_PATH):
         raise ValueError(f"{SHARDS_PATH} is not the file that the manifest has the sha256 of")
     try:
@@ -116,8 +117,8 @@ def shards_and_files(data: bytes, files: Mapping[str, str]) -> tuple[ShardTable,
 
 
 def table_of(manifest: Manifest) -> pa.Table:
-    """The manifest as one table, with everything but the shards in its metadata. It is passed only between ranks of one
-    start (shards/host_copy.py), so it is not checked again."""
+    """Returns the manifest as one table, with everything except the shards in its metadata. It is passed only between
+    ranks of one start (shards/host_copy.py), so it is not checked again."""
     table = manifest.shards.table if isinstance(manifest.shards, ShardTable) else _columns_of(manifest)
     files = manifest.files.others if isinstance(manifest.files, _Files) else _other_files(manifest)
     rest = {
@@ -127,14 +128,15 @@ def table_of(manifest: Manifest) -> pa.Table:
 
 
 def manifest_from(table: pa.Table) -> Manifest:
-    """The manifest of `table_of`, which takes no more memory than the table does."""
+    """Returns the manifest that `table_of` made a table of. It takes no more memory than the table."""
     files = _Files(json.loads(table.schema.metadata[_FILES]), table.column("index_sha256"))
     rest = json.loads(table.schema.metadata[_REST])
     return Manifest(**rest | {"limits": ImageLimits(**rest["limits"])}, shards=ShardTable(table), files=files)
 
 
 def array_of(values: NDArray[Any]) -> pa.Array:
-    """A NumPy array as an Arrow array, without a copy. Arrow's own conversion loads pandas if it is installed."""
+    """Returns a NumPy array as an Arrow array, without a copy. Arrow's own conversion is not used, since it loads
+    pandas if it is installed."""
     values = np.ascontiguousarray(values)
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), values.size, [None, pa.py_buffer(values)])
 
@@ -168,7 +170,7 @@ def _hashes(hashes: Sequence[bytes]) -> pa.Array:
 
 
 class _Files(Mapping[str, str]):
-    """The sha256 of every file. Those of index files are in a column of the shards' table."""
+    """The sha256 of every file. Those of index files stay in a column of the table of shards."""
 
     def __init__(self, others: Mapping[str, str], of_index: pa.ChunkedArray) -> None:
         self.others, self._of_index = others, of_index

@@ -1,17 +1,17 @@
-"""The sample order: a pure function of (block sizes, seed, lanes, window, step). No state, nothing to save.
+"""The sample order: a pure function of (block sizes, seed, lanes, window, step). There is no state to save.
 
 Every global position p = step * batch + slot has an epoch e = p // N and an index q = p mod N in it. An epoch permutes
 the blocks by a keyed hash; the permuted samples are cut into L lanes; index q is sample q // L of lane q mod L; inside
 a lane the samples of every window of W blocks are shuffled by the same hash. So positions eN .. (e+1)N-1 are an exact
 permutation of all samples, and any number of ranks reads the same global batches.
 
-A stream of several datasets is mixed as exactly: every lane group draws from the datasets on its own, by one table for
-a period of P draws. In any P consecutive draws, dataset d comes exactly quotas[d] times, evenly spread as in stride
+A stream of several datasets is mixed just as exactly: every lane group draws from the datasets by itself, by one table
+for a period of P draws. In any P consecutive draws, dataset d comes exactly quotas[d] times, evenly spread as in stride
 scheduling (Waldspurger and Weihl, "Stride Scheduling: Deterministic Proportional-Share Resource Management", 1995). A
-keyed hash rotates the table for each lane group, so that a batch does not get all its samples of a rare dataset at
-once. Positions stay in their lane group, so a rank reads its own lanes of every dataset.
+keyed hash rotates the table for each lane group, so that the samples of a rare dataset do not all come in the same
+batch. Positions stay in their lane group, so a rank reads its own lanes of every dataset.
 
-Shape letters: N samples, B batch, L lanes (of a mixture: lane groups), W blocks a window, R ranks, P draws a period,
+Shape letters: N samples, B batch, L lanes (lane groups of a mixture), W blocks per window, R ranks, P draws per period,
 D datasets.
 """
 
@@ -34,14 +34,14 @@ ORDER_VERSION = 1
 MOST_SAMPLES = 1 << 62
 _MOST_POSITION = int(np.iinfo(np.int64).max)
 _EPOCHS_KEPT = 2  # a batch touches at most the end of one epoch and the start of the next, unless N < B
-_LEAST_SHARED_BLOCKS = 1 << 18  # sorting fewer takes less time than agreeing on who does it: 30 ms
+_LEAST_SHARED_BLOCKS = 1 << 18  # sorting fewer takes less time (30 ms) than sharing the result
 Arrays = tuple[NDArray[np.int64], ...]
 MIXING_VERSION = 1
 MOST_DRAWS = 65_536  # a period of this length for ten datasets is a table of 5 MB
 
 
 class WindowId(NamedTuple):
-    """One lane's W consecutive (permuted) blocks: the unit that is read ahead and freed."""
+    """W consecutive (permuted) blocks of one lane: the unit that is read ahead and freed."""
 
     epoch: int
     lane: int
@@ -56,16 +56,16 @@ class BlockSlice:
     num_samples: int
 
     def ids(self) -> NDArray[np.int64]:
-        """int64[num_samples]: its sample ids."""
+        """Returns the sample ids of the slice: int64[num_samples]."""
         return np.arange(self.first_sample_id, self.first_sample_id + self.num_samples, dtype=np.int64)
 
 
 class _Epoch:
-    """The block permutation of one epoch with its prefix sums."""
+    """The block permutation of one epoch, with prefix sums of the block sizes."""
 
     def __init__(self, block_at: NDArray[np.int64], ends: NDArray[np.int64], *, lanes: int, window_blocks: int) -> None:
-        self.block_at = block_at  # place in the epoch -> block
-        self.ends = ends  # permuted samples up to and with this place
+        self.block_at = block_at  # the block at each place of the epoch
+        self.ends = ends  # the number of permuted samples up to and including each place
         num_samples = int(self.ends[-1])
         self.window_blocks = window_blocks
         # The first N mod L lanes are one longer than the others.
@@ -74,7 +74,7 @@ class _Epoch:
         self.first_block = np.searchsorted(self.ends, self.lane_start[:-1], side="right")
 
     def window_bounds(self, lane: int, window: int) -> tuple[int, int]:
-        """First and end permuted sample of a lane's window."""
+        """Returns the first and the end permuted sample of a lane's window."""
         first = int(self.first_block[lane]) + window * self.window_blocks
         last = min(first + self.window_blocks, self.ends.size) - 1
         start = int(self.ends[first - 1]) if first > 0 else 0
@@ -84,7 +84,7 @@ class _Epoch:
     def places_of(
         self, lane: NDArray[np.int64], index: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(window, offset inside the window) of each place `index` of a lane. All of the same shape."""
+        """Returns (window, offset inside the window) of each place `index` of a lane. All have the same shape."""
         permuted = index + self.lane_start[lane]
         block = np.searchsorted(self.ends, permuted, side="right")
         window = (block - self.first_block[lane]) // self.window_blocks
@@ -94,21 +94,21 @@ class _Epoch:
 
 
 def _permuted(block_sizes: NDArray[np.int64], *, key: int) -> Arrays:
-    """The arrays that an `_Epoch` is made of, with the blocks in the order of this key."""
+    """Returns the arrays that an `_Epoch` is made of, with the blocks in the order of the hash under `key`."""
     hashed = hash_array(np.arange(block_sizes.size, dtype=np.int64), key=key)
-    # No two hashes are equal (each step of the hash can be undone), so every way of sorting gives this order, and the
-    # fastest is twice as fast as a stable one.
+    # No two hashes are equal (each step of the hash can be undone), so every sorting algorithm gives this order, and
+    # the default is twice as fast as a stable one.
     block_at = np.argsort(hashed)
     return block_at, np.cumsum(block_sizes[block_at])
 
 
 class SampleOrder:
-    """Sample ids of every global batch, for any number of ranks, from any step. Any thread may ask.
+    """The sample ids of every global batch, for any number of ranks, from any step. Thread-safe.
 
-    `block_sizes`: int64[num_blocks], samples per block (uneven allowed), whose sample ids run on from block to block.
-    `lanes` L and `window_blocks` W set how far the shuffle reaches (L x W blocks at a time) and how much is read ahead.
-    `of_host`: gives the arrays that it computes once to all ranks of the host, by the name that it is given.
-    Raises ValueError on empty blocks, lanes above the number of samples, or sizes below one.
+    `block_sizes`: int64[num_blocks], the samples per block. They may be uneven, and sample ids continue from block to
+    block. `lanes` L and `window_blocks` W determine how far the shuffle reaches (L x W blocks at a time) and how much
+    is read ahead. `of_host`: a function that computes arrays once for all ranks of the host, and finds them by name.
+    Raises ValueError for empty blocks, for more lanes than samples, and for sizes below one.
     """
 
     def __init__(
@@ -138,17 +138,19 @@ class SampleOrder:
         self._windows: dict[WindowId, NDArray[np.int64]] = {}
 
     def batch(self, step: int, batch_size: int) -> NDArray[np.int64]:
-        """Sample ids of global batch `step`: int64[batch_size], laid out lane group by lane group."""
+        """Returns the sample ids of global batch `step`, lane group by lane group: int64[batch_size]."""
         return self.rank_batch(step, batch_size, 0, 1)
 
     def rank_batch(self, step: int, batch_size: int, rank: int, num_ranks: int) -> NDArray[np.int64]:
-        """Rank's contiguous slice of global batch `step`: int64[batch_size / num_ranks]."""
+        """Returns a rank's contiguous slice of global batch `step`: int64[batch_size / num_ranks]."""
         return self.at(self.positions(step, batch_size, rank, num_ranks))
 
     def positions(self, step: int, batch_size: int, rank: int, num_ranks: int) -> NDArray[np.int64]:
-        """Global positions behind `rank_batch`: entry g * (B/L) + m is position step * B + m * L + g.
+        """Returns the global positions of the samples of `rank_batch`. Entry g * (B/L) + m of a batch is position step
+        * B + m * L + g.
 
-        Raises ValueError if the batch does not fit lanes and ranks, or the positions do not fit int64.
+        Raises ValueError if the batch is not a multiple of the lanes and the ranks, or if positions do not fit in
+        int64.
         """
         if batch_size % self.lanes or batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; allowed: multiples of lanes = {self.lanes}")
@@ -163,14 +165,15 @@ class SampleOrder:
         return np.asarray(step * batch_size + member * self.lanes + group, dtype=np.int64)
 
     def at(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sample ids at global positions; same shape as `positions`."""
+        """Returns the sample ids at global positions, in the shape of `positions`."""
         ids = np.empty(positions.shape, dtype=np.int64)
         for window, chosen, offset in self.locate(positions):
             ids[chosen] = self.window_samples(window)[offset]
         return ids
 
     def locate(self, positions: NDArray[np.int64]) -> list[tuple[WindowId, NDArray[np.int64], NDArray[np.int64]]]:
-        """The windows that hold `positions`: (window, indices into `positions`, offsets inside the window) each."""
+        """Returns the windows that contain `positions`, each as (window, indices into `positions`, offsets inside the
+        window)."""
         epoch, place = np.divmod(positions, self.num_samples)
         index, lane = np.divmod(place, self.lanes)
         found = []
@@ -188,30 +191,32 @@ class SampleOrder:
         return found
 
     def window_size(self, window: WindowId) -> int:
-        """The number of samples of a window."""
+        """Returns the number of samples of a window."""
         start, end = self._epoch(window.epoch).window_bounds(window.lane, window.window)
         return end - start
 
     def window_samples(self, window: WindowId) -> NDArray[np.int64]:
-        """Shuffled sample ids of a window, int64[its size]."""
+        """Returns the shuffled sample ids of a window: int64[window size]."""
         with self._lock:
             found = self._windows.get(window)
         if found is None:
             ids = np.concatenate([one.ids() for one in self.window_slices(window)])
             found = ids[self.shuffle(window, ids)]
             with self._lock:
-                if len(self._windows) >= 4 * self.lanes:  # lifetimes are short: the oldest are over
+                if len(self._windows) >= 4 * self.lanes:  # a window is needed only for a short time: the oldest goes
                     del self._windows[next(iter(self._windows))]
                 self._windows[window] = found
         return found
 
     def shuffle(self, window: WindowId, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Positions in `ids`, which has the samples of a window block by block, in the order of the shuffled window."""
+        """Returns indices into `ids` in the order of the shuffled window. `ids` has the samples of the window block by
+        block."""
         hashed = hash_array(ids, key=WINDOWS.key(self.seed, window.epoch))
         return np.argsort(hashed, kind="stable")
 
     def window_slices(self, window: WindowId) -> tuple[BlockSlice, ...]:
-        """The blocks of a window, in permuted order. Of a block that two lanes share, only this lane's slice."""
+        """Returns the blocks of a window, in permuted order. If two lanes share a block, only this lane's slice of it
+        is returned."""
         table = self._epoch(window.epoch)
         start, end = table.window_bounds(window.lane, window.window)
         slices = []
@@ -226,7 +231,8 @@ class SampleOrder:
         return tuple(slices)
 
     def next_window(self, window: WindowId) -> WindowId:
-        """The window that follows in the same lane group: in the same lane, or in the next epoch's rotated lane."""
+        """Returns the next window of the same lane group, which is in the same lane or, at the end of an epoch, in the
+        rotated lane of the next."""
         table = self._epoch(window.epoch)
         if table.window_bounds(window.lane, window.window)[1] < int(table.lane_start[window.lane + 1]):
             return WindowId(epoch=window.epoch, lane=window.lane, window=window.window + 1)
@@ -234,8 +240,8 @@ class SampleOrder:
         return WindowId(epoch=window.epoch + 1, lane=lane, window=0)
 
     def _epoch(self, epoch: int) -> _Epoch:
-        """The table of an epoch, which the first thread that asks for it makes. Only threads that need this epoch wait
-        for it: for millions of blocks it takes a second."""
+        """Returns the table of an epoch. The first thread that needs it makes it, which takes a second for millions of
+        blocks; only threads that need the same epoch wait."""
         with self._lock:
             found, is_ours = self._epochs.get(epoch), False
             if found is None:
@@ -259,9 +265,10 @@ class SampleOrder:
 
 
 def quotas(weights: Sequence[float | str]) -> tuple[int, ...]:
-    """The smallest integers in exactly the ratio of the weights as written: 0.7 and 0.3 give 7 and 3.
+    """Returns the smallest integers in exactly the ratio of the weights as written: 0.7 and 0.3 give 7 and 3.
 
-    UserError if a weight is not a number above 0, or if the sum, which is the period, would be above MOST_DRAWS.
+    Raises UserError if a weight is not a number above 0, or if the sum of the integers, which is the period, would be
+    above MOST_DRAWS.
     """
     shares = [_share(weight) for weight in weights]
     if not shares:
@@ -292,9 +299,9 @@ def _rounded(shares: list[Fraction]) -> list[str]:
 
 
 class Mixture:
-    """The dataset of every position, and the position in that dataset's own order.
+    """Maps every position of a mixed stream to a dataset and a position in that dataset's own order.
 
-    `quotas`: for each dataset, how often it comes in a period; `lanes`: L, the same for the order of every dataset.
+    `quotas`: how often each dataset is drawn in a period. `lanes`: L, the same for the order of every dataset.
     """
 
     def __init__(self, quotas: tuple[int, ...], *, seed: int, lanes: int) -> None:
@@ -307,15 +314,17 @@ class Mixture:
         self._quotas_D = np.array(quotas, dtype=np.int64)
         self._drawn_P = _even_draws(self._quotas_D)
         one_hot = self._drawn_P[:, None] == np.arange(len(quotas))
-        self._before_PD = np.cumsum(one_hot, axis=0, dtype=np.int64) - one_hot  # draws of each among the first k
+        # Draws of each dataset among the first k.
+        self._before_PD = np.cumsum(one_hot, axis=0, dtype=np.int64) - one_hot
         key = ROTATIONS.key(seed)
         rotation = hash_array(np.arange(lanes, dtype=np.int64), key=key) % np.uint64(self.period)
         self._rotation_L = rotation.astype(np.int64)
 
     def split(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """(dataset, position in that dataset's own order) of each position of the mixed stream; all of one shape.
+        """Returns (dataset, position in that dataset's own order) of each position of the mixed stream. All have the
+        same shape.
 
-        The own positions of a dataset in lane group g are g, g + L, g + 2L, ... without a gap.
+        In lane group g, a dataset's own positions are g, g + L, g + 2L, ... without a gap.
         """
         count, group = np.divmod(positions, self.lanes)
         rotation = self._rotation_L[group]
@@ -327,8 +336,9 @@ class Mixture:
 
 
 def _even_draws(quotas_D: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[P]: the datasets of a period's draws. Draw j of a dataset with quota q is due at (j + 1/2) / q."""
+    """Returns the dataset of each draw of a period: int64[P]. Draw j of a dataset with quota q is due at (j + 1/2) /
+    q."""
     dataset = np.repeat(np.arange(quotas_D.size), quotas_D)
     number = np.concatenate([np.arange(quota) for quota in quotas_D.tolist()])
-    due = (2 * number + 1) / (2 * quotas_D[dataset])  # correctly rounded, so equal fractions are equal
+    due = (2 * number + 1) / (2 * quotas_D[dataset])  # correctly rounded, so equal fractions give equal floats
     return dataset[np.lexsort((dataset, due))]

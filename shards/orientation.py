@@ -1,4 +1,4 @@
-"""The eight orientations of EXIF 2.32: how an EXIF block says one, and how stored pixels become upright."""
+"""The eight orientations of EXIF 2.32: how an EXIF block encodes them, and how stored pixels are turned upright."""
 
 import struct
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ TAG = 0x0112
 UPRIGHT = 1
 EXIF_PREFIX = b"Exif\0\0"
 _BYTE_ORDERS = {b"II*\0": "<", b"MM\0*": ">", b"II\0*": "<", b"MM*\0": ">"}  # the last two are wrong, but occur
-_NUMBER_FORMATS = {3: "H", 4: "I"}  # SHORT by the standard; some programs write LONG
+_NUMBER_FORMATS = {3: "H", 4: "I"}  # the standard requires SHORT; some programs write LONG
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """How an image is turned upright: rows and columns are swapped, then mirrored. `transpose` is Pillow's name for it
-    (None: nothing to do)."""
+    """How an image is turned upright: rows and columns are exchanged first, then mirrored. `transpose`: Pillow's name
+    for the turn (None: nothing to do)."""
 
     is_exchanged: bool
     is_upside_down: bool
@@ -39,10 +39,10 @@ TURNS = {
 
 
 def orientation_of(exif: bytes) -> int:
-    """The orientation, 1 to 8, in an EXIF block given without its EXIF_PREFIX; 1 (upright) if it has none or is
+    """Returns the orientation, 1 to 8, in an EXIF block without its EXIF_PREFIX; 1 (upright) if it has none or is
     damaged.
 
-    XMP may have an orientation too. Few decoders read it, and neither does Patchline.
+    XMP may have an orientation too. Few decoders read it, and Patchline does not.
     """
     order = _BYTE_ORDERS.get(exif[:4])
     if order is None:

@@ -1,8 +1,8 @@
-"""A Parquet file that is read in pieces, by Arrow, after what the file declares has been checked.
+"""Reads a Parquet file in pieces with Arrow, after checking what the file declares.
 
-Arrow would allocate what a page declares, whatever its column does, and ends the process with some damaged footers when
-their columns are looked at. So the footer is read here first, and the header of each page is looked at as its bytes
-pass on to Arrow. The format: parquet.thrift of apache/parquet-format, in Thrift's compact protocol.
+Arrow allocates as much memory as a page declares, even if its column declares less, and some damaged footers make it
+crash the process. So the footer is read here first, and the header of each page is checked while its bytes are passed
+to Arrow. The format is that of parquet.thrift in apache/parquet-format, in Thrift's compact protocol.
 """
 
 import io
@@ -20,24 +20,24 @@ _MOST_DEPTH = 12
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _STRUCT = 1, 2, 3, 7, 8, 9, 12
 Fields = dict[int, Any]
 Data = bytes | memoryview
-# The wanted fields, by number: of a struct, its own fields; of a list, those of its items.
+# The wanted fields by number: those of a struct, or those of a list's items.
 Wanted = Mapping[int, "Want"]
-FOOTER_END_BYTES = 8  # the footer's length and the magic word
+FOOTER_END_BYTES = 8  # the footer's length and the magic bytes
 MOST_FOOTER_BYTES = 1 << 25
 _MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 _ENCRYPTED = "it is encrypted; give a copy that is not"
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
-_SIMPLE = (0, 2, 3, 8)  # PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY: no value repeats parts of the one before
-_HEADERS = {_DATA: (5, 2), _DICTIONARY: (7, 2), _DATA_V2: (8, 4)}  # a kind's own header, and the encoding's field in it
-_FREE_PAGE_BYTES = 64 << 20  # allowed to any column of others, since writers count the declared bytes differently
-_MOST_RATIO = 1024  # of a larger page's decompressed bytes to its bytes in the file
-_MOST_HEADER_BYTES = 16 << 20  # as Arrow allows
-MOST_BATCH_BYTES = 1 << 30  # that a batch may take, even if all its values are the longest of a dictionary
-_HEADER_BYTES = 4096  # more than most headers of pages have
+_SIMPLE = (0, 2, 3, 8)  # PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY: no value shares bytes with the one before
+_HEADERS = {_DATA: (5, 2), _DICTIONARY: (7, 2), _DATA_V2: (8, 4)}  # fields: a kind's own header, and the encoding in it
+_FREE_PAGE_BYTES = 64 << 20  # for any column of a foreign file, since writers count declared bytes differently
+_MOST_RATIO = 1024  # the compression ratio of a larger page
+_MOST_HEADER_BYTES = 16 << 20  # the limit of Arrow
+MOST_BATCH_BYTES = 1 << 30  # the largest batch, even if all its values are the longest of a dictionary
+_HEADER_BYTES = 4096  # longer than most page headers
 
 
 class Want:
-    """A field that is kept; `made` turns its struct into something else. Other fields are passed over without taking
+    """A field that is kept. `made`: a function that converts its struct. Other fields are skipped without taking
     memory."""
 
     def __init__(self, fields: Wanted | None = None, made: Callable[[Fields], Any] | None = None) -> None:
@@ -45,8 +45,8 @@ class Want:
 
 
 def read_struct(data: Data, at: int, wanted: Wanted, *, depth: int = 0) -> tuple[Fields, int]:
-    """Returns the wanted fields of a struct by their numbers, and where it ends. Raises IndexError if the data ends
-    first, and ValueError for anything else that cannot be right."""
+    """Returns the wanted fields of a struct by their numbers, and the offset at which it ends. Raises IndexError if the
+    data ends before the struct, and ValueError for other faults."""
     if depth > _MOST_DEPTH:
         raise ValueError("it is nested too deep")
     fields: Fields = {}
@@ -59,7 +59,7 @@ def read_struct(data: Data, at: int, wanted: Wanted, *, depth: int = 0) -> tuple
             number, at = _integer(data, at)
         kind = byte & 15
         want = wanted.get(number)
-        if _BYTE < kind < _DOUBLE and data[at] < 0x80:  # most values are such: a whole number in one byte
+        if _BYTE < kind < _DOUBLE and data[at] < 0x80:  # the usual case: a whole number in one byte
             value: Any = (data[at] >> 1) ^ -(data[at] & 1)
             at += 1
         elif kind in (_TRUE, _FALSE):
@@ -129,20 +129,21 @@ _PAGE = {1: Want(), 2: Want(), 3: Want()} | {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """A column's part of a row group; `column` is the name of the whole column, without the names of lists in it."""
+    """A column's part of a row group. `column`: the name of the top-level column, without the names of nested
+    fields."""
 
     column: str
     num_values: int
     num_bytes: int
     begin: int
     end: int
-    data_begin: int = field(default=0, compare=False)  # after a dictionary
+    data_begin: int = field(default=0, compare=False)  # the first page after the dictionary
     is_encrypted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """A row group."""
+    """A row group of a file."""
 
     num_rows: int
     chunks: tuple[Chunk, ...]
@@ -163,10 +164,11 @@ class _Page:
 
 
 class PageCheck:
-    """Looks at the headers of a column's pages as its bytes pass, from the first on. Raises ValueError for the first
-    page that declares more than the column, or more than can be in its bytes.
+    """Checks the headers of a column's pages while its bytes are read in order. Raises ValueError for the first page
+    that declares more than the column, or more than its bytes can contain.
 
-    `ours`: the file is written by us, so its pages have simple encodings and add up to what the column declares.
+    `ours`: whether Patchline wrote the file, so that its pages have simple encodings and do not exceed what the column
+    declares.
     """
 
     def __init__(self, chunk: Chunk, *, ours: bool) -> None:
@@ -176,7 +178,7 @@ class PageCheck:
         self._kept = b""  # the beginning of a header that is cut off
 
     def add(self, data: bytes | memoryview) -> None:
-        """Looks at the bytes that follow those seen."""
+        """Checks the next bytes of the column."""
         begin = self.seen - len(self._kept)
         if self._kept:
             data, self._kept = self._kept + bytes(data), b""
@@ -194,11 +196,11 @@ class PageCheck:
             raise self._fault(str(error)) from error
 
     def repeated_bytes(self, data: bytes) -> int:
-        """Reads from the column's first bytes the most bytes of a value that the file may hold only once, although it
-        is used often. Returns 0 if each value is there as often as it is used."""
+        """Returns an upper bound, from the column's first page header, on the bytes of a value that the file stores
+        once but may use often. Returns 0 if each value is stored as often as it is used."""
         try:
             page = _page(data, 0)
-        except (LookupError, TypeError, ValueError):  # add() says what is wrong
+        except (LookupError, TypeError, ValueError):  # `add` raises the error
             return self.chunk.num_bytes
         return page.num_bytes if page.kind == _DICTIONARY or page.encoding not in _SIMPLE else 0
 
@@ -222,8 +224,8 @@ class PageCheck:
 
 
 def footer_bytes(end: bytes, most: int = MOST_FOOTER_BYTES) -> int:
-    """Returns the number of bytes of a file's footer, read from the file's last FOOTER_END_BYTES. Raises ValueError if
-    it is no Parquet file, or if they are more than `most`."""
+    """Returns the length of a file's footer, given the last FOOTER_END_BYTES of the file. Raises ValueError if it is
+    not a Parquet file, or if the footer has more than `most` bytes."""
     if len(end) >= FOOTER_END_BYTES and end[-4:] == _ENCRYPTED_MAGIC:
         raise ValueError(_ENCRYPTED)
     if len(end) < FOOTER_END_BYTES or end[-4:] != _MAGIC:
@@ -246,8 +248,8 @@ def read_groups(footer: bytes) -> tuple[int, tuple[Group, ...]]:
 
 
 def refuse_pages(data: bytes, groups: Sequence[Group], columns: Sequence[str]) -> None:
-    """Raises ValueError if a page of these columns of our own file is not within the column's part of it, or declares
-    more."""
+    """For a file that Patchline wrote: raises ValueError if a page of these columns is outside its column's bytes, or
+    declares more than the column."""
     for group in groups:
         for chunk in group.chunks_of(columns):
             refuse_place(chunk, len(data))
@@ -257,7 +259,7 @@ def refuse_pages(data: bytes, groups: Sequence[Group], columns: Sequence[str]) -
 def refuse_place(chunk: Chunk, num_bytes: int) -> None:
     """Raises ValueError if a column's pages are not within the file's bytes, or cannot be read."""
     refuse_encrypted(chunk)
-    if chunk.num_values and not 0 < chunk.begin <= chunk.end <= num_bytes:  # without values it has no pages
+    if chunk.num_values and not 0 < chunk.begin <= chunk.end <= num_bytes:  # a column without values has no pages
         what = f"its pages are said to be at bytes {chunk.begin} to {chunk.end} of {num_bytes}"
         raise ValueError(f"column {shown_value(chunk.column)}: {what}")
 
@@ -269,7 +271,7 @@ def refuse_encrypted(chunk: Chunk) -> None:
 
 
 def _chunk(column: Fields) -> Chunk:
-    if 3 not in column and 8 in column:  # what is known of it is encrypted too
+    if 3 not in column and 8 in column:  # its metadata is encrypted too
         return Chunk(column="", num_values=0, num_bytes=0, begin=0, end=0, is_encrypted=True)
     if column.get(1):
         raise ValueError("its columns are in other files")
@@ -303,7 +305,7 @@ def _page(data: bytes | memoryview, at: int) -> _Page:
     if not {1, 2, 3} <= fields.keys():
         raise TypeError(f"it has only the fields {sorted(fields)}")
     kind, num_bytes, stored_bytes = (_whole(fields[number]) for number in (1, 2, 3))
-    number, encoding = _HEADERS.get(kind, (0, 0))  # other pages are passed over
+    number, encoding = _HEADERS.get(kind, (0, 0))  # pages of other kinds are skipped
     header = fields.get(number, {}) if number else {1: 0, encoding: 0}
     if not isinstance(header, dict) or not {1, encoding} <= header.keys():
         raise TypeError(f"it has no header of kind {kind}")
@@ -327,9 +329,10 @@ def _whole(value: object) -> int:
 
 
 class ParquetPieces:
-    """The footer of an open file, and batches of its rows. All methods raise ValueError or the errors of Arrow.
+    """Reads the footer of an open file, and batches of its rows. All methods may raise ValueError and Arrow's errors.
 
-    `ours`: the file is written by us. With `buffer_size`, columns are read in such pieces instead of whole.
+    `ours`: whether Patchline wrote the file. `buffer_size`: the bytes of the pieces in which columns are read; 0: whole
+    columns.
     """
 
     def __init__(self, file: Any, *, ours: bool, buffer_size: int = 0) -> None:
@@ -353,7 +356,7 @@ class ParquetPieces:
     def batches(
         self, columns: Sequence[str], *, rows: int, groups: Sequence[int] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yields up to `rows` rows at a time: fewer if a dictionary has values so long that a batch could be too
+        """Yields up to `rows` rows at a time, or fewer if a dictionary has values so long that a batch could become too
         large."""
         opened = self._opened()
         for number in range(len(self.groups)) if groups is None else groups:
@@ -390,8 +393,8 @@ class ParquetPieces:
         return read_groups(self._file.read(num_bytes))
 
     def _longest(self, chunk: Chunk, rows: int) -> int:
-        """Returns the most bytes that a value of a column may have. They are read from its first page only if `rows`
-        such values might be too many."""
+        """Returns the most bytes that a value of a column may have. The column's first page is read only if `rows`
+        values of the whole column's size would be too large."""
         if rows * chunk.num_bytes <= MOST_BATCH_BYTES:
             return chunk.num_bytes
         self._file.seek(chunk.begin)
@@ -399,7 +402,8 @@ class ParquetPieces:
 
 
 class _PagesFile(io.RawIOBase):
-    """Passes reads on. While columns are watched, only their pages can be read, each from its column's beginning."""
+    """A file that passes reads on to another. While columns are watched, only their pages can be read, in order from
+    the beginning of each column."""
 
     def __init__(self, file: Any, *, ours: bool) -> None:
         super().__init__()
@@ -409,8 +413,8 @@ class _PagesFile(io.RawIOBase):
         self._checks: dict[int, PageCheck] = {}
 
     def watch(self, chunks: Sequence[Chunk]) -> None:
-        """Lets only these columns be read from now on, or everything if there are none. Raises ValueError if they
-        overlap."""
+        """From now on, lets only these columns be read, or everything if `chunks` is empty. Raises ValueError if
+        columns overlap."""
         self._watched = sorted(chunks, key=lambda chunk: chunk.begin) or None
         self._checks = {}
         for before, after in zip(self._watched or (), (self._watched or ())[1:], strict=False):

@@ -1,9 +1,9 @@
 """A part of a packed dataset, opened as a dataset of its own: its samples are numbered from 0, and nothing is copied.
 
-What reads, orders, scores or counts samples need not know that it is a part. A dataset is packed in a random order, so
-a random choice of its blocks is a random choice of its samples, and is read as fast as the whole; the last block chosen
-is cut to the number asked for. Single samples are chosen where the order is not random (tars made by others), and for a
-number per class.
+Code that reads, orders, scores or counts samples need not know that a dataset is a part. A dataset is packed in a
+random order, so a random choice of its blocks is a random choice of its samples, and is read as fast as the whole. The
+last block chosen is cut to the required number. Single samples are chosen if the order is not random (tars made by
+others), and for a number per class.
 """
 
 import hashlib
@@ -28,14 +28,14 @@ PART_VERSION = 1
 
 @dataclass(frozen=True)
 class Runs:
-    """Sample ids first[i] .. first[i] + count[i] - 1, rising; int64[n] both."""
+    """Runs of sample ids, in rising order: run i is first[i] .. first[i] + count[i] - 1. `first`, `count`: int64[n]."""
 
     first: Ids
     count: Ids
 
     @cached_property
     def ends(self) -> Ids:
-        """int64[n]: how many ids there are up to and with each run."""
+        """int64[n]: the number of ids up to and including each run."""
         return np.cumsum(self.count, dtype=np.int64)
 
     @property
@@ -44,12 +44,12 @@ class Runs:
         return int(self.ends[-1]) if self.ends.size else 0
 
     def ids(self) -> Ids:
-        """int64[num_samples]: every id."""
+        """Returns every id: int64[num_samples]."""
         starts = self.ends - self.count
         return np.asarray(np.repeat(self.first - starts, self.count) + np.arange(self.num_samples), dtype=np.int64)
 
     def num_below(self, ids: Ids) -> Ids:
-        """The number of ids in the runs that are below each of `ids`; same shape."""
+        """Returns how many ids of the runs are below each of `ids`, in the shape of `ids`."""
         if not self.first.size:
             return np.zeros_like(ids)
         run = np.maximum(np.searchsorted(self.first, ids, side="left") - 1, 0)
@@ -57,23 +57,24 @@ class Runs:
         return np.asarray(before + np.clip(ids - self.first[run], 0, self.count[run]), dtype=np.int64)
 
     def at(self, places: Ids) -> Ids:
-        """The ids at these places, counted from 0 over all runs; same shape."""
+        """Returns the ids at these places, which are counted from 0 over all runs, in the shape of `places`."""
         run = np.searchsorted(self.ends, places, side="right")
         return np.asarray(self.first[run] + places - (self.ends[run] - self.count[run]), dtype=np.int64)
 
 
 def between(first: int, end: int) -> Runs:
-    """The ids first..end-1."""
+    """Returns the ids first..end-1."""
     return Runs(np.array([first], dtype=np.int64), np.array([end - first], dtype=np.int64))
 
 
 def single(ids: Ids) -> Runs:
-    """Each id as a run of its own. `ids` must be in rising order."""
+    """Returns each id as a separate run. `ids` must be in rising order."""
     return Runs(ids, np.ones_like(ids))
 
 
 def cut(runs: Runs, block_first: Ids) -> Runs:
-    """The same ids, with a new run wherever a block begins; `block_first`: the first id of each block, rising."""
+    """Returns the same ids, with a new run wherever a block begins. `block_first`: the first id of each block, in
+    rising order."""
     inside = block_first[runs.num_below(block_first + 1) > runs.num_below(block_first)]
     first = np.union1d(runs.first, inside)
     place = runs.num_below(first)
@@ -81,8 +82,8 @@ def cut(runs: Runs, block_first: Ids) -> Runs:
 
 
 def chosen(runs: Runs, num_samples: int, *, names: Ids, key: int) -> Runs:
-    """Chooses `num_samples` ids: whole runs, in the order of the hash of their `names` (int64[n]), the last one cut. A
-    smaller choice of the same runs is a part of a larger one."""
+    """Chooses `num_samples` ids: whole runs, in the order of the hash of their `names` (int64[n]), of which the last is
+    cut. With the same runs and key, a smaller choice is contained in a larger one."""
     order = np.argsort(hash_array(names, key=key), kind="stable")
     ends = np.cumsum(runs.count[order])
     last = int(np.searchsorted(ends, num_samples))
@@ -93,7 +94,7 @@ def chosen(runs: Runs, num_samples: int, *, names: Ids, key: int) -> Runs:
 
 
 def joined(runs: Runs) -> Runs:
-    """The same ids in as few runs as possible."""
+    """Returns the same ids in as few runs as possible."""
     begins = np.ones(runs.first.size, dtype=bool)
     begins[1:] = runs.first[1:] != runs.first[:-1] + runs.count[:-1]
     starts = np.flatnonzero(begins)
@@ -101,7 +102,7 @@ def joined(runs: Runs) -> Runs:
 
 
 def without(runs: Runs, others: Runs) -> Runs:
-    """The ids of `runs` except those of `others`, all of which are among them."""
+    """Returns the ids of `runs` except those of `others`. All ids of `others` must be in `runs`."""
     edges = np.unique(np.concatenate([runs.first, runs.first + runs.count, others.first, others.first + others.count]))
     first, end = edges[:-1], edges[1:]
     stays = (runs.num_below(end) > runs.num_below(first)) & (others.num_below(end) == others.num_below(first))
@@ -109,8 +110,8 @@ def without(runs: Runs, others: Runs) -> Runs:
 
 
 def per_class(ids: Ids, labels: Ids, num_samples: int, *, key: int) -> Ids:
-    """The first `num_samples` of each class by the hash of their ids, rising. `labels`: int64[n], those of `ids`; every
-    class has at least as many."""
+    """Returns `num_samples` ids of each class, those with the smallest hashes, in rising order. `labels`: int64[n], the
+    labels of `ids`. Every class must have at least `num_samples`."""
     order = np.lexsort((hash_array(ids, key=key), labels))
     nums = np.unique(labels, return_counts=True)[1]
     firsts = np.cumsum(nums) - nums
@@ -118,8 +119,8 @@ def per_class(ids: Ids, labels: Ids, num_samples: int, *, key: int) -> Ids:
 
 
 def labels_of(dataset: Dataset, *, what: str) -> Ids:
-    """int64[N]: the label of every sample. Raises UserError if a sample has several or none; `what` says in the message
-    what needs exactly one. Reads the index of every shard, and no image; the ranks of a host do so once."""
+    """Returns the label of every sample: int64[N]. Raises UserError if a sample has several labels or none; `what` says
+    in the message what needs exactly one. Reads the index of every shard once per host, and no image."""
     [labels] = dataset.of_host("labels", lambda: (_labels_of(dataset, what=what),))
     return labels
 
@@ -140,8 +141,8 @@ def _labels_of(dataset: Dataset, *, what: str) -> Ids:
 
 
 def refuse_too_few(labels: Ids, names: Sequence[str], *, least: int, flag: str, url: str) -> None:
-    """Raises UserError if a class has fewer images than `least`, which `flag` asks for. `names` are the names of the
-    classes."""
+    """Raises UserError if a class has fewer images than `least`. `flag`: the flag and its value, for the message.
+    `names`: the names of the classes."""
     nums = np.bincount(labels, minlength=len(names))
     short = np.flatnonzero(nums < least)
     if short.size:
@@ -155,7 +156,7 @@ def refuse_too_few(labels: Ids, names: Sequence[str], *, least: int, flag: str, 
 
 
 class Part(Dataset):
-    """The samples `runs` of a dataset. Its `fingerprint` is a hash of the dataset's and of the runs."""
+    """The samples `runs` of a dataset. Its `fingerprint` is a hash of the dataset's fingerprint and of the runs."""
 
     def __init__(self, whole: Dataset, runs: Runs, *, is_scattered: bool) -> None:
         digest = hashlib.sha256(whole.fingerprint.encode())
@@ -164,16 +165,16 @@ class Part(Dataset):
         super().__init__(whole.store, whole.manifest, fingerprint=digest.hexdigest(), ranks=whole._ranks)
         self.packed_fingerprint = whole.packed_fingerprint
         self._whole, self._runs, self._is_scattered = whole, runs, is_scattered
-        self._packed_first = self.first_sample_ids  # of each shard
+        self._packed_first = self.first_sample_ids  # the first sample id of each shard in the whole dataset
         self.num_samples, self.first_sample_ids = runs.num_samples, runs.num_below(self._packed_first)
 
     def packed_ids(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The ids that samples have in the whole dataset."""
+        """Returns the ids of samples in the whole dataset."""
         return self._runs.at(sample_ids)
 
     @property
     def packed_blocks(self) -> BlockTable:
-        """Every block's place in the whole dataset."""
+        """The place of every block in the whole dataset."""
         return self._whole.packed_blocks
 
     @property
@@ -183,7 +184,7 @@ class Part(Dataset):
 
     @cached_property
     def blocks(self) -> BlockTable:
-        """The table of all blocks that have samples of the part, with these samples alone."""
+        """The table of the blocks that have samples of the part. It counts only these samples."""
         whole = self.packed_blocks
         first = self._runs.num_below(whole.first_sample_id)
         num_samples = self._runs.num_below(whole.first_sample_id + whole.num_samples) - first
@@ -201,14 +202,15 @@ class Part(Dataset):
         return super()._read_rows(shard).take(self._rows_of(shard))
 
     def _rows_of(self, shard: int) -> Ids:
-        """The part's rows of a shard's index."""
+        """Returns which rows of a shard's index are in the part."""
         first = self.first_sample_ids[shard]
         end = self.first_sample_ids[shard + 1] if shard + 1 < self.first_sample_ids.size else self.num_samples
         rows: Ids = self._runs.at(np.arange(first, end)) - self._packed_first[shard]
         return rows
 
     def _read_bytes(self, blocks: BlockTable) -> Ids:
-        """int64[num_blocks]: the bytes that are read of each block. Reads the index of every shard."""
+        """Returns how many bytes of each block are read: int64[num_blocks]. Reads the index of every shard that has
+        samples of the part."""
         found = []
         for shard in np.unique(blocks.shard).tolist():
             rows = self.sample_rows(shard)
@@ -221,11 +223,11 @@ class Part(Dataset):
 
 
 def opened_parts(dataset: Dataset, subset: SubsetConfig, held_out: HeldOutConfig) -> tuple[Dataset, Dataset | None]:
-    """Opens the part that is trained on, and the one that is held out (None: none).
+    """Opens the part to train on, and the held-out part (None: none).
 
-    Raises UserError for a part without samples, for more samples than there are, and for classes with fewer samples
-    than asked for. The range is taken first, then the held-out part from it, then the subset from the rest. The index
-    of every shard is read only for a number per class, and for tars made by others.
+    Raises UserError for a part without samples, for more samples than the dataset has, and for classes with too few
+    samples. The range is taken first, then the held-out part from it, then the subset from the rest. The index of every
+    shard is read only for a number per class and for tars made by others.
     """
     if subset.is_whole and held_out.is_none:
         return dataset, None
@@ -259,7 +261,8 @@ def _range(dataset: Dataset, subset: SubsetConfig) -> Runs:
 
 
 def _number(what: str, share: float, count: int, available: int, *, url: str) -> int:
-    """The number of samples that are asked for. Raises UserError for none, and for more than there are."""
+    """Returns the number of samples that the settings ask for. Raises UserError if it is zero or more than are
+    available."""
     if count > available:
         raise UserError(f"{what}.count is {count:,}; allowed: at most {available:,}, which {url} has for it")
     number = count or round(share * available)
@@ -290,8 +293,8 @@ def _per_class(dataset: Dataset, runs: Runs, subset: SubsetConfig) -> Runs:
 
 
 def settings_of(config: SubsetConfig | HeldOutConfig) -> dict[str, int | float]:
-    """What determines a part, without settings that are at their defaults, to see whether a resumed run has the same
-    part."""
+    """Returns the settings that determine a part, without those at their defaults. They show whether a resumed run has
+    the same part."""
     kind = type(config)()
     given = {name: value for name, value in asdict(config).items() if value != getattr(kind, name)}
     return given | {"version": PART_VERSION}

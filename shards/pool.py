@@ -1,7 +1,7 @@
-"""Threads that run tasks in the background and never hold up a close, Ctrl-C or the end of the process.
+"""Pools of threads, which run tasks in the background and never delay a close, Ctrl-C or the end of the process.
 
-This is the one way to work in the background inside a process: range reads, the window loader, the planner, decoding
-and evaluation each have a pool. (A pool of processes, for packing, is shards/reading/parallel.py.)
+All background work inside a process uses pools: range reads, the window loader, the planner, decoding and evaluation
+each have a pool. (shards/reading/parallel.py has the pool of processes for packing.)
 """
 
 import atexit
@@ -25,20 +25,21 @@ from shards.errors import StorageError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-CLOSE_SECONDS = 1.0  # a task that is stuck in a system call ends by its own timeout, and its thread with it
-# A free-threaded Python frees what a thread has made only when that thread runs or ends, whoever drops it last. A
-# thread that idles would keep blocks in memory, and the next window would not be read ahead.
+CLOSE_SECONDS = 1.0  # a task that is stuck in a system call ends later, by its own timeout
+# A free-threaded Python frees an object only when the thread that made it runs or ends. An idle thread would keep
+# blocks in memory, and the next window would not be read ahead.
 IDLE_SECONDS = 0.05 if "t" in sys.abiflags else 5.0
 _NO_THREAD = "this process may start no more threads; raise its limit of processes and threads, or use fewer"
 _NO_MEMORY = "there is no memory for its stack{limit}; {todo}"
-_STACK_BYTES = 8 << 20  # of a thread, unless its size is set or limited
-# The only way to them at the process's exit and at a fork; it keeps no pool alive.
+_STACK_BYTES = 8 << 20  # a thread's stack, unless its size is set or limited
+# All pools, for the exit of the process and for forks. This set keeps no pool alive.
 _POOLS: "weakref.WeakSet[Pool]" = weakref.WeakSet()
 AT_ONCE = 128
 
 
 def _why_no_thread() -> str:
-    """Why no thread can start now. The kernel gives one answer for both reasons, so memory for a stack is tried."""
+    """Returns why no thread can start now. The kernel's error is the same for a lack of threads and of memory, so this
+    tries to allocate a stack."""
     soft = resource.getrlimit(resource.RLIMIT_STACK)[0]
     size = threading.stack_size() or (soft if soft != resource.RLIM_INFINITY else _STACK_BYTES)
     try:
@@ -58,13 +59,13 @@ class _Task(NamedTuple):
 
 
 class Pool:
-    """Runs tasks in the order they are submitted, urgent ones first. Close it when done.
+    """Runs tasks in the order in which they are submitted, urgent ones first. Its owner must close it.
 
     At most `limit` tasks run at a time, and `reserve` more (but no more than `limit`) if they are urgent. A task whose
-    future is done no longer counts, whoever has set the future: its thread ends when the task returns, and another
-    thread takes its place.
+    future has been set no longer counts, even if it still runs: another thread takes the place of its thread, which
+    ends when the task returns.
 
-    Threads are daemons. They start when there is work and end after IDLE_SECONDS without any. Unlike a
+    Threads are daemons. They start when there is work and end after IDLE_SECONDS without work. Unlike a
     ThreadPoolExecutor's, they delay neither `close` nor the interpreter's exit. In a forked child the pool is empty.
     """
 
@@ -76,7 +77,8 @@ class Pool:
         _POOLS.add(self)
 
     def _empty(self) -> None:
-        """Leaves the pool without a task or a thread: at the start, and in the child of a fork, which has neither."""
+        """Makes the pool empty, without tasks or threads: at first, and in a forked child, to which threads are not
+        copied."""
         self._changed = threading.Condition()
         self._urgent: deque[_Task] = deque()
         self._patient: deque[_Task] = deque()
@@ -87,12 +89,12 @@ class Pool:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more tasks."""
+        """Whether the pool takes no more tasks."""
         return self._is_closed
 
     @property
     def limit(self) -> int:
-        """How many tasks that are not urgent may run at a time. It may be changed at any time."""
+        """The number of tasks that may run at a time if none is urgent. It can be changed at any time."""
         return self._limit
 
     @limit.setter
@@ -105,7 +107,8 @@ class Pool:
     def submit(
         self, run: Callable[[], Result], *, urgent: bool = False, future: Future[Result] | None = None
     ) -> Future[Result]:
-        """Returns the task's future, which is `future` if given. Raises CancelledError if the pool is closed.
+        """Submits a task and returns its future, which is `future` if given. Raises CancelledError if the pool is
+        closed.
 
         The future raises CancelledError if the pool is closed before the task ends, and StorageError if this process
         can start no thread.
@@ -132,8 +135,8 @@ class Pool:
         return task.future
 
     def cancel(self) -> None:
-        """Takes no more tasks. Whoever waits for one gets a CancelledError at once."""
-        if sys.is_finalizing():  # then a thread that holds the lock may never run again, and all is closed anyway
+        """Takes no more tasks. Threads that wait for a task get a CancelledError at once."""
+        if sys.is_finalizing():  # a thread that holds the lock may never run again, and the process ends anyway
             return
         with self._changed:
             self._is_closed = True
@@ -143,15 +146,15 @@ class Pool:
             task.future.cancel()
             task.future.set_running_or_notify_cancel()  # tells `wait` and `as_completed`, too
         for future in running:
-            with suppress(InvalidStateError):  # it has ended meanwhile
+            with suppress(InvalidStateError):  # the task has ended meanwhile
                 future.set_exception(self._closed_error())
 
     def close(self, *, seconds: float | None = None) -> None:
-        """Cancels, and waits up to `seconds` (None: CLOSE_SECONDS) for the threads that are still in a task."""
+        """Cancels the pool, and waits up to `seconds` (None: CLOSE_SECONDS) for threads that still run a task."""
         close_all([self], seconds=seconds)
 
     def join(self, deadline: float) -> None:
-        """Waits for its threads until `deadline`, by time.monotonic()."""
+        """Waits for the pool's threads until `deadline`, a time of time.monotonic()."""
         with self._changed:
             threads = self._threads - {threading.current_thread()}
         for thread in threads:
@@ -165,14 +168,14 @@ class Pool:
         return CancelledError(f"the pool {self._name!r} is closed")
 
     def _leave(self, future: Future[Any]) -> None:
-        """Stops counting a task whose future somebody else has set."""
+        """Stops counting a task whose future has been set by other code than its thread."""
         with self._changed:
             left = [entry for entry in self._later if entry[2].future is not future]
             if len(left) < len(self._later):
                 heapq.heapify(left)
                 self._later = left
                 if future.cancelled():
-                    future.set_running_or_notify_cancel()  # no thread will: it tells `wait` and `as_completed`
+                    future.set_running_or_notify_cancel()  # no thread will do it: it tells `wait` and `as_completed`
             if future not in self._running:
                 return
             self._running.discard(future)
@@ -181,7 +184,8 @@ class Pool:
         self._start_missing()
 
     def _start_missing(self) -> None:
-        """Starts threads for tasks that may run now. If none can start, others run them; if none run, they fail."""
+        """Starts threads for tasks that may run now. If none can start, running threads take the tasks; if no thread
+        runs, the tasks fail."""
         failed: list[_Task] = []
         with self._changed:
             while not self._is_closed and self._num_threads < self._num_wanted():
@@ -200,17 +204,17 @@ class Pool:
                 task.future.set_exception(StorageError(f"no thread for {self._name!r}: {_why_no_thread()}"))
 
     def _num_wanted(self) -> int:
-        """Threads for the tasks that run and for those that may run now. The lock is held."""
+        """Returns the number of threads for tasks that run or may run now. The lock must be held."""
         urgent = len(self._running) + len(self._urgent)
         patient = min(self._limit, urgent + len(self._patient))
         return max(min(self._most_urgent(), urgent), patient) + bool(self._later)
 
     def _most_urgent(self) -> int:
-        """The number of urgent tasks that may run at a time. It falls with `limit`."""
+        """Returns the number of urgent tasks that may run at a time. It falls with `limit`."""
         return self._limit + min(self._reserve, self._limit)
 
     def _take_waiting(self) -> list[_Task]:
-        """All tasks that have not begun. The lock is held."""
+        """Removes and returns all tasks that have not begun. The lock must be held."""
         waiting = [*self._urgent, *self._patient, *(task for _, _, task in self._later)]
         self._urgent.clear()
         self._patient.clear()
@@ -218,7 +222,7 @@ class Pool:
         return waiting
 
     def _work(self) -> None:
-        """Runs one task after another: the body of every thread."""
+        """Runs one task after another. Every thread runs this."""
         try:
             while task := self._next():
                 if self._later:
@@ -229,7 +233,7 @@ class Pool:
                     result = run()
                 except BaseException as raised:
                     error = raised
-                del task, run  # before the end is known: a waiter may rely on its memory being freed
+                del task, run  # before the future is set: waiting code may rely on freed memory
                 is_counted = self._end(future)
                 _set(future, result, error)
                 del future, result, error
@@ -240,7 +244,7 @@ class Pool:
                 self._threads.discard(threading.current_thread())
 
     def _next(self) -> _Task | None:
-        """The next task, once one may run; None when this thread is not needed any more."""
+        """Waits until a task may run, and returns it; None when this thread is no longer needed."""
         with self._changed:
             is_idle = False
             while not self._is_closed:
@@ -259,7 +263,7 @@ class Pool:
             return None
 
     def _runnable(self) -> _Task | None:
-        """Takes a task that may run now. The lock is held."""
+        """Returns a task that may run now, if there is one. The lock must be held."""
         while self._later and self._later[0][0] <= time.monotonic():
             self._urgent.append(heapq.heappop(self._later)[2])
         if self._urgent and len(self._running) < self._most_urgent():
@@ -269,7 +273,7 @@ class Pool:
         return None
 
     def _end(self, future: Future[Any]) -> bool:
-        """Ends a task that has returned; returns whether its thread still counts."""
+        """Records that a task has returned. Returns whether its thread still counts."""
         with self._changed:
             is_counted = future in self._running
             self._running.discard(future)
@@ -277,7 +281,7 @@ class Pool:
 
 
 def _set(future: Future[Any], result: object, error: BaseException | None) -> None:
-    with suppress(InvalidStateError):  # somebody else has set it
+    with suppress(InvalidStateError):  # other code has set it
         if error is None:
             future.set_result(result)
         else:
@@ -285,7 +289,7 @@ def _set(future: Future[Any], result: object, error: BaseException | None) -> No
 
 
 def close_all(pools: list[Pool], *, seconds: float | None = None) -> None:
-    """Cancels the pools, and waits up to `seconds` (None: CLOSE_SECONDS) in all for their threads."""
+    """Cancels the pools, and waits for their threads, up to `seconds` (None: CLOSE_SECONDS) in total."""
     if sys.is_finalizing():
         return
     for pool in pools:
@@ -296,7 +300,7 @@ def close_all(pools: list[Pool], *, seconds: float | None = None) -> None:
 
 
 def _close_at_exit() -> None:
-    """Closes all pools before the interpreter stops daemon threads wherever they are, with their locks taken."""
+    """Closes all pools before the interpreter stops daemon threads, which might hold locks."""
     close_all(list(_POOLS))
 
 
@@ -312,8 +316,9 @@ os.register_at_fork(after_in_child=_empty_in_child)
 
 
 def each_at_once(do: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Returns `do` of each item, in their order, and does AT_ONCE at a time: a save of 512 ranks must not wait for 512
-    answers of a store in a row. Raises the first error in that order, once all have ended."""
+    """Returns `do` of each item, in the order of the items. Up to AT_ONCE run at a time, since a save of 512 ranks must
+    not wait for 512 answers of a store one after another. Once all have ended, raises the error of the first item that
+    failed."""
     if len(items) < 2:
         return [do(item) for item in items]
     pool = Pool(min(AT_ONCE, len(items)), name="store")

@@ -1,7 +1,7 @@
-"""The rows of a shard's index and the places of all blocks, as the arrays that reading needs.
+"""The rows of a shard's index and the places of all blocks, as arrays for reading.
 
-The `refuse_` functions compare them, and other columns of a dataset's tables, with the manifest. They are vectorised
-and raise ValueError; the caller, who knows the file's name, adds it.
+The `refuse_` functions compare these arrays, and other columns of a dataset's tables, with the manifest. They are
+vectorised and raise ValueError; the caller adds the file's name.
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ from shards.manifest import Manifest, ShardRecord
 from shards.tables import list_lengths, numbers
 
 NO_WEIGHT = -1.0
-MOST_GAP_BYTES = 256 << 10  # gaps up to this size are read and thrown away to save a request
+MOST_GAP_BYTES = 256 << 10  # gaps up to this size are read too, to save a request
 ONE_A_SAMPLE = ("offset", "size", "height", "width", "orientation", "crc32")
-# How rows.bin has these columns. An image has less than 2 GiB.
+# The types of these columns in rows.bin. An image has less than 2 GiB.
 _STORED = {"offset": "<i8", "size": "<u4", "height": "<i4", "width": "<i4", "crc32": "<u4", "orientation": "i1"}
 _STORED_NUMBER, _STORED_WEIGHT = "<i4", "<f4"
-# Column, the pattern of its texts, and what is allowed in words.
+# A column, the pattern of its texts, and what is allowed, in words.
 _OUR_NAMES = (
     ("key", r"^[0-9]{10,}\z", "ten digits or more"),
     ("ext", rf"^({'|'.join(PACKED_FORMATS)})\z", ", ".join(PACKED_FORMATS)),
 )
 _OTHERS_NAMES = (("key", r"(?s)^.", "a name"), ("ext", r"^[^/\x00-\x1f\x7f]+\z", "a suffix without a path"))
-_MOST_ROW_BYTES = 1 << 20  # bytes of a sample in rows.bin: 131,072 labels with weights
+_MOST_ROW_BYTES = 1 << 20  # per sample in rows.bin: 131,072 labels with weights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class SampleRows:
     """The columns of a shard's index that reading samples needs, as arrays, one element per sample.
 
     The labels of row r are label_values[label_ends[r] : label_ends[r + 1]]. `weight_values` has their weights in the
-    same places, NO_WEIGHT for a label without one; it is empty if no row has weights.
+    same places: NO_WEIGHT for a label without one. It is empty if no row has weights.
     """
 
     offset: NDArray[np.int64]
@@ -53,20 +53,20 @@ class SampleRows:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of memory that the arrays take."""
+        """The bytes of memory that the arrays take."""
         return sum(array.nbytes for array in vars(self).values())
 
     def labels_of(self, row: int) -> tuple[int, ...]:
-        """The labels of a sample."""
+        """Returns the labels of a sample."""
         return tuple(self.label_values[self.label_ends[row] : self.label_ends[row + 1]].tolist())
 
     def weights_of(self, row: int) -> tuple[float, ...]:
-        """The weights of a sample's labels, one per label; empty if it has none."""
+        """Returns the weights of a sample's labels, one per label; empty if it has none."""
         own: list[float] = self.weight_values[self.label_ends[row] : self.label_ends[row + 1]].tolist()
         return () if NO_WEIGHT in own[:1] else tuple(own)
 
     def slice(self, first: int, end: int) -> "SampleRows":
-        """Copies of rows first..end-1, which keep nothing of the others in memory."""
+        """Returns copies of rows first..end-1, so that the other rows can be freed."""
         ends = self.label_ends[first : end + 1]
         values = self.label_values[ends[0] : ends[-1]].copy()
         weights = self.weight_values[ends[0] : ends[-1]].copy()
@@ -74,7 +74,7 @@ class SampleRows:
         return SampleRows(**columns, label_ends=ends - ends[0], label_values=values, weight_values=weights)
 
     def take(self, rows: NDArray[np.int64]) -> "SampleRows":
-        """Copies of these rows."""
+        """Returns copies of these rows."""
         nums = np.diff(self.label_ends)[rows]
         ends = np.concatenate([[0], np.cumsum(nums)])
         labels = np.repeat(self.label_ends[rows] - ends[:-1], nums) + np.arange(ends[-1])
@@ -86,7 +86,8 @@ class SampleRows:
         )
 
     def to_bytes(self) -> bytes:
-        """The rows as rows.bin has them: column by column, then the labels and, if there are any, their weights."""
+        """Returns the rows in the form of rows.bin: column by column, then the labels and, if there are any, their
+        weights."""
         columns = [getattr(self, name).astype(kind) for name, kind in _STORED.items()]
         columns += [np.diff(self.label_ends).astype(_STORED_NUMBER), self.label_values.astype(_STORED_NUMBER)]
         return b"".join(column.tobytes() for column in (*columns, self.weight_values.astype(_STORED_WEIGHT)))
@@ -115,7 +116,7 @@ class SampleRows:
 
     @staticmethod
     def joined(parts: Sequence["SampleRows"]) -> "SampleRows":
-        """The rows of all parts, one after the other."""
+        """Returns the rows of all parts, one part after another."""
         if len(parts) == 1:
             return parts[0]
         has_weights = any(part.weight_values.size for part in parts)
@@ -130,18 +131,18 @@ class SampleRows:
         )
 
     def reads(self) -> NDArray[np.int64]:
-        """int64[n]: the first row of each range to read. One range brings all rows that lie together in the tar, and
-        those with less than MOST_GAP_BYTES between them."""
+        """Returns the first row of each range to read: int64[n]. A range covers rows that are next to each other in the
+        tar, or have gaps of at most MOST_GAP_BYTES between them."""
         gaps = self.offset[1:] - (self.offset + self.size)[:-1]
         return np.concatenate([[0], np.flatnonzero(gaps > MOST_GAP_BYTES) + 1])
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockTable:
-    """The place of every block: bytes first_byte..end_byte-1 of its shard are its samples with their headers.
+    """The place of every block: bytes first_byte..end_byte-1 of its shard are its samples with their tar headers.
 
-    `read_bytes` is set if fewer bytes of a block are read. `rows_end` and `rows_crc32` are about the block's rows in
-    rows.bin, which begin where those of the block before end; they are None in a dataset without that file.
+    `read_bytes`: how many bytes of each block are read, if not all. `rows_end`, `rows_crc32`: the end of a block's rows
+    in rows.bin, where those of the next block begin, and their checksum; None in a dataset without that file.
     """
 
     shard: NDArray[np.int32]
@@ -155,13 +156,13 @@ class BlockTable:
 
     @property
     def most_bytes(self) -> NDArray[np.int64]:
-        """int64[num_blocks]: bytes of each block that are read at most."""
+        """int64[num_blocks]: the most bytes of each block that are read."""
         return self.end_byte - self.first_byte if self.read_bytes is None else self.read_bytes
 
 
 def refuse_rows(rows: SampleRows, record: ShardRecord, *, num_classes: int) -> None:
-    """Refuses a shard's index unless it has as many samples as the manifest says, in rising order in its tar, with
-    labels that are classes."""
+    """Raises ValueError unless a shard's index has as many samples as the manifest says, in rising order in the tar,
+    with labels below `num_classes`."""
     num_samples = rows.offset.size
     refuse_count(num_samples, record)
     ends = rows.offset + rows.size
@@ -179,8 +180,8 @@ def refuse_rows(rows: SampleRows, record: ShardRecord, *, num_classes: int) -> N
 
 
 def refuse_places(index: pa.Table, *, shard: int, is_ours: bool) -> None:
-    """Checks the other columns of a shard's index: rows are numbered, there is one weight per label or none, and names
-    are as packing writes them. Tars made by others have their own keys and suffixes."""
+    """Raises ValueError unless, in the other columns of a shard's index, rows are numbered, weights are missing or one
+    per label, and names have the form that packing writes (`is_ours`) or any that tars made by others may have."""
     rows = np.arange(index.num_rows)
     _refuse_others(numbers(index.column("shard")), np.full(index.num_rows, shard), "shard")
     _refuse_others(numbers(index.column("row")), rows, "row")
@@ -194,14 +195,14 @@ def refuse_places(index: pa.Table, *, shard: int, is_ours: bool) -> None:
 
 
 def refuse_count(num_rows: int, record: ShardRecord) -> None:
-    """Refuses a shard's index that does not have one row per sample."""
+    """Raises ValueError unless a shard's index has one row per sample."""
     if num_rows != record.num_samples:
         raise ValueError(f"it has {num_rows} rows; allowed: {record.num_samples}, as the manifest says")
 
 
 def refuse_blocks(blocks: BlockTable, manifest: Manifest) -> None:
-    """Refuses a block table unless it cuts each shard into blocks of `samples_per_block`, one after the other in the
-    tar."""
+    """Raises ValueError unless a block table divides each shard into blocks of `samples_per_block`, one after another
+    in the tar."""
     most = manifest.samples_per_block
     num_samples = manifest.shard_column("num_samples")
     a_shard = -(-num_samples // most)
@@ -223,7 +224,7 @@ def refuse_blocks(blocks: BlockTable, manifest: Manifest) -> None:
 
 
 def _refuse_row_places(rows_end: NDArray[np.int64], num_samples: NDArray[np.int64]) -> None:
-    """Refuses a table by which a block would have no bytes in rows.bin, or more than its rows can have."""
+    """Raises ValueError if a block would have no bytes in rows.bin, or more than its rows can have."""
     if not rows_end.size:
         return
     a_sample = np.diff(rows_end, prepend=0) // num_samples
@@ -236,8 +237,8 @@ def _refuse_row_places(rows_end: NDArray[np.int64], num_samples: NDArray[np.int6
 
 
 def refuse_labels(labels: pa.Table, *, num_classes: int) -> None:
-    """Refuses the table of classes unless they are numbered from 0, as many as the manifest says, and all named
-    differently."""
+    """Raises ValueError unless the table of classes has as many classes as the manifest says, numbered from 0, with
+    different names."""
     if labels.num_rows != num_classes:
         raise ValueError(f"it has {labels.num_rows} rows; allowed: {num_classes}, the classes of the manifest")
     _refuse_others(numbers(labels.column("label")), np.arange(num_classes), "label")
@@ -249,8 +250,8 @@ def refuse_labels(labels: pa.Table, *, num_classes: int) -> None:
 
 
 def refuse_block_reads(blocks: BlockTable, rows: SampleRows, first_sample_id: int) -> None:
-    """Checks that rows of one block, from `first_sample_id` on, have their bytes inside the block, since the block
-    table alone bounds what a reader holds."""
+    """Raises ValueError unless the bytes of these rows, which are of one block and begin at `first_sample_id`, are
+    inside the block. Readers limit their memory by the block table alone."""
     block = int(np.searchsorted(blocks.first_sample_id, first_sample_id, side="right")) - 1
     first, end = int(rows.offset[0]), int(rows.offset[-1] + rows.size[-1])
     if first < blocks.first_byte[block] or end > blocks.end_byte[block]:
@@ -264,5 +265,5 @@ def _refuse_others(found: NDArray[np.int64] | NDArray[np.int32], expected: NDArr
 
 
 def _first(wrong: NDArray[np.bool_]) -> int | None:
-    """The first place that is true; None if none is."""
+    """Returns the first index whose value is true; None if there is none."""
     return int(wrong.argmax()) if wrong.any() else None

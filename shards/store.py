@@ -1,4 +1,4 @@
-"""Where bytes lie: a folder, an S3 prefix, or objects of any bucket."""
+"""Opens the places where bytes are stored: a folder, an S3 prefix, or objects of any bucket."""
 
 import re
 from dataclasses import dataclass, field
@@ -24,24 +24,25 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 @lru_cache(maxsize=32)
 def open_store(url: str, *, was_let_in: bool = False) -> Store:
-    """The store at a folder path or `s3://bucket/prefix`. Touches neither disk nor network. `was_let_in`: another
-    process of this run has used it, so its credentials are right, and waited for if they have expired.
+    """Returns the store at a folder path or `s3://bucket/prefix`, without using the disk or the network. `was_let_in`:
+    whether another process of this run has used the store. Its credentials are then right, and if they have expired,
+    new ones are waited for.
 
-    A process gets the same store for the same URL: an S3 client takes a quarter of a second to make, and every task
-    opens the store that it works on.
+    The same URL gives the same store within a process: it takes 0.25 s to make an S3 client, and every task opens its
+    store.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
         if not url:
-            raise UserError("a dataset URL is empty; give a folder or s3://bucket/prefix")
+            raise UserError("a dataset URL is empty", todo="give a folder or s3://bucket/prefix")
         return LocalStore(str(Path(at_home(url))))
     shown = without_secrets(url)
     bucket, _, prefix = rest.partition("/")
     if scheme != "s3" or not bucket:
-        raise UserError(f"cannot open {shown!r}; give a folder or s3://bucket/prefix")
+        raise UserError(f"cannot open {shown!r}", todo="give a folder or s3://bucket/prefix")
     if has_user(url):
         todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, and give s3://bucket/prefix"
-        raise UserError(f"cannot open {shown!r}: credentials do not belong in a URL; {todo}")
+        raise UserError(f"cannot open {shown!r}: credentials do not belong in a URL", todo=todo)
     from shards.storage.s3 import S3Store  # noqa: PLC0415 - boto3 takes a tenth of a second to load
     from shards.storage.s3_client import ClientOfProcess  # noqa: PLC0415 - as above
 
@@ -54,13 +55,13 @@ def open_store(url: str, *, was_let_in: bool = False) -> Store:
 
 @dataclass(frozen=True, kw_only=True)
 class Buckets:
-    """The stores of buckets, each made when it is first asked for."""
+    """The stores of buckets. Each is made when it is first needed."""
 
     stores: dict[str, "S3Store"] = field(default_factory=dict)
 
     def locate(self, url: str) -> tuple[Store, str]:
-        """The store of a URL's bucket, and the key in it. Raises ImageRefusedError if the URL is not an s3:// URL with
-        a bucket and a key."""
+        """Returns the store of a URL's bucket, and the key in it. Raises ImageRefusedError if the URL is not an s3://
+        URL with a bucket and a key."""
         bucket, _, key = url.removeprefix(SCHEME).partition("/")
         if not url.startswith(SCHEME) or not key or not _BUCKET.fullmatch(bucket):
             raise ImageRefusedError(f"{without_secrets(url)!r} is not s3://bucket/key")
@@ -74,5 +75,5 @@ class Buckets:
 
 def trust_addresses() -> None:
     """Tells this process that the stores of its environment have just been reached. Their errors are then not taken for
-    a wrong address, but waited out like those of a store that has answered."""
+    a wrong address, but retried, like those of a store that has answered."""
     RetryBudget.is_known_to_answer = True

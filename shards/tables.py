@@ -1,8 +1,8 @@
-"""Reads the Parquet tables of a dataset and checks them before anything relies on them.
+"""Reads the Parquet tables of a dataset, and checks them before they are used.
 
-What a footer declares is bounded before anything is decompressed. Types, nulls and ranges are then checked by column.
-All checks are vectorised. Every fault is a ValueError, whatever Arrow raises; the caller, who knows the file's name,
-adds it.
+Before anything is decompressed, what the footer declares is compared with limits. Then types, nulls and ranges are
+checked column by column. All checks are vectorised. Every fault is a ValueError, whatever Arrow raises; the caller adds
+the file's name.
 """
 
 import io
@@ -25,13 +25,13 @@ MOST_ROWS = 1 << 26
 _BATCH_ROWS = 1 << 16
 _MOST_COLUMNS = 64
 _MOST_GROUPS = 1 << 16
-_MOST_VALUES = 1 << 28  # values of a column, including those inside lists
-_MOST_BYTES = 1 << 30  # bytes of a file's columns, decompressed, and of a column of texts
+_MOST_VALUES = 1 << 28  # in one column, including values inside lists
+_MOST_BYTES = 1 << 30  # for a file's decompressed columns, and for a column of texts
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableSchema:
-    """What a table must hold: its columns and their types, the ranges of numbers (in lists, of the items), and the
+    """What a table must have: columns and their types, the ranges of numbers (for lists, of their items), and the
     columns that may be null."""
 
     schema: pa.Schema
@@ -40,7 +40,8 @@ class TableSchema:
 
 
 def read_checked(data: bytes, rules: TableSchema, columns: Sequence[str] | None = None, *, most_rows: int) -> pa.Table:
-    """These columns of a Parquet file, or all that the rules name. ValueError if it is not as the rules say."""
+    """Reads these columns of a Parquet file, or all that the rules name. Raises ValueError if the file does not follow
+    the rules."""
     names = list(columns or rules.schema.names)
     num_rows, groups = read_groups(data[-footer_bytes(data[-FOOTER_END_BYTES:], len(data)) - FOOTER_END_BYTES :])
     refuse_groups(num_rows, groups, most_rows=most_rows)
@@ -50,7 +51,7 @@ def read_checked(data: bytes, rules: TableSchema, columns: Sequence[str] | None 
     with arrow_faults():
         file = pq.ParquetFile(pa.BufferReader(data))
         _refuse_types(file.schema_arrow, rules.schema)
-        if texts:  # as dictionaries, so that a text that a page names a million times is copied once
+        if texts:  # read as dictionaries: a repeated text is copied once
             file = pq.ParquetFile(pa.BufferReader(data), metadata=file.metadata, read_dictionary=texts)
         if pa.list_(pa.string()) in kinds.values():
             table = ParquetPieces(pa.BufferReader(data), ours=True).read(names, rows=_BATCH_ROWS)
@@ -64,7 +65,7 @@ def read_checked(data: bytes, rules: TableSchema, columns: Sequence[str] | None 
 
 
 def open_checked(file: StoreFile, rules: TableSchema, *, most_rows: int = MOST_ROWS) -> ParquetPieces:
-    """Opens the file if its footer declares nothing too large and every column has its type. Use it inside
+    """Opens the file. Raises ValueError if its footer declares too much or a column has a wrong type. Call it inside
     `arrow_faults`."""
     opened = ParquetPieces(file, ours=True)
     refuse_groups(opened.num_rows, opened.groups, most_rows=most_rows)
@@ -74,8 +75,8 @@ def open_checked(file: StoreFile, rules: TableSchema, *, most_rows: int = MOST_R
 
 @contextmanager
 def arrow_faults() -> Iterator[None]:
-    """Turns what Arrow raises about the bytes of a file into a ValueError. Errors of a disk or a store are passed
-    on."""
+    """Turns an error that Arrow raises about the bytes of a file into a ValueError. Errors of a disk or a store are
+    passed on."""
     try:
         yield
     except (pa.ArrowException, OSError, UnicodeDecodeError, OverflowError) as error:
@@ -86,8 +87,8 @@ def arrow_faults() -> Iterator[None]:
 
 
 def refuse_values(table: pa.Table, rules: TableSchema) -> None:
-    """Raises ValueError for the first column with a null, or with a number outside its range. Only columns of the rules
-    are checked."""
+    """Raises ValueError for the first column with a null, or with a number outside its range. Only columns that have
+    rules are checked."""
     with arrow_faults():
         for name, column in zip(table.column_names, table.columns, strict=True):
             if column.null_count and name not in rules.may_be_null:
@@ -98,7 +99,7 @@ def refuse_values(table: pa.Table, rules: TableSchema) -> None:
 
 
 def refuse_groups(num_rows: int, groups: Sequence[Group], *, most_rows: int) -> None:
-    """Raises ValueError if a footer declares more rows, columns, values or bytes than Patchline's tables have."""
+    """Raises ValueError if a footer declares more rows, columns, values or bytes than a table of Patchline may have."""
     chunks = [chunk for group in groups for chunk in group.chunks]
     counts = (
         ("rows", num_rows, most_rows),
@@ -127,8 +128,8 @@ def _refuse_types(found: pa.Schema, wanted: pa.Schema) -> None:
 
 
 def _with_texts(table: pa.Table, names: Sequence[str], schema: pa.Schema) -> pa.Table:
-    """The table with its dictionary columns as plain text. Raises ValueError if a column would be too large, or is not
-    UTF-8."""
+    """Returns the table with the dictionary columns `names` as plain text. Raises ValueError if a column would be too
+    large, or is not UTF-8."""
     for name in names:
         column = table.column(name)
         lengths = (pc.sum(pc.binary_length(one.dictionary).take(one.indices)).as_py() or 0 for one in column.chunks)
@@ -162,16 +163,17 @@ def refuse_outside(values: NDArray[Any], name: str, allowed: Range) -> None:
 
 
 def table_bytes(table: pa.Table, *, row_group_size: int | None = None) -> bytes:
-    """`table` as one Parquet file."""
+    """Returns `table` as one Parquet file."""
     file = io.BytesIO()
     pq.write_table(table, file, compression="zstd", row_group_size=row_group_size, write_page_checksum=True)
     return file.getvalue()
 
 
 def numbers(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
-    """A column of numbers without nulls as a read-only array, without a copy unless the column has several chunks.
+    """Returns a column of numbers without nulls as a read-only array, without a copy unless the column has several
+    chunks.
 
-    Arrow's own `to_numpy` loads pandas if it is installed: half a second that every rank would wait for.
+    Arrow's own `to_numpy` is not used, since it loads pandas if it is installed, which takes every rank half a second.
     """
     if isinstance(column, pa.Array):
         return np.from_dlpack(column)
@@ -180,7 +182,7 @@ def numbers(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
 
 
 def list_lengths(lists: pa.ChunkedArray | pa.Array) -> NDArray[np.int64]:
-    """The number of items in each list; 0 for null."""
+    """Returns the number of items of each list; 0 for null."""
     lengths = pc.list_value_length(lists)
-    # Our own tables have no null, and a fill value loads pandas, too.
+    # Our own tables have no nulls, and `fill_null` would load pandas, too.
     return numbers(pc.fill_null(lengths, 0) if lengths.null_count else lengths).astype(np.int64)

@@ -1,4 +1,4 @@
-"""Says what lies at a path where a packed dataset was expected, and which command makes one of it."""
+"""Says what is at a path where a packed dataset was expected, and which command turns it into a dataset."""
 
 import os
 import shlex
@@ -6,37 +6,54 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
+from shards.errors import UserError
 from shards.files.local_files import at_home
 from shards.sources.entry import IMAGE_SUFFIXES
 from shards.sources.names import names_for, splits_among
 
-_MOST_ENTRIES, _MOST_FOLDERS = 1000, 50  # how many are looked at, so that a folder of millions of images costs no time
+_MOST_ENTRIES, _MOST_FOLDERS = 1000, 50  # entries and folders to look at, so that this is quick for any folder
+_NOT_PACKED = "not a packed dataset"
 
 
-def advice(url: str) -> str:
-    """Says what is at `url`, and what to do. For a bucket, it says only what a dataset needs."""
+class NoDatasetError(UserError):
+    """There is no complete dataset at a URL. `brief`: what is there, in a few words."""
+
+    def __init__(self, brief: str, why: str = "", *, todo: str = "") -> None:
+        super().__init__(f"{brief}, {why}" if why else brief, todo=todo)
+        self.brief = brief
+
+
+def no_dataset(url: str) -> NoDatasetError:
+    """Returns the error that says what is at `url`, and what to do. For a bucket, it says only that there is no
+    complete dataset."""
     if "://" in url:
         return _incomplete(url)
     path = Path(at_home(url))
     try:
-        return _advice(url, path)
+        return _no_dataset(url, path)
     except OSError as error:
-        return f"{url!r} cannot be looked at ({error.strerror}); give the folder of a packed dataset"
+        what = f"{url!r} cannot be looked at ({error.strerror})"
+        return NoDatasetError(what, todo="give the folder of a packed dataset")
 
 
-def _advice(url: str, path: Path) -> str:
+def _no_dataset(url: str, path: Path) -> NoDatasetError:
     if not path.exists():
         command = f"patchline pack RECIPE --out {_word(url)}"
-        return f"there is nothing at {url!r}; check the path, or pack a dataset there: {command}"
+        return NoDatasetError(
+            f"there is nothing at {url!r}", todo=f"check the path, or pack a dataset there: {command}"
+        )
     if not path.is_dir():
-        return f"{url!r} is a file; give the folder of a packed dataset (patchline pack and index make one)"
+        todo = "give the folder of a packed dataset (patchline pack and index make one)"
+        return NoDatasetError(f"{url!r} is a file", todo=todo)
     names = [entry.name for entry in _entries(path)]
     if "plan" in names or "work" in names:
-        return f"{url!r} is not packed to its end (it has no manifest.json); run the same patchline pack command again"
+        what = f"{url!r} is not packed to its end (it has no manifest.json)"
+        return NoDatasetError(what, todo="run the same patchline pack command again")
     if "job.yaml" in names:
-        return f"{url!r} is a run, not a dataset; data.url in {_word(url)}/job.yaml is the dataset that it trained on"
+        todo = f"data.url in {_word(url)}/job.yaml is the dataset that it trained on"
+        return NoDatasetError(f"{url!r} is a run", "not a dataset", todo=todo)
     if "model.safetensors" in names:
-        return f"{url!r} holds weights, not a dataset; give the folder of a packed dataset"
+        return NoDatasetError(f"{url!r} holds weights", "not a dataset", todo="give the folder of a packed dataset")
     out = _word(f"data/{path.resolve().name}")
     folders = [entry.name for entry in _entries(path) if entry.is_dir()]
     splits = splits_among(folders)
@@ -49,29 +66,35 @@ def _advice(url: str, path: Path) -> str:
             )
             for name, split in sorted(names_for(splits).items())
         ]
-        return "\n".join([f"{url!r} holds the splits of a collection, not a packed dataset; pack each first:", *lines])
+        todo = "\n".join(["pack each first:", *lines])
+        return NoDatasetError(f"{url!r} holds the splits of a collection", _NOT_PACKED, todo=todo)
     if any(_holds_images(path / name) for name in sorted(folders)[:_MOST_FOLDERS]):
-        return f"{url!r} holds folders of images, not a packed dataset; pack it first:\n{_command('folder', url, out)}"
+        todo = f"pack it first:\n{_command('folder', url, out)}"
+        return NoDatasetError(f"{url!r} holds folders of images", _NOT_PACKED, todo=todo)
     if inner := next((name for name in sorted(folders)[:_MOST_FOLDERS] if _holds_classes(path / name)), ""):
         command = _command("folder", f"{url.rstrip('/')}/{inner}", out)
-        return f"{url!r} is no packed dataset; it holds folders of images in {inner!r}: pack those first:\n{command}"
+        todo = f"it holds folders of images in {inner!r}: pack those first:\n{command}"
+        return NoDatasetError(f"{url!r} is no packed dataset", todo=todo)
     if any(_is_image(name) for name in names):
         above = _word(str(path.parent))
-        return (
-            f"{url!r} holds images, not a packed dataset; pack the folder above it, whose folders are the classes "
+        todo = (
+            "pack the folder above it, whose folders are the classes "
             f"(patchline pack folder --source.root {above}), or pack these with labels from their names or a table:\n"
             f"{_command('flat', url, out)}"
         )
+        return NoDatasetError(f"{url!r} holds images", _NOT_PACKED, todo=todo)
     if any(name.endswith(".tar") for name in names):
-        return f"{url!r} holds tars, not a packed dataset; index them: patchline index {_word(url)}"
+        todo = f"index them: patchline index {_word(url)}"
+        return NoDatasetError(f"{url!r} holds tars", _NOT_PACKED, todo=todo)
     if any(name.endswith(".parquet") for name in names):
-        return f"{url!r} holds Parquet files, not a packed dataset; pack them: patchline pack parquet --help"
+        todo = "pack them: patchline pack parquet --help"
+        return NoDatasetError(f"{url!r} holds Parquet files", _NOT_PACKED, todo=todo)
     return _incomplete(url)
 
 
-def _incomplete(url: str) -> str:
-    command = f"patchline pack RECIPE --out {_word(url)}"
-    return f"{url} has no manifest.json, so it is not a complete dataset; pack it with: {command}"
+def _incomplete(url: str) -> NoDatasetError:
+    todo = f"pack it with: patchline pack RECIPE --out {_word(url)}"
+    return NoDatasetError(f"{url} has no manifest.json", "so it is not a complete dataset", todo=todo)
 
 
 def _command(recipe: str, root: str, out: str) -> str:

@@ -47,7 +47,6 @@ FROM_IMAGES = ("docs/own-data.md", "docs/from-weights.md", "docs/from-s3.md", "d
 # Commands that end with another code than 0, because they show usage, or find what they look for.
 CODES = {"patchline pretrain": {2}, "patchline diff digits_smoke my.yaml": {1}, "patchline doctor": {0, 1}}
 SECONDS = 500
-_FLAG = re.compile(r"--[a-z-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +116,7 @@ def faults_of(words: Sequence[str]) -> Iterator[str]:
             yield str(error)
     else:
         stage = next((word for word in words[2:] if word in STAGES), "")
-        known = {*_FLAG.findall(TOOLS[words[1]].usage), *_FLAG.findall(TOOLS["sweep"].usage)}
+        known = {*TOOLS[words[1]].flags, *TOOLS["sweep"].flags}
         known |= {name for flag in flags_of(job_of(stage or "finetune", "")) for name in flag.names}
         yield from (f"there is no flag {word}" for word in words if word.startswith("--") and word not in known)
 
@@ -128,7 +127,7 @@ def parse(stage: str, given: list[str]) -> None:
     words = second_word_first(stage, words, is_help=False)
     if words:
         job = job_of(stage, words[0])
-        with_values(job, values_of(words[1:], list(flags_of(job)), command=stage))
+        with_values(job, values_of(words[1:], list(flags_of(job)), command=(stage, "")))
 
 
 def job_of(stage: str, word: str) -> object:

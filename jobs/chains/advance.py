@@ -1,7 +1,8 @@
-"""Takes a chain further: finds out what is complete and what is in the queue, and submits what comes next.
+"""Advances a chain: finds out what is complete and what is in the queue, and submits what comes next.
 
-Submission calls `advance`, and so does the gate behind each unit. It looks at the store, the markers and the queue, and
-submits only what is missing, so calling it again submits nothing twice.
+`patchline submit` calls `advance`, and so does the gate behind each unit: a small job that starts once the unit's jobs
+have ended. `advance` looks at the store, the markers and the queue, and submits only what is missing, so calling it
+again submits nothing twice.
 """
 
 import logging
@@ -40,17 +41,17 @@ from shards.errors import TransientError, UnreachableError, UserError, WillNotSu
 from shards.files.local_files import write_whole
 from shards.output.quantities import plural
 
-_MOST_RUNS = 24  # of one array: their names are in its comment, of which Slurm takes 1,023 letters
+_MOST_RUNS = 24  # runs in one array: their names are in its comment, and Slurm allows 1,023 characters
 log = logging.getLogger(__name__)
-PATIENCE_SECONDS = 600.0  # of a gate, while Slurm does not answer
+PATIENCE_SECONDS = 600.0  # how long a gate waits for Slurm or the storage
 _PAUSE_SECONDS = 10.0
-_GATE_MARGIN = 30  # seconds: a gate's time limit is short
-_REFUSALS = 3  # of an answering Slurm, before a gate believes them
+_GATE_MARGIN = 30  # seconds; not the cluster's, since a gate's time limit is short
+_REFUSALS = 3  # a gate gives up after this many refusals by a Slurm that answers
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """A frozen chain. `environ`: for Slurm's programs. `me`: the number of the gate's own job, or 0."""
+    """A frozen chain. `environ`: the environment of Slurm's programs. `me`: the number of the gate's own job, or 0."""
 
     state: Path
     plan: ChainPlan
@@ -60,12 +61,12 @@ class Chain:
     me: int = 0
 
     def own(self, queue: Sequence[QueuedJob]) -> list[QueuedJob]:
-        """Returns those jobs in the queue that belong to the chain."""
+        """Returns the jobs in `queue` that belong to the chain."""
         return [one for one in queue if one.part_of(self.plan.name)]
 
     def jobs_of(self, unit: Unit, queue: Sequence[QueuedJob]) -> list[QueuedJob]:
         """Returns a unit's jobs in the queue, and other jobs that write to one of its runs: those submitted without the
-        chain, by an earlier chain, or through another path of the folder."""
+        chain, by an earlier chain, or through another path to the folder."""
         mine = re.compile(rf"{re.escape(unit.name)}\.e[0-9]+\.r")
         own = [one for one in self.own(queue) if mine.match(one.tag)]
         others = [one for one in queue if one not in own]
@@ -87,8 +88,8 @@ def open_chain(state: Path, *, environ: Mapping[str, str], override: Override, m
 
 
 def gate(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
-    """`patchline __gate FOLDER UNIT`, in a job behind those of the unit. Returns 0, or 78 if the chain gave up or was
-    cancelled."""
+    """Runs `patchline __gate FOLDER UNIT`, in a job that follows the unit's jobs. Returns 0; 78 if the chain gave up or
+    was cancelled; or 74 if Slurm or the storage did not answer for ten minutes."""
     if len(words) != 2:
         raise UserError(f"__gate takes the folder of a chain and a unit; {plural(len(words), 'word')} were given")
     number = environ.get("SLURM_JOB_ID", "")
@@ -115,7 +116,8 @@ def gate(words: list[str], *, override: Override, environ: Mapping[str, str]) ->
 
 
 def advance(chain: Chain) -> int:
-    """Submits what can be submitted now. Returns 0, or 78 with a message in FOLDER/chain/gave-up."""
+    """Submits what can be submitted now. Returns 0, or 78 if the chain was cancelled or gave up. FOLDER/chain/gave-up
+    says why it gave up."""
     with alone(chain.state):
         if how := ending(chain.state):
             log.info("the chain is %s: nothing is submitted; see %s", how, chain.state)
@@ -131,7 +133,7 @@ def advance(chain: Chain) -> int:
 
 
 def give_up(chain: Chain, message: str) -> int:
-    """Ends the chain: nothing more is submitted."""
+    """Ends the chain, so that nothing more is submitted, and returns 78."""
     if not ending(chain.state):
         write_whole(chain.state / GAVE_UP, f"{message}\n".encode())
     log.error("the chain ends here: %s", message)
@@ -167,8 +169,8 @@ def _complete(chain: Chain, unit: Unit) -> None:
 
 
 def _submit_again(chain: Chain, unit: Unit, missing: list[int], record: Record) -> None:
-    """Submits what is missing. WillNotSucceedError if it would end the same way again, or if too many rounds in a row
-    made no progress."""
+    """Submits what is missing. Raises WillNotSucceedError if the jobs would end the same way again, or if too many
+    rounds in a row made no progress."""
     mine = record.jobs_of(unit.name)
     number = max((job.round for job in mine), default=-1) + 1
     last = [job for job in mine if job.round == number - 1]
@@ -188,7 +190,7 @@ def _submit_again(chain: Chain, unit: Unit, missing: list[int], record: Record) 
 
 
 def submit_unit(chain: Chain, unit: Unit, tasks: list[int], *, number: int, epoch: int) -> list[int]:
-    """Submits tasks of a unit, unless the queue has them already. Returns the numbers of their jobs."""
+    """Submits the jobs for tasks of a unit, except those that Slurm has already. Returns the numbers of all of them."""
     tag = f"{unit.name}.e{epoch}.r{number}"
     most = most_array_tasks(chain.environ) if unit.num_tasks > 1 else 1
     wanted = requests_of(chain, unit, tasks, tag=tag, most=most)
@@ -212,8 +214,8 @@ def submit_unit(chain: Chain, unit: Unit, tasks: list[int], *, number: int, epoc
 
 
 def _submit_gate(chain: Chain, unit: Unit, after: list[int], *, number: int, epoch: int, again: str = "") -> None:
-    """Submits a gate. On a cluster that does not requeue lost jobs, a second gate waits behind it. That helps only if
-    the first gate was lost with its node."""
+    """Submits a gate. On a cluster that does not requeue lost jobs, a second gate waits behind the first, in case the
+    first is lost with its node."""
     tag = f"{GATE}.{unit.name}.e{epoch}.r{number}{again}"
     for each in (tag,) if chain.cluster.requeue else (tag, f"{tag}.second"):
         request = gate_request(chain, unit, tag=each, after=after)
@@ -223,8 +225,8 @@ def _submit_gate(chain: Chain, unit: Unit, after: list[int], *, number: int, epo
 def _ensure_gate(
     chain: Chain, unit: Unit, record: Record, queue: list[QueuedJob], *, behind: Sequence[QueuedJob]
 ) -> None:
-    """Submits a gate behind the unit's jobs in the queue, unless there is one already. (Slurm takes a dependency as met
-    even if the job is about to be requeued.)"""
+    """Submits a gate behind the unit's jobs in the queue, unless there is one already. A gate can start while these
+    jobs are about to be requeued, since Slurm regards its dependency as met then."""
     gates = record.gates_of(unit.name)
     is_gate = re.compile(rf"{GATE}\.{re.escape(unit.name)}\.e[0-9]+\.r")
     if any(one.number != chain.me for one in chain.own(queue) if is_gate.match(one.tag)):
@@ -235,7 +237,8 @@ def _ensure_gate(
 
 
 def gate_request(chain: Chain, unit: Unit, *, tag: str, after: Sequence[int]) -> Request:
-    """Returns the job that looks at the unit after all these jobs have ended, however they ended."""
+    """Returns the request for a gate, which looks at the unit once all jobs in `after` have ended, however they
+    ended."""
     return Request(
         words=("__gate", str(chain.state.parent), unit.name),
         name=f"{GATE}-{unit.name}",
@@ -278,7 +281,7 @@ def requests_of(chain: Chain, unit: Unit, tasks: Sequence[int], *, tag: str, mos
 
 
 def _runs_in(unit: Unit, piece: Piece) -> list[str]:
-    """Returns the names of the runs in a job, each with its task in the array."""
+    """Returns the names of the runs in a job, each with its index if the job is an array."""
     if not any(unit.names):
         return ["-"]
     return [f"{unit.names[task]}@{task - piece.offset}" if piece.array else unit.names[task] for task in piece.tasks]
@@ -296,8 +299,8 @@ def _tail(unit: Unit, piece: Piece) -> list[str]:
 
 
 def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
-    """Submits a job, unless it was submitted just before a crash, and returns its number. WillNotSucceedError if the
-    chain has been cancelled in the meantime."""
+    """Submits a job, unless it was submitted just before a crash, and returns its number. Raises WillNotSucceedError if
+    the chain has ended in the meantime."""
     tag, record = request.comment.rpartition(",")[2], read_record_of(chain.state)
     own = chain.own(queued(chain.environ, with_ended=True))
     there = [one for one in own if one.tag == tag and (not record.life or record.life in one.names)]

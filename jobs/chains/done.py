@@ -1,7 +1,8 @@
-"""Says what is done and needs no job, and what cannot be done by another one.
+"""Says which tasks are complete and need no job, and which would fail again in another job.
 
 The answer comes from the store and the markers, never from exit codes. A training run or a dataset that was made with
-other settings is refused, as the stage itself would refuse it; scores of other settings are computed again.
+other settings is refused, as the stage itself would refuse it. Scores that were made with other settings are computed
+again.
 """
 
 import json
@@ -34,12 +35,12 @@ from shards.packing.write_shard import unpacked_parts
 from shards.store import open_store
 
 log = logging.getLogger(__name__)
-STOPPED_BY_HAND = "cancelled"  # RUN/submit/cancelled, of `patchline cancel RUN`
+STOPPED_BY_HAND = "cancelled"  # RUN/submit/cancelled, which `patchline cancel RUN` makes
 _MOST_BYTES = 1 << 20
 _MOST_SHOWN = 8
 _NOT_OF_SCORES = ("run_dir", "device", "threads", "json")
 _TRAINING = ("pretrain", "finetune")
-# How a try ended that a later one would end like, as stage.sbatch writes it to tries.jsonl.
+# Ends of a try after which a later one would end the same way, as stage.sbatch writes them to tries.jsonl.
 _HOPELESS = {
     "at fault": "ended with a mistake or a fault",
     "gave up": "saved nothing new in three tries",
@@ -48,7 +49,7 @@ _HOPELESS = {
 
 
 def missing_tasks(unit: Unit, *, state: Path, override: Override) -> list[int]:
-    """Returns the numbers of a unit's tasks that are not complete. UserError if one was completed with other
+    """Returns the numbers of a unit's tasks that are not complete. Raises UserError if one was completed with other
     settings."""
     if unit.stage == "pack":
         return _missing_of_pack(unit, override)
@@ -80,23 +81,23 @@ def _is_complete(unit: Unit, words: Sequence[str], job: Any, *, state: Path) -> 
         return _is_scored(unit.stage, job)
     if unit.stage == "report":
         return _is_after(Path(job.out) if job.out else Path(job.run) / "report.html", Path(job.run) / "DONE")
-    # A stage that writes nothing is done if all ranks of one of its jobs ended well.
+    # A stage that writes nothing is done if all ranks of one of its jobs exited with 0.
     epoch = read_record_of(state).epoch
     records = (state / "jobs").glob(f"{unit.name}.e{epoch}.r*/patchline-*/submit/tries.jsonl")
     return any(_last_end(path) == "done" for path in records)
 
 
 def tell_done(words: Sequence[str]) -> int:
-    """`patchline __done RUN`, which slurm/stage.sbatch asks before a job ends with 0. Returns 0 if the run is complete,
-    else 1."""
+    """Runs `patchline __done RUN`, which slurm/stage.sbatch calls before a job ends with 0. Returns 0 if the run is
+    complete, else 1."""
     if len(words) != 1:
         raise UserError(f"__done takes one run directory; {len(words)} words were given")
     return exit_codes.FAULTS_FOUND if _trained_steps(Path(words[0])) is None else exit_codes.DONE
 
 
 def is_trained(job: TrainingJob, *, extends: bool) -> bool:
-    """Whether the run of a job is complete, with at least its steps. UserError if it finished with other values.
-    `extends`: whether it may become longer."""
+    """Whether the job's run is complete and has at least as many steps as the job. Raises UserError if it finished with
+    other values. `extends`: whether the job may have more steps than the finished run."""
     run_dir = Path(job.run_dir)
     if not (run_dir / "DONE").exists() or (num_steps := _trained_steps(run_dir)) is None:
         return False
@@ -105,8 +106,8 @@ def is_trained(job: TrainingJob, *, extends: bool) -> bool:
 
 
 def _trained_steps(run_dir: Path) -> int | None:
-    """Returns the steps of RUN/job.yaml if RUN/DONE is of the last of them, and vouches for the weights beside it; else
-    None, and logs why."""
+    """Returns the number of steps in RUN/job.yaml if RUN/DONE says that all were made and matches the weights beside
+    it. Otherwise logs why not, and returns None."""
     from pipeline.training.saving.finish import read_done  # noqa: PLC0415 - loads torch
 
     try:
@@ -125,7 +126,7 @@ def _trained_steps(run_dir: Path) -> int | None:
 
 
 def refuse_changed(stage: str, words: Sequence[str], job: Any) -> None:
-    """UserError if what the step would make is complete, or planned, with other values."""
+    """Raises UserError if the step's dataset or run already exists, planned or complete, with other values."""
     if stage == "pack":
         read_plan(open_store(job.out), spec_of(job))
     if stage in _TRAINING:
@@ -133,8 +134,9 @@ def refuse_changed(stage: str, words: Sequence[str], job: Any) -> None:
 
 
 def refuse_other_run(job: TrainingJob, *, extends: bool) -> None:
-    """UserError if the run that is done in the job's folder had other values or another length. `extends`: whether it
-    may become longer. A run with a damaged marker or record is not done."""
+    """Raises UserError if the job's folder holds a finished run with other values or another length. A run whose marker
+    or record is damaged does not count as finished. `extends`: whether the job may have more steps than the finished
+    run."""
     run_dir = Path(job.run_dir)
     if not (run_dir / "DONE").exists():
         return
@@ -147,7 +149,8 @@ def refuse_other_run(job: TrainingJob, *, extends: bool) -> None:
         return
     found = run_changes(done.job.job | {STEPS: num_steps}, asdict(job), is_done=True, extends=extends)
     found = [each for each in found if each.field != "data.url" or not _holds(each.now, done.position.dataset)]
-    lengths = [each for each in found if each.field == STEPS]  # is said first, without the warm-up, which follows it
+    # The length comes first. The warm-up is left out then, since it follows from the length.
+    lengths = [each for each in found if each.field == STEPS]
     found = lengths + [each for each in found if each.field != STEPS and not (lengths and each.field == WARMUP)]
     if found:
         hint = "; to continue it with more steps, add --extend" if lengths and job.steps > num_steps else ""
@@ -168,14 +171,15 @@ def _holds(url: str, fingerprint: str | tuple[str, ...]) -> bool:
 
 
 def refuse_stopped(job: object) -> None:
-    """UserError if a file STOP keeps the training run of the job stopped."""
+    """Raises UserError if a file STOP keeps the job's training run stopped."""
     if isinstance(job, TrainingJob) and (stop := Path(job.run_dir) / "STOP").exists():
         shown, todo = printable_name(str(stop)), printable_name(f"rm {shlex.quote(str(stop))}")
         raise UserError(f"{shown} keeps the run stopped, so its job would end at once; to continue it, first: {todo}")
 
 
 def _is_scored(stage: str, job: Any) -> bool:
-    """Whether scores are there, for this job and these weights. The record is written before the scores."""
+    """Whether the scores of this job and these weights exist, and are no older than the run's record and the
+    weights."""
     run_dir = Path(job.run_dir)
     path = run_dir / ("scores.json" if stage == "evaluate" else "fewshot.json")
     try:
@@ -187,7 +191,7 @@ def _is_scored(stage: str, job: Any) -> bool:
 
 
 def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
-    """Whether the record of an evaluation is that of this job, apart from where and how it is computed."""
+    """Whether the evaluation in `run_dir` had the settings of this job, apart from where and how it is computed."""
     try:
         recorded = read_record(run_dir / "job.yaml", stage=stage, kind=type(job))
     except (OSError, UserError):
@@ -196,12 +200,13 @@ def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
 
 
 def _is_after(path: Path, cause: Path) -> bool:
-    """Whether a file is there, and not older than what it was made of; both times are of one file system."""
+    """Whether `path` exists and is not older than `cause`, from which it was made. A missing `cause` does not count."""
     return path.is_file() and (not cause.exists() or path.stat().st_mtime >= cause.stat().st_mtime)
 
 
 def hopeless(unit: Unit, jobs: Sequence[ChainJob], *, state: Path) -> str:
-    """Returns one message: why another job of the unit would end like the last ones. Empty if it may not."""
+    """Returns one message: why another job of the unit would end like the last ones. It is empty if another job may
+    succeed."""
     for run_dir in filter(None, unit.run_dirs()):
         if (Path(run_dir) / "submit" / STOPPED_BY_HAND).exists():
             return f"{unit.name} was cancelled by `patchline cancel {run_dir}`"
@@ -218,7 +223,8 @@ def hopeless(unit: Unit, jobs: Sequence[ChainJob], *, state: Path) -> str:
 
 
 def failed_alone(unit: Unit, jobs: Sequence[ChainJob]) -> set[int]:
-    """Returns the tasks whose runs cannot succeed, of a unit whose runs may fail, since these jobs were submitted."""
+    """For a unit whose runs may fail, returns the tasks whose runs have failed for good in these jobs. Returns none for
+    other units."""
     if not unit.may_fail:
         return set()
     ends: dict[int, str] = {}
@@ -228,19 +234,19 @@ def failed_alone(unit: Unit, jobs: Sequence[ChainJob]) -> set[int]:
 
 
 def _ends_of(unit: Unit, job: ChainJob) -> dict[int, str]:
-    """How the last try of each of the job's runs ended, by the number of its task."""
+    """Returns how the last try of each of the job's runs ended, by the number of its task."""
     records = _records_of(unit)
     return {task: _last_end(path, job.marks[task]) for task in job.tasks if (path := records.get(task))}
 
 
 def _records_of(unit: Unit) -> dict[int, Path]:
-    """The record of tries of each run, by the number of its task."""
+    """Returns the path of each run's tries.jsonl, by the number of its task."""
     runs = enumerate(unit.run_dirs())
     return {number: Path(run_dir) / "submit" / "tries.jsonl" for number, run_dir in runs if run_dir}
 
 
 def _last_end(path: Path, mark: int = 0) -> str:
-    """How the last try ended that was recorded behind this byte; empty if there is none."""
+    """Returns how the last try recorded after byte `mark` ended. It is empty if there is none."""
     try:
         lines = path.read_bytes()[mark:].decode(errors="replace").splitlines()
         return str(json.loads(lines[-1])["end"]) if lines else ""
@@ -249,20 +255,21 @@ def _last_end(path: Path, mark: int = 0) -> str:
 
 
 def marks_of(unit: Unit) -> tuple[int, ...]:
-    """The sizes of the runs' records of tries: what is behind them was written by jobs submitted from now on."""
+    """Returns the size in bytes of each run's tries.jsonl. What is appended later comes from jobs that are submitted
+    later."""
     records = _records_of(unit)
     sizes = {number: path.stat().st_size for number, path in records.items() if path.exists()}
     return tuple(sizes.get(number, 0) for number in range(len(unit.words)))
 
 
 def saved_steps(unit: Unit) -> tuple[int, ...]:
-    """The last step that each of the unit's runs has saved, by its ledger; 0: none."""
+    """Returns the last step that each of the unit's runs has saved, according to its ledger; 0 if there is none."""
     return tuple(int(last_line(Path(run_dir)).get("step", 0)) if run_dir else 0 for run_dir in unit.run_dirs())
 
 
 def idle_rounds(jobs: Sequence[ChainJob], missing: Sequence[int], steps: Sequence[int]) -> int:
-    """How many of the last rounds in a row brought nothing: as many tasks were missing afterwards, and no run had saved
-    a later step. `jobs`: all of the unit; `missing` and `steps`: as they are now. Pure."""
+    """Returns how many rounds in a row, up to the last one, made no progress: no task was completed, and no run saved a
+    later step. `jobs`: all jobs of the unit. `missing`, `steps`: its missing tasks and saved steps now. Pure."""
     after, later, idle = len(missing), sum(steps), 0
     for number in sorted({job.round for job in jobs}, reverse=True):
         mine = [job for job in jobs if job.round == number]

@@ -1,10 +1,10 @@
 """The state of a chain, in FOLDER/chain: what was frozen at submission, the record of its jobs, and how it ended.
 
 plan.json       the frozen steps; chain.yaml and cluster.yaml beside it are copies for people
-record.jsonl    a line for each beginning, job and completed unit
-gave-up         why it ended before its end, one message
+record.jsonl    a line for each time that the chain begins, each job and each completed unit
+gave-up         one message: why the chain ended before all units were complete
 cancelled       written by `patchline cancel` before anything is cancelled
-done            when all units were complete
+done            written when all units are complete
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from shards.files.typed_json import read_record
 GAVE_UP, CANCELLED, DONE, PLAN, RECORD = "gave-up", "cancelled", "done", "plan.json", "record.jsonl"
 GATE = "gate"
 _MOST_BYTES, _MOST_MESSAGE = 64 << 20, 1 << 14
-_LEVELS = 2  # a chain's run is by default in FOLDER/STEP or FOLDER/STEP/NUMBER
+_LEVELS = 2  # by default, a chain's run is in FOLDER/STEP or FOLDER/STEP/NUMBER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,17 +39,18 @@ class ChainPlan:
     rounds: int
     chdir: str
     command: tuple[str, ...]
-    gate_minutes: int = 30  # a gate waits at most 10 of them for Slurm
+    gate_minutes: int = 30  # a gate waits at most 10 minutes for Slurm
 
     def job_name(self, unit: Unit) -> str:
-        """The name of a unit's jobs. Links wait for each other by name, so the name must not occur in another chain."""
+        """Returns the name of a unit's jobs. Links wait for each other by name, so the name must not occur in another
+        chain."""
         return f"{unit.name}-{self.name[-8:]}" if unit.links > 1 else unit.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainJob:
     """A submitted job. `kind`: job or gate. `round`: 0 for the first submission. `tasks`: the numbers of the unit's
-    tasks. `marks`, `steps`: the bytes of each run's tries.jsonl, and the last step that each run had saved, at
+    tasks. `marks`, `steps`: the size in bytes of each run's tries.jsonl, and the last step that each run had saved, at
     submission. `offset`: what to add to a task's number in its array to get its number in the unit."""
 
     unit: str
@@ -65,7 +66,7 @@ class ChainJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What has happened since the chain last began, which is its `epoch`-th beginning. `life`: a token that tells this
+    """What has happened since the chain last began. `epoch`: how often it has begun. `life`: a token that tells this
     chain's jobs from those of an earlier chain in the same folder; empty before the chain began. `folder`: the inode of
     the chain's folder, which tells the folder from a copy; 0 before the chain began."""
 
@@ -76,11 +77,11 @@ class Record:
     folder: int = 0
 
     def jobs_of(self, unit: str) -> list[ChainJob]:
-        """The jobs of a unit, without its gates."""
+        """Returns the jobs of a unit, without its gates."""
         return [job for job in self.jobs if job.unit == unit and job.kind != GATE]
 
     def gates_of(self, unit: str) -> list[ChainJob]:
-        """The gates behind a unit."""
+        """Returns the gates behind a unit."""
         return [job for job in self.jobs if job.unit == unit and job.kind == GATE]
 
 
@@ -95,8 +96,8 @@ def is_chain(folder: str | Path) -> bool:
 
 
 def refuse_chain(word: str, *, hint: str = "") -> None:
-    """UserError if the folder is a chain's, where a run is meant. The message says why the chain gave up, if it did.
-    `hint`: what else may be meant."""
+    """Raises UserError if `word` is the folder of a chain, where that of a run is meant. The message says why the chain
+    gave up, if it did. `hint`: more advice for the message."""
     if not is_chain(word):
         return
     why, path = "", state_folder(word) / GAVE_UP
@@ -108,22 +109,23 @@ def refuse_chain(word: str, *, hint: str = "") -> None:
 
 
 def chain_name(folder: str) -> str:
-    """Returns the name of a chain's jobs in the queue. It is the same for every path of the folder."""
+    """Returns the name of a chain's jobs in the queue. Links to the folder give the same name, but other mounts of it
+    do not."""
     return f"patchline-chain-{hashlib.sha256(str(Path(folder).resolve() / STATE).encode()).hexdigest()[:16]}"
 
 
 def read_plan_of(state: Path) -> ChainPlan:
-    """Reads the frozen chain. UserError if there is none."""
+    """Reads the frozen chain. Raises UserError if there is none."""
     try:
         return read_record(ChainPlan, read_local_file(state / PLAN, most_bytes=_MOST_BYTES))
     except OSError as error:
-        raise UserError(f"{state} has no chain ({error.strerror}); give the folder of one") from error
+        raise UserError(f"{state} has no chain ({error.strerror})", todo="give the folder of one") from error
     except ValueError as error:
         raise InvalidDataError(f"{state / PLAN} is damaged: {error}; submit the chain in a new folder") from error
 
 
 def plan_json(plan: ChainPlan) -> str:
-    """Returns the plan as the JSON text that is frozen."""
+    """Returns the plan as the JSON text for plan.json."""
     return json.dumps(asdict(plan), indent=1) + "\n"
 
 
@@ -158,8 +160,8 @@ def begin(state: Path) -> None:
 
 
 def jobs_begun_here(state: Path) -> list[str]:
-    """Returns the numbers of the chain's jobs since it last began, through any path of the folder. A copy of the folder
-    has none."""
+    """Returns the numbers of the jobs that the chain has submitted since it last began, through any path to this
+    folder. Returns none for a copy of the folder."""
     if not state.is_dir():
         return []
     record = read_record_of(state)
@@ -177,7 +179,7 @@ def add_job(state: Path, job: ChainJob) -> None:
 
 
 def ending(state: Path) -> str:
-    """Returns how the chain ended: gave-up, cancelled or done. Empty if it has not ended."""
+    """Returns how the chain ended: gave-up, cancelled or done. The text is empty if it has not ended."""
     return next((name for name in (CANCELLED, GAVE_UP, DONE) if (state / name).exists()), "")
 
 
@@ -191,13 +193,13 @@ class ChainTask:
 
 
 def chain_tasks(run_dir: Path, logs: Iterable[Path] = ()) -> list[ChainTask]:
-    """Returns the jobs that a chain has submitted for a run since the chain last began, newest first. None if no chain
-    started the run, or if the chain's files cannot be read. `logs`: known logs of the run, which may lead to a chain in
-    another place."""
+    """Returns the jobs that a chain has submitted for a run since the chain last began, newest first. Returns an empty
+    list if no chain started the run, or if the chain's files cannot be read. `logs`: known logs of the run. Their paths
+    may lead to a chain whose folder does not contain the run."""
     place = Path(os.path.realpath(run_dir))
     of_logs = [log.parents[2] for log in logs if log.parts[-3:-1] == (STATE, "jobs")]
     for folder in dict.fromkeys((*place.parents[:_LEVELS], *of_logs)):
-        with suppress(OSError, UserError, ValueError):  # a damaged file of a chain tells nothing of the run
+        with suppress(OSError, UserError, ValueError):  # a chain with a damaged file is skipped
             if is_chain(folder) and (found := list(_tasks(folder, place))):
                 return sorted(found, key=lambda task: int(task.job.partition("_")[0]), reverse=True)
     return []
@@ -214,7 +216,8 @@ def _tasks(folder: Path, place: Path) -> Iterator[ChainTask]:
 
 
 def is_same_place(one: Path, other: Path) -> bool:
-    """Whether two paths lead to one folder, through links or two mounts of it. The folder need not exist yet."""
+    """Whether two paths lead to the same folder, even through links or two mounts of it. The folder need not exist
+    yet."""
     one, other = (Path(os.path.realpath(each)) for each in (one, other))
     while one != other:
         with suppress(OSError):

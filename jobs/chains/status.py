@@ -1,5 +1,5 @@
-"""Where a chain stands, for `patchline status FOLDER`: its steps from the files, and their jobs from one question to
-squeue."""
+"""Tells where a chain stands, for `patchline status FOLDER`: its steps from the chain's files, their jobs from one call
+of squeue, and what is wrong with a job from scontrol."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -18,16 +18,16 @@ from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
 _MOST_MESSAGE = 1 << 14
-_MOST_LINES = 6  # of what is said about one step
+_MOST_LINES = 6  # the message about the whole chain is cut after this many lines
 _RUNS = ("RUNNING", "COMPLETING")
 _UNDER_WAY = ("running", "in the queue", "submitted")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepStatus:
-    """A unit of a chain. `state`: complete, running, in the queue, submitted (its jobs have ended, its gate has not
-    looked yet), or waits for its turn. `jobs`: all that were submitted for it, its gates too; `running` and `queued`:
-    how many jobs and tasks of arrays run and wait, without the gates."""
+    """A unit of a chain. `state`: complete, running, in the queue, submitted (its jobs have ended, but its gate has not
+    looked yet), or waits for its turn. `jobs`: the numbers of all jobs that were submitted for it, including gates.
+    `running`, `queued`: how many jobs and array tasks are running and waiting, without gates."""
 
     name: str
     stage: str
@@ -40,8 +40,9 @@ class StepStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainStatus:
-    """A chain. `ending`: done, gave-up or cancelled, empty while it goes on; `message`: why it gave up. `complaint`:
-    why Slurm says nothing. `is_stalled`: it has not ended, and Slurm has no job that would take it further."""
+    """How a chain stands. `ending`: done, gave-up or cancelled; empty if it has not ended. `message`: why it gave up.
+    `complaint`: why Slurm did not answer. `is_stalled`: whether the chain has not ended, but Slurm has no job that
+    would continue it."""
 
     folder: Path
     ending: str
@@ -57,23 +58,23 @@ class ChainStatus:
 
     @property
     def is_over(self) -> bool:
-        """Whether none of its steps has a job, or would get one; False while Slurm does not say. If a chain gave up in
-        one branch, another may still run."""
+        """Whether no step has a job or will get one. A chain that has not ended is not over while Slurm does not
+        answer. A chain that gave up in one branch may still have jobs in another."""
         if self.is_stalled or (self.ending and not self.left):
             return True
         return not (self.complaint or any(step.state in _UNDER_WAY for step in self.steps))
 
 
 def status_of_chain(folder: Path, environ: Mapping[str, str] | None) -> ChainStatus:
-    """What the files and, with an environment, Slurm say; the files alone if it does not answer. UserError if the
-    frozen chain cannot be read."""
+    """Returns what the chain's files say and, if `environ` is given, what Slurm says. If Slurm does not answer, returns
+    what the files say, and why in `complaint`. Raises UserError if the frozen chain cannot be read."""
     state, queue, complaint = state_folder(folder), list[QueuedJob](), ""
     plan = read_plan_of(state)
     try:
         queue = queued_with(plan.name, environ) if environ is not None else []
     except UserError as error:
         environ, complaint = None, str(error)
-    how, message = ending(state), ""  # after the queue: a job that ends the chain leaves the queue after that
+    how, message = ending(state), ""  # read after the queue, since a job leaves the queue after it ends the chain
     if how == GAVE_UP:
         message = read_local_file(state / GAVE_UP, most_bytes=_MOST_MESSAGE).decode(errors="replace").strip()
     record, steps = read_record_of(state), list[StepStatus]()
@@ -82,7 +83,7 @@ def status_of_chain(folder: Path, environ: Mapping[str, str] | None) -> ChainSta
         run_dir = str(Path(plan.chdir) / dirs[0]) if len(dirs) == 1 and dirs[0] else ""
         try:
             steps.append(_step(unit, record, queue, environ, run_dir=run_dir))
-        except UserError as error:  # from here on it is not asked again
+        except UserError as error:  # Slurm is not asked about the units that follow
             environ, complaint = None, str(error)
             steps.append(_step(unit, record, queue, None, run_dir=run_dir))
     is_stalled = not how and not queue and environ is not None and state.stat().st_uid == os.getuid()
@@ -127,7 +128,7 @@ def _said_of(numbers: Sequence[int], run_dir: str, environ: Mapping[str, str]) -
 
 
 def runs_of(folder: Path) -> dict[Path, str]:
-    """The run directories of its steps that are there, and the unit of each."""
+    """Returns the directories of the chain's runs that have begun, each with the name of its unit."""
     plan = read_plan_of(state_folder(folder))
     found = {Path(plan.chdir) / run_dir: unit.name for unit in plan.units for run_dir in unit.run_dirs() if run_dir}
     return {path: name for path, name in found.items() if _is_begun(path)}
@@ -136,13 +137,12 @@ def runs_of(folder: Path) -> dict[Path, str]:
 def _is_begun(run_dir: Path) -> bool:
     try:
         return any((run_dir / name).exists() for name in ("job.yaml", "submit"))
-    except PermissionError:  # a colleague's
+    except PermissionError:  # a colleague's run
         return True
 
 
 def lines_of(status: ChainStatus, *, columns: int, is_short: bool = False) -> list[str]:
-    """The lines that are shown: how the chain stands, and one for each step; `is_short` leaves out complete ones.
-    Pure."""
+    """Returns the lines to show: how the chain stands, then its steps. `is_short` leaves out complete steps. Pure."""
     done = sum(step.state == "complete" for step in status.steps)
     count = f"{done} of {plural(len(status.steps), 'step')} complete"
     name = printable_name(str(status.folder))
@@ -177,7 +177,7 @@ def lines_of(status: ChainStatus, *, columns: int, is_short: bool = False) -> li
 
 
 def chain_json(status: ChainStatus) -> dict[str, Any]:
-    """The chain's state as one JSON object."""
+    """Returns the chain's state as one JSON object."""
     return {
         "chain": str(status.folder),
         "ending": status.ending or None,

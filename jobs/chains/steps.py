@@ -1,8 +1,10 @@
-"""The steps of a chain: as CHAIN.yaml names them, and as units, which are the jobs that are submitted together.
+"""The steps of a chain, as CHAIN.yaml lists them, and the units that they become. A unit is a group of jobs that are
+submitted together.
 
-slurm/chain.example.yaml shows the file. A step that is a sweep becomes two units: an array of tries, then the best of
-them with each seed. The best values are known only after the tries, so the gate behind the tries puts them into the
-arguments of the repetitions. The folders are those of `patchline sweep`, so the same sweep can continue without Slurm.
+slurm/chain.example.yaml shows the file. A step that is a sweep becomes two units: an array of tries, then an array that
+repeats the best try with each seed. The best values are known only after the tries, so the gate behind the tries puts
+them into the arguments of the repetitions. The runs have the same folders as with `patchline sweep`, so the sweep can
+also continue without Slurm.
 """
 
 import re
@@ -23,7 +25,7 @@ from jobs.train.trials import make_room, refuse_others, score_of
 from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError, WillNotSucceedError
 
-STATE = "chain"  # the folder of the chain's own state, in the folder of the chain
+STATE = "chain"  # the subfolder of the chain's folder for its state
 INPUTS = ("data", "weights", "run")
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _FLAG = re.compile(r"--[a-z][a-z0-9_.-]*(=.*)?", re.DOTALL)
@@ -137,7 +139,7 @@ class ChainConfig:
 
 
 def read_chain(path: Path) -> ChainConfig:
-    """Reads a chain from a YAML file. UserError names the line of a mistake."""
+    """Reads a chain from a YAML file. Raises UserError with the line of a mistake."""
     example = "the output of `patchline example chain.yaml`"
     of_step = tuple(each.name for each in fields(StepConfig) if each.name not in ("name", "stage"))
     optional = {"StepConfig": of_step, "ChainConfig": ("rounds",)}
@@ -148,8 +150,8 @@ def read_chain(path: Path) -> ChainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Unit:
-    """Jobs that are submitted together. `words`: the arguments of each run; one entry for all tasks if they share a
-    packing (in `num_parts` parts). `after`: the units that must be complete first."""
+    """Jobs that are submitted together. `words`: the arguments of each run. Tasks that share a packing (in `num_parts`
+    parts) have one entry together. `after`: the units that must be complete first."""
 
     name: str
     step: str
@@ -172,23 +174,24 @@ class Unit:
 
     @property
     def num_tasks(self) -> int:
-        """The tasks of its array; 1: no array."""
+        """The number of tasks in its array; 1 if it is no array."""
         return max(self.num_parts, len(self.words))
 
     def outputs(self) -> list[str]:
-        """The folder or URL that each of its words writes to, empty for a stage that writes nothing."""
+        """Returns the folder or URL that each entry of `words` writes to. It is empty for a stage that writes
+        nothing."""
         flag = SUBMITTED[self.stage].out
         return [value_in(words, flag) if flag else "" for words in self.words]
 
     def run_dirs(self) -> list[str]:
-        """The run directory of each of its words, empty for a stage without one."""
+        """Returns the run directory of each entry of `words`. It is empty for a stage without one."""
         return [value_in(words, "--run-dir") for words in self.words]
 
 
 def units_of(chain: ChainConfig) -> tuple[Unit, ...]:
-    """Returns all units, each after those that it needs. UserError for steps that do not fit together."""
+    """Returns all units, each after those that it needs. Raises UserError for steps that do not fit together."""
     units: list[Unit] = []
-    last: dict[str, Unit] = {}  # of each step
+    last: dict[str, Unit] = {}  # the last unit of each step
     before: tuple[str, ...] = ()
     for step in chain.steps:
         needed = dict.fromkeys((*(step.after or before), *(getattr(step, name) for name in INPUTS)))
@@ -218,7 +221,8 @@ def units_of(chain: ChainConfig) -> tuple[Unit, ...]:
 
 
 def _packing_units(unit: Unit, num_tasks: int) -> list[Unit]:
-    """Returns a unit for each phase of a packing. Two of the phases are shared by the tasks."""
+    """Returns a unit for each phase of a packing. The tasks share the phases `scan` and `shards`; the others run in one
+    job."""
     units: list[Unit] = []
     for phase in PHASES:
         is_array = phase in ("scan", "shards")
@@ -240,7 +244,7 @@ def sweep_of(words: Sequence[str]) -> SweepPlan:
 
 
 def _sweep_units(unit: Unit, sweep: tuple[str, ...]) -> list[Unit]:
-    """Returns a unit of tries, if there is a grid, and a unit that repeats the best of them."""
+    """Returns a unit of tries if there is a grid, and a unit that repeats the best try if there are seeds."""
     if len(unit.words) > 1:
         raise UserError(
             f"step {unit.step}: a sweep is of one command, and its `weights:` are of {len(unit.words)} runs"
@@ -302,7 +306,7 @@ def _workers(step: StepConfig) -> list[str]:
 
 
 def _refuse_state(units: Sequence[Unit], state: Path) -> None:
-    """UserError if a step writes to the folder of the chain's own state."""
+    """Raises UserError if a step writes to the folder of the chain's state."""
     for unit in units:
         for out in unit.outputs():
             if out and "://" not in out and Path(out).resolve().is_relative_to(state):
@@ -313,7 +317,7 @@ def _refuse_state(units: Sequence[Unit], state: Path) -> None:
 
 
 def _refuse_shared(units: Sequence[Unit]) -> None:
-    """UserError if two steps, or two variants of one, write to one folder."""
+    """Raises UserError if two steps, or two variants of one step, write to the same folder."""
     seen: dict[str, tuple[str, str]] = {}
     for unit in units:
         for number, out in enumerate(unit.outputs()):
@@ -328,8 +332,9 @@ def _refuse_shared(units: Sequence[Unit]) -> None:
 
 
 def resolved(unit: Unit, override: Override) -> Unit:
-    """Returns the unit, with the best values in its arguments if it repeats the best of a sweep. Repetitions of an
-    earlier best are moved aside. WillNotSucceedError if no try has a score, or if a run has other values."""
+    """Returns the unit. If it repeats the best try of a sweep, puts the best values into its arguments, and moves aside
+    the runs that repeated an earlier best. Raises WillNotSucceedError if no try has a score, or if an existing run has
+    other values."""
     if not unit.best_of:
         return unit
     plan = sweep_of(unit.best_of)

@@ -1,7 +1,7 @@
 """`patchline submit STAGE RECIPE --cluster FILE [--nodes N] [...]`: writes the batch script of a job, and submits it.
 
-The arguments are first checked as the stage would check them, and the script by `sbatch --test-only`. A run that is
-done, or has a job in the queue, gets no other job. torch is loaded only to read the DONE of a run, and to plan the
+First, the arguments are checked as the stage would check them, and the script by `sbatch --test-only`. If the run is
+done, or has a job in the queue, nothing is submitted. torch is loaded only to read the DONE of a run, and to plan the
 saves of training on GPUs.
 """
 
@@ -59,7 +59,7 @@ USAGE = (
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitFlags:
-    """The flags of submit itself. None keeps the value of the cluster's settings."""
+    """The flags of `patchline submit` itself. None keeps the value of the cluster's settings."""
 
     cluster: str = ""
     nodes: Annotated[int, Range(1, 100_000)] = 1
@@ -78,7 +78,8 @@ class SubmitFlags:
 
 
 def run(words: list[str], *, override: Override, environ: MutableMapping[str, str]) -> int:
-    """Submits, and returns the exit code. UserError for what Slurm or the stage would refuse."""
+    """Submits a job or a chain, and returns the exit code. Raises UserError for what Slurm or the stage would
+    refuse."""
     flags, words = take_own_flags(SubmitFlags, words)
     if words[:1] and words[0].endswith((".yaml", ".yml")):
         _refuse_flags_of_runs(flags, words[1:])
@@ -99,7 +100,7 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     job = job_of_words(words, override)
     run_dir = getattr(job, "run_dir", "")
     if run_dir and not any(word.partition("=")[0] == "--run-dir" for word in words):
-        words = [*words, "--run-dir", run_dir]  # from a file: the script looks for it among the words
+        words = [*words, "--run-dir", run_dir]  # it came from a file, but the script looks for it in the arguments
     refuse_unprintable(run_dir)
     if run_dir:
         work_in(Path(run_dir), is_shared=SHARED in words)
@@ -111,7 +112,7 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
         refuse_stopped(job)
     silent = silence(environ) if flags.dry_run else ""
     if silent:
-        environ = {**environ, "PATH": ""}  # no program of Slurm is asked from here on
+        environ = {**environ, "PATH": ""}  # no Slurm program is called from here on
     if not flags.no_check:
         refuse_unreachable(words, cluster, is_dry=flags.dry_run)
         asked = AskedJob(job=job, nodes=flags.nodes, time_limit=flags.time or "", has_ranks=row.has_ranks)
@@ -169,7 +170,7 @@ def _chain_of_sweep(words: list[str], flags: SubmitFlags) -> ChainConfig:
 
 
 def _refuse_flags_of_runs(flags: SubmitFlags, words: Sequence[str]) -> None:
-    """UserError for flags that a chain does not take."""
+    """Raises UserError for flags that a chain does not take."""
     plain, names = asdict(SubmitFlags()), ("nodes", "links", "spares", "time")
     given = [f"--{name}" for name in names if asdict(flags)[name] != plain[name]] + [*map(printable_name, words)]
     if given:
@@ -205,7 +206,8 @@ def _refuse_wrong_numbers(flags: SubmitFlags, stage: str, *, has_ranks: bool) ->
 
 
 def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
-    """Reads the cluster's settings, and adds the command that runs patchline there. UserError for a mistake in them."""
+    """Reads the cluster's settings, and adds the command that runs patchline there. Raises UserError for a mistake in
+    them."""
     if not path:
         raise UserError(
             "--cluster is missing: the YAML file of your cluster's settings; for one to edit: patchline example "
@@ -222,7 +224,7 @@ def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
 
 
 def reach_store(cluster: ClusterConfig, environ: MutableMapping[str, str]) -> None:
-    """Makes this process reach the store in the way the jobs will."""
+    """Makes this process reach the store in the same way as the jobs will."""
     for name, value in (("AWS_ENDPOINT_URL", cluster.s3_endpoint), ("AWS_PROFILE", cluster.s3_profile)):
         if value:
             environ[name] = value
@@ -230,14 +232,14 @@ def reach_store(cluster: ClusterConfig, environ: MutableMapping[str, str]) -> No
 
 def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: int, inherited: Sequence[str]) -> int:
     need_sbatch(environ)
-    # Asked before there is a folder: a refusal leaves none that looks like a run.
+    # Slurm is asked before the folder is made, so that a refusal leaves no folder that looks like a run.
     said = "" if request.folder.exists() else slurms_answer([], environ, text=text)
     try:
         make_folder(request.folder.parent)
         make_folder(request.folder)
     except OSError as error:
         raise UserError(
-            f"cannot make {request.folder}: {error.strerror}; give a folder that you may write to"
+            f"cannot make {request.folder}: {error.strerror}", todo="give a folder that you may write to"
         ) from error
     with alone(request.folder):
         if waiting := settled_with(request.comment, environ, recorded=_recorded(request)):
@@ -248,26 +250,26 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
         write_script(path, text)
         log.info("%s", said or slurms_answer([str(path)], environ))
         shown = printable_name(str(request.folder))
-        for _ in range(links):  # each is said at once: what fails later must not hide that it is in the queue
+        for _ in range(links):  # each job is logged at once, since a later submission may fail
             job_id = submitted([str(path)], environ, inherited=inherited)
             log_path = f"{shown}/{request.name}-{job_id}.out"
             log.info("job %s: %s on %s nodes; its log: %s", job_id, request.name, request.nodes, log_path)
             line = {"job": job_id, "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
-            line["folder"] = request.folder.stat().st_ino  # the same by all of its names
+            line["folder"] = request.folder.stat().st_ino  # the same for every path to the folder
             append_or_say(request.folder / SUBMISSIONS, line, what=f"job {job_id}, which is in the queue")
     return exit_codes.DONE
 
 
 def _recorded(request: Request) -> list[str]:
-    """Returns the jobs that files record for the run: its own, and those of its chain. Jobs that were submitted through
-    another path of the folder have another name in the queue."""
+    """Returns the jobs that files record for the run: its own, and those of its chain. The files are read because jobs
+    that were submitted through another path to the folder have another name in the queue."""
     if request.folder.name != SUBMIT_FOLDER:
-        return []  # of all commands of a stage
+        return []  # all commands of a stage share this folder
     return [*submitted_in(request.folder), *(task.job for task in chain_tasks(request.folder.parent))]
 
 
 def _tell_test(request: Request, text: str, environ: Mapping[str, str], *, silent: str) -> int:
-    """Says what Slurm would do with the script, or why Slurm was not asked (`silent`). Leaves no files."""
+    """Says what Slurm would do with the script, or why Slurm was not asked (`silent`). Writes no files."""
     if silent:
         log.warning("%s: Slurm was not asked about this job, its limits and the queue", silent)
         return exit_codes.DONE

@@ -1,4 +1,4 @@
-"""`patchline submit CHAIN.yaml`: freezes a chain in its folder and submits its first jobs, or shows all of it."""
+"""`patchline submit CHAIN.yaml`: freezes a chain in its folder and submits its first jobs, or shows the whole chain."""
 
 import logging
 import shutil
@@ -48,8 +48,8 @@ from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
 _NUMBERS = (3, 4, 5, 6)  # columns of the graph that are aligned to the right
-_MOST_ASKED = 20  # answers of `sbatch --test-only`
-UnitJob = tuple[Unit, tuple[str, ...], Any]  # with the words of one of its runs, and their job
+_MOST_ASKED = 20  # how many jobs a dry run asks Slurm about
+UnitJob = tuple[Unit, tuple[str, ...], Any]  # a unit, the arguments of one of its runs, and the job that they describe
 
 
 def submit_chain(
@@ -65,11 +65,12 @@ def submit_chain(
     environ: Mapping[str, str],
 ) -> int:
     """Submits or shows a chain, and returns the exit code. `copies`: texts to keep beside the chain, by name.
-    `is_full`: a dry run shows whole scripts. `names`: what messages call the settings of a step. UserError for what a
-    stage or Slurm would refuse, and with `has_checks` for what cannot work."""
+    `is_full`: whether a dry run shows whole scripts. `names`: what messages call the settings of a step. Raises
+    UserError for what a stage or Slurm would refuse. With `has_checks`, also raises it if a store cannot be reached or
+    a check of a job fails."""
     silent = silence(environ) if is_dry else ""
     if silent:
-        environ = {**environ, "PATH": ""}  # no program of Slurm is asked from here on
+        environ = {**environ, "PATH": ""}  # no Slurm program is called from here on
     units = units_of(config)
     jobs = [(unit, words, _job_of(unit, words, override)) for unit in units for words in unit.words]
     refuse_unprintable(config.folder, what="folder")
@@ -93,7 +94,7 @@ def submit_chain(
         return _show(chain, is_full=is_full, silent=silent, names=names)
     need_sbatch(environ)
     for unit, words, job in jobs:  # before the frozen chain is replaced
-        if not unit.best_of:  # which values those have is known once the tries are over
+        if not unit.best_of:  # the values of a sweep's best are known only after its tries
             with _named(unit):
                 refuse_changed(unit.stage, words, job)
     for request in _first_requests(chain):
@@ -108,7 +109,7 @@ def submit_chain(
 
 @contextmanager
 def _named(unit: Unit) -> Iterator[None]:
-    """Puts the step of the unit in front of error messages."""
+    """Puts the name of the unit's step in front of error messages."""
     try:
         yield
     except UserError as error:
@@ -117,7 +118,7 @@ def _named(unit: Unit) -> Iterator[None]:
 
 def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:
     with _named(unit):
-        refuse_secret_words(words)  # before a message quotes them
+        refuse_secret_words(words)  # secrets are refused before a message can quote them
         job = job_of_words(list(words), override)
         if unit.best_of and not job.evaluation.url:
             raise UserError("--evaluation.url is missing: the dataset on which the best of the sweep are scored")
@@ -139,12 +140,14 @@ def _make_folder(state: Path) -> None:
         make_folder(state)
         (state / "lock").touch()
     except OSError as error:
-        raise UserError(f"cannot write to {state}: {error.strerror}; give a folder that you may write to") from error
+        raise UserError(
+            f"cannot write to {state}: {error.strerror}", todo="give a folder that you may write to"
+        ) from error
 
 
 def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
-    """Freezes the chain and begins it. If its jobs are in the queue, says so and returns False instead. A chain that
-    gave up begins again beside its jobs that still run."""
+    """Freezes the chain and begins it. If the chain's jobs are in the queue, says so and returns False instead. A chain
+    that gave up begins again even if some of its jobs are still running."""
     state, text, how = chain.state, plan_json(chain.plan), ending(chain.state)
     frozen = (state / PLAN).read_text() if (state / PLAN).exists() else ""
     waiting = settled_with(chain.plan.name, chain.environ, recorded=jobs_begun_here(state))
@@ -174,15 +177,16 @@ def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
 def _advance(chain: Chain) -> int:
     try:
         return advance(chain)
-    except (UserError, OSError) as error:  # there may be no gate that asks again
-        (chain.state / GAVE_UP).touch()  # for which a full disk has room
+    except (UserError, OSError) as error:  # perhaps no gate is in the queue to try again
+        (chain.state / GAVE_UP).touch()  # an empty file can be made even if the disk is full
         with suppress(OSError):
             write_whole(chain.state / GAVE_UP, f"{error}\n".encode())
         raise
 
 
 def _first_requests(chain: Chain) -> list[Request]:
-    """Returns the jobs of every unit, and the gate behind it: all the jobs there will be if nothing goes wrong."""
+    """Returns the jobs of every unit, each unit followed by its gate. If nothing goes wrong, there will be no
+    others."""
     requests = []
     most = most_array_tasks(chain.environ) if shutil.which("scontrol", path=chain.environ.get("PATH")) else 1001
     for unit in chain.plan.units:
@@ -194,8 +198,8 @@ def _first_requests(chain: Chain) -> list[Request]:
 
 
 def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) -> str:
-    """Returns a table of what a chain does: each unit below the one that it waits for, with its jobs, their size, and
-    the GPU-hours of one run up to the time limit."""
+    """Returns a table of what a chain does. It has each unit below the one that it waits for, with its jobs, their
+    size, and the GPU-hours of one run up to the time limit."""
     head = ("step", "stage", "jobs", "nodes each", "GPUs each", "time limit", "GPU-hours", "")
     rows, num_jobs, total = [head], 0, 0.0
     for unit, place in _placed(units):
@@ -230,7 +234,7 @@ def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) ->
 def _needed(unit: Unit, units: tuple[Unit, ...]) -> set[str]:
     """Returns the units that a unit waits for, without those that it waits for indirectly anyway."""
     before = {each.name: set(each.after) for each in units}
-    for each in units:  # in order: those before are known in full
+    for each in units:  # earlier units come first, so their sets are complete
         before[each.name] |= {name for other in each.after for name in before[other]}
     return {name for name in unit.after if not any(name in before[other] for other in unit.after)}
 

@@ -1,6 +1,7 @@
 """Writes the batch script of a job: the site's lines, the command, and the body of slurm/stage.sbatch.
 
-A job array is cut into pieces that Slurm accepts: MaxArraySize limits the index, and `%` the tasks that run at once.
+A job array is cut into pieces that Slurm accepts, since MaxArraySize limits the index. A `%` in `--array` limits how
+many tasks run at once.
 """
 
 import shlex
@@ -19,8 +20,8 @@ _BODY_BEGINS = "# Run one stage of Patchline"
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Part of an array, for the tasks `offset + index`. `array`: the value of `--array`. `waits_for`: the number of the
-    piece that must have ended first, or None."""
+    """Part of an array, in which index `i` stands for the task `offset + i`. `array`: the value of `--array`.
+    `waits_for`: the position in the list of the piece that must have ended first, or None."""
 
     offset: int
     array: str
@@ -55,7 +56,8 @@ def pieces_of(tasks: Sequence[int], *, most: int, at_once: int = 0) -> list[Piec
 
 
 def tasks_in(job: str) -> list[range]:
-    """Returns the task numbers in a job's name as squeue shows it, such as `12_3` or `12_[0-3,7%2]`. Empty for `12`."""
+    """Returns the task numbers in a job's name as squeue shows it, such as `12_3` or `12_[0-3,7%2]`. Returns an empty
+    list for `12`."""
     tasks = job.partition("_")[2].strip("[]").partition("%")[0]
     ends = [part.partition("-") for part in tasks.split(",")]
     known = [(first, last or first) for first, _, last in ends]

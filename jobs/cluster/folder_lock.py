@@ -1,4 +1,4 @@
-"""Lets one process at a time work in a folder, which several hosts may share.
+"""Lets one process at a time work in a folder that several hosts may share.
 
 flock(2) is tried first, since the kernel releases it however the process ends. Some file systems refuse it (Lustre
 without -o flock, some NFS servers). There, the lock is a folder, because mkdir succeeds for one process only. A file in
@@ -29,8 +29,8 @@ _FOLDER, _BOOT = "lock.owned", Path("/proc/sys/kernel/random/boot_id")
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Lets one process at a time work in the folder: on this host, and on others if the file system shares locks.
-    TransientError if another process holds the lock for too long."""
+    """Lets one process at a time work in the folder: on this host, and on other hosts if the file system shares locks.
+    Raises TransientError if another process holds the lock for too long."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     with (folder / "lock").open("w") as file:
         while (is_held := _flocked(file)) is False:
@@ -40,7 +40,7 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def has_flock(folder: Path) -> bool:
-    """Whether the folder's file system has flock. Raises OSError if nothing can be written there."""
+    """Whether the folder's file system supports flock. Raises OSError if nothing can be written there."""
     path = folder / f".flock-{secrets.token_hex(4)}"
     try:
         with path.open("w") as file:
@@ -50,8 +50,8 @@ def has_flock(folder: Path) -> bool:
 
 
 def _flocked(file: TextIO) -> bool | None:
-    """Takes the file's lock if it is free, and returns whether this process holds it. None if the file system has no
-    flock."""
+    """Takes the file's lock if it is free, and returns whether this process holds it. Returns None if the file system
+    does not support flock."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -82,7 +82,7 @@ def _owning(folder: Path, deadline: float) -> Iterator[None]:
     finally:
         has_ended.set()
         renewal.join()
-        with suppress(OSError):  # removed by another, to which this process was dead
+        with suppress(OSError):  # another process took this one for dead and removed it
             (lock / owner).unlink()
             lock.rmdir()
 
@@ -109,7 +109,7 @@ def _remove_if_dead(lock: Path) -> None:
 
 
 def _this_host() -> str:
-    """Returns a name for this host since its last boot, since two hosts may have the same name."""
+    """Returns a name of this host that includes its boot id, because two hosts may have the same host name."""
     return f"{socket.gethostname()}.{_BOOT.read_text()[:8] if _BOOT.is_file() else ''}"
 
 

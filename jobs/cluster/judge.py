@@ -1,6 +1,7 @@
-"""Decides what a job of Slurm does next: which nodes a try uses, what follows from its end, which nodes to avoid.
+"""Decides what a Slurm job does next: which nodes a try uses, what follows when it ends, and which nodes to avoid.
 
-Pure functions. jobs/cluster/questions.py collects the facts for slurm/stage.sbatch, which does what is decided here.
+All functions here are pure. jobs/cluster/questions.py collects the facts, and slurm/stage.sbatch carries out what is
+decided here.
 """
 
 import re
@@ -10,13 +11,13 @@ from typing import Literal
 
 from jobs.exit_codes import CONTINUE, CRASH, DONE, FAULTS_FOUND, USER_MISTAKE, WILL_NOT_SUCCEED
 
-MOST_IDLE = 3  # tries in a row that save nothing new
-MOST_CRASHES = 2  # of ranks on one node alone, before it is left out
-CLOCK_SECONDS = 60  # that a node may be off, beside the time that the check itself took
+MOST_IDLE = 3  # the job gives up after this many tries in a row that save nothing new
+MOST_CRASHES = 2  # a node is left out after this many tries in which only its ranks crashed
+CLOCK_SECONDS = 60  # how far a node's clock may be off, in addition to the duration of the check
 _TERMINATED, _KILLED = 143, 137  # exit codes of ranks that srun ended
-# After these a rank did not crash by itself: it is done, it lost another rank or the storage, it was asked to stop.
+# With these codes a rank did not crash by itself: it was done, lost another rank or the storage, or was asked to stop.
 _OF_OTHERS = (DONE, CRASH, CONTINUE, _TERMINATED)
-_USABLE = ("idle", "allocated", "mixed", "completing", "planned")  # states of nodes
+_USABLE = ("idle", "allocated", "mixed", "completing", "planned")  # states of nodes that can be used
 _ONE_FEATURE = re.compile(r"\(null\)|[A-Za-z0-9_]+")
 
 
@@ -25,8 +26,9 @@ class NextTry:
     """What the batch script does: try again in this allocation, requeue the job, or exit with `code`.
 
     `end`: the word for tries.jsonl; nothing is recorded if it is empty. `idle`: how many tries in a row saved nothing
-    new; None leaves the count as it is. `forgets`: the next job counts from 0. `gives_up`: jobs of this run that were
-    submitted earlier end at once. `pauses`: the script first waits, to give the storage time.
+    new; None leaves the count as it is. `crashed_on`: the node to blame for a crash, if it is only one. `forgets`:
+    whether the next job counts such tries from 0. `gives_up`: whether jobs of this run that were submitted earlier end
+    at once. `pauses`: whether the script first waits, to give the storage time.
     """
 
     then: Literal["again", "requeue", "exit"]
@@ -42,12 +44,13 @@ class NextTry:
 
 @dataclass(frozen=True, kw_only=True)
 class TryFacts:
-    """A try that is not done.
+    """A try that ended, but did not complete its stage.
 
     `codes`: the exit code of each rank that left one, in the order in which they ended; None if the disk had no room
-    for the code. `nodes`: the ranks' nodes, in order. `has_marker`: whether the stage is done only with RUN/DONE.
-    `full`: a folder that took no file, so that the ranks were not started. `stop`: RUN/STOP, if it exists. `idle`: how
-    many tries in a row had saved nothing new before this one. `number`: the try's number in this allocation, from 0.
+    for the code. `nodes`: the ranks' nodes, in the order of the ranks. `has_marker`: whether the stage writes RUN/DONE
+    when it is done. `full`: the folder of the records, if no file could be written to it, so that the ranks were not
+    started. `stop`: RUN/STOP, if it exists. `idle`: how many tries in a row had saved nothing new before this one.
+    `number`: the try's number in this allocation, from 0.
     """
 
     codes: Mapping[int, int | None] = field(default_factory=dict)
@@ -74,9 +77,9 @@ class TryFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Partition:
-    """What Slurm says of a job and of the nodes of its partition. `job`: squeue's `%P|%f|%n|%v|%x`. `own`: the job's
-    nodes. `excluded`: nodes that it avoids already. `nodes`: sinfo's `%N %T %f %c/%m/%G`, a line for each partition of
-    a node."""
+    """What Slurm says about a job and the nodes of its partition. `job`: what squeue prints for `%P|%f|%n|%v|%x`.
+    `own`: the job's nodes. `excluded`: the nodes that the job avoids already. `nodes`: what sinfo prints for `%N %T %f
+    %c/%m/%G`, with a line for each partition of a node."""
 
     job: str = ""
     own: tuple[str, ...] = ()
@@ -86,11 +89,11 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckFacts:
-    """The check of a job's nodes.
+    """What a check of a job's nodes has found.
 
     `answers`: for each node that answered, its clock in seconds and what is wrong with it. `server_clock`: the file
-    server's clock. `seconds`: how long the check took. `crashes`: how often ranks on this node alone have crashed in
-    this job. `folder`: the folder that the nodes must share.
+    server's clock. `seconds`: how long the check took. `crashes`: for each node, in how many tries of this job only its
+    ranks have crashed. `folder`: the folder that the nodes must share.
     """
 
     nodes: tuple[str, ...]
@@ -106,8 +109,8 @@ class CheckFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The nodes that the ranks use, those that are left out, and lines for the log. `decision`: what to do if the try
-    cannot begin."""
+    """The nodes that the ranks use, the nodes that are left out, and lines for the log. `decision`: what to do if the
+    try cannot begin; None if it can."""
 
     nodes: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -116,11 +119,11 @@ class Choice:
 
 
 def judged(facts: TryFacts) -> NextTry:
-    """Decides what follows from the end of a try that is not done."""
+    """Decides what follows from the end of a try that did not complete its stage."""
     idle = 0 if facts.has_saved else facts.idle + 1
     if facts.full:
         return _without_room(facts, idle)
-    if facts.stop and not facts.any_said(WILL_NOT_SUCCEED):  # a rank that starts beside STOP refuses to, with 2
+    if facts.stop and not facts.any_said(WILL_NOT_SUCCEED):  # a rank that finds STOP when it starts exits with 2
         words = f"stopped by {facts.stop}: delete it and submit again to continue"
         return NextTry(then="exit", code=WILL_NOT_SUCCEED, end="told to stop", words=words)
     for code in (USER_MISTAKE, WILL_NOT_SUCCEED, *(() if facts.has_marker else (FAULTS_FOUND,))):
@@ -133,7 +136,7 @@ def judged(facts: TryFacts) -> NextTry:
             return _given_up(why, idle=idle, forgets=True)
         words = "asked to stop before anything could be saved: to be continued"
         return NextTry(then="requeue", end="asked to stop", words=words, idle=idle)
-    # If one rank was killed, srun may ask the others to stop, and they say so.
+    # That some ranks stopped is not enough: if one rank was killed, srun may ask the others to stop.
     is_stopped = facts.all_said(CONTINUE) or (facts.is_asked and facts.any_said(CONTINUE))
     how, node = ("stopped", "") if is_stopped else ("crashed", crashed_node(facts))
     if idle >= MOST_IDLE:
@@ -151,7 +154,7 @@ def judged(facts: TryFacts) -> NextTry:
 
 
 def _without_room(facts: TryFacts, idle: int) -> NextTry:
-    """Decides what follows if a try could not begin, because the exit codes of its ranks could not be recorded."""
+    """Decides what follows if a try could not begin, because the disk has no room for the exit codes of its ranks."""
     if facts.is_asked:
         return NextTry(
             then="requeue", words=f"asked to stop while {facts.full} takes no file: to be continued", idle=idle
@@ -176,8 +179,9 @@ def _given_up(why: str, *, idle: int | None = None, crashed_on: str = "", forget
 
 
 def crashed_node(facts: TryFacts) -> str:
-    """Returns the one node whose ranks crashed by themselves in this try. Empty if no rank did, or if ranks on several
-    nodes did, as with a bug. A killed rank counts only if it was the first, since srun kills the others later."""
+    """Returns the one node whose ranks crashed by themselves in this try. It is empty if no rank did, if ranks on
+    several nodes did, as with a bug, or if there is only one node. A killed rank counts only if it was the first to
+    crash, since srun kills the others later."""
     found: list[str] = []
     for rank, code in facts.codes.items():
         if code is None or code in _OF_OTHERS or (code == _KILLED and found):
@@ -187,8 +191,8 @@ def crashed_node(facts: TryFacts) -> str:
 
 
 def chosen(facts: CheckFacts) -> Choice:
-    """Chooses the nodes for a try after their check. A node that crashes is used again only if nothing can replace it:
-    neither a spare node, nor another node after a requeue."""
+    """Chooses the nodes for a try after their check. A node whose ranks have crashed repeatedly is used again only if
+    nothing can replace it, neither a spare node nor another node after a requeue."""
     odd, apart = odd_clocks(facts)
     says = [apart] if apart else []
     faults = {name: _fault_of(name, facts, is_odd=name in odd) for name in facts.nodes}
@@ -204,7 +208,7 @@ def chosen(facts: CheckFacts) -> Choice:
     says.append(f"checked {len(facts.nodes)} nodes in {facts.seconds} s, {num} are healthy, {needed} are needed")
     decision = None
     if len(healthy) < facts.num_needed:
-        # The tries of nodes that crash are over: other nodes have tries of their own.
+        # If a requeue will replace nodes that crash, this does not count as another try that saved nothing.
         is_counted = "crashes" not in faults.values() or not elsewhere
         decision = _too_few(",".join(left_out), facts.idle + 1 if is_counted else None)
     return Choice(nodes=healthy[: facts.num_needed], left_out=left_out, says=tuple(says), decision=decision)
@@ -228,7 +232,8 @@ def _fault_of(name: str, facts: CheckFacts, *, is_odd: bool) -> str:
 def _parted(
     faults: Mapping[str, str], facts: CheckFacts, *, allowed: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Returns the nodes with an allowed fault or none, the other nodes, and the nodes to avoid after a requeue."""
+    """Returns the nodes whose fault (empty: none) is allowed, the other nodes, and the nodes to avoid after a
+    requeue."""
     healthy = tuple(name for name, fault in faults.items() if fault in allowed)
     left_out = tuple(name for name in faults if name not in healthy)
     return healthy, left_out, nodes_to_avoid(left_out, facts.partition)
@@ -236,8 +241,7 @@ def _parted(
 
 def odd_clocks(facts: CheckFacts) -> tuple[frozenset[str], str]:
     """Returns the nodes whose clock is far from the median of all clocks, including the file server's. If half of the
-    clocks disagree with the other half, nobody knows which are right: then no node is returned, but a line for the
-    log."""
+    clocks disagree with the other half, it is unknown which are right. Then returns no node, but a line for the log."""
     clocks = {name: clock for name, (clock, _) in facts.answers.items() if clock is not None}
     ordered, most = sorted([*clocks.values(), facts.server_clock]), CLOCK_SECONDS + facts.seconds
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
@@ -248,8 +252,8 @@ def odd_clocks(facts: CheckFacts) -> tuple[frozenset[str], str]:
 
 def nodes_to_avoid(left_out: Sequence[str], partition: Partition) -> tuple[str, ...]:
     """Returns the nodes that the job should avoid after a requeue: those left out, and those that it avoids already.
-    Empty if too few other nodes are like the job's own, since it would wait for ever, or if it asked for certain
-    nodes."""
+    Returns no nodes if too few others have the same hardware as the job's own, since the job would wait for ever. Also
+    returns none if the job asked for certain nodes, a reservation, or more than one feature."""
     if not left_out or partition.job.count("|") != 4:
         return ()
     _, feature, required, reservation, _ = partition.job.split("|")

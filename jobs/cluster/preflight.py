@@ -1,7 +1,9 @@
-"""`patchline preflight`: what of a cluster must be right before the first job is submitted, and what to do if not.
+"""`patchline preflight`: checks what must be right on a cluster before the first job is submitted, and says what to do
+if it is not.
 
-It checks Slurm's limits, this environment, the store, the shared run directory, and with --deep every node. Slurm's
-settings are judged by pure functions from `scontrol show config` and `show partition`; slurm.conf(5) explains them.
+It checks Slurm's limits, this environment, the store, the shared run directory, and with --deep every node. Pure
+functions judge Slurm's settings, as `scontrol show config` and `show partition` print them; slurm.conf(5) explains
+them.
 """
 
 import re
@@ -30,14 +32,14 @@ from shards.verifying.s3_probe import probe_store
 _FIELD = re.compile(r"^(\w+)\s*=\s?(.*?)\s*$", re.MULTILINE)
 _LEAST_KILL_WAIT, _MOST_SLURMD_TIMEOUT, _LEAST_ARRAY = 30, 600, 1001
 _USABLE = ("idle", "mixed", "allocated", "completing", "reserved")
-_PORTS = range(20_000, 32_000)  # of the ranks' meeting place, as in slurm/stage.sbatch
+_PORTS = range(20_000, 32_000)  # ranks meet on one of these, as in slurm/stage.sbatch
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LEAST_LOCKED = 64 << 20
 _COMMAND_SECONDS = 60
 
 
 def run(job: PreflightJob, *, environ: Mapping[str, str]) -> int:
-    """Prints the table, or one JSON object. Returns 0 if there is no fault, else 1."""
+    """Prints the checks as a table or, with --json, as one JSON object. Returns 0 if there is no fault, else 1."""
     cluster = with_command(read_cluster(Path(job.cluster)) if job.cluster else ClusterConfig(), environ)
     findings = environment_checks(cluster, environ)
     if job.run_dir:
@@ -61,19 +63,20 @@ def _tell(job: PreflightJob, findings: Sequence[Finding]) -> None:
         try:
             Path(job.out).write_text(text)
         except OSError as error:
-            raise UserError(f"cannot write --out {job.out}: {error.strerror}; give another file") from error
+            raise UserError(f"cannot write --out {job.out}: {error.strerror}", todo="give another file") from error
     put(text if job.json else table_of_checks(findings, columns=columns_of(sys.stdout)))
 
 
 def environment_checks(cluster: ClusterConfig, environ: Mapping[str, str]) -> list[Finding]:
-    """Checks this machine, which is a login node: versions, limits, and whether the command answers."""
+    """Checks this machine (a login node): versions, limits, and whether the patchline command runs."""
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     ports = _EPHEMERAL.read_text() if _EPHEMERAL.is_file() else ""
     return [*local_checks(), judge_locked(locked), judge_ports(ports), _command(cluster, environ)]
 
 
 def judge_locked(soft: int) -> Finding:
-    """Whether a process may lock enough memory, which InfiniBand needs. `soft`: bytes; -1: there is no limit. Pure."""
+    """Judges whether a process may lock enough memory for InfiniBand. `soft` is the soft limit in bytes; -1: there is
+    none. Pure."""
     is_free = soft == resource.RLIM_INFINITY
     todo = "with InfiniBand, have the administrator set memlock to unlimited on the nodes, and in slurmd's unit"
     found, is_ok = "no limit" if is_free else size(soft), is_free or soft >= _LEAST_LOCKED
@@ -81,7 +84,8 @@ def judge_locked(soft: int) -> Finding:
 
 
 def judge_flock(run_dir: Path) -> Finding:
-    """Whether the file system of the run directory, or of the folder that will hold it, has flock."""
+    """Reports whether the run directory's file system supports flock. If the directory is missing, checks the nearest
+    folder above it."""
     folder = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.is_dir())
     try:
         without = "no flock here, so submit, cancel and gates use a folder as their lock"
@@ -92,8 +96,8 @@ def judge_flock(run_dir: Path) -> Finding:
 
 
 def judge_ports(text: str) -> Finding:
-    """Whether the kernel leaves our ports alone. `text`: the first and the last port that it gives away by itself.
-    Pure."""
+    """Judges whether the kernel gives our ports to other programs. `text` is the kernel's range of ephemeral ports,
+    first and last. Pure."""
     found = f"ranks meet on one of {_PORTS.start} to {_PORTS.stop - 1}"
     numbers = [int(word) for word in re.findall(r"\d+", text)]
     is_ok = len(numbers) != 2 or numbers[0] >= _PORTS.stop or numbers[1] < _PORTS.start
@@ -107,14 +111,14 @@ def _command(cluster: ClusterConfig, environ: Mapping[str, str]) -> Finding:
     shown = printable_name(shlex.join(cluster.command))
     todo = "correct `command:` in your cluster's settings"
     if shutil.which(cluster.command[0], path=environ.get("PATH")) is None:
-        if cluster.setup:  # it may come from a module
+        if cluster.setup:  # a module on the nodes may provide it
             value = f"{shown} is not on this machine's PATH; `setup:` may bring it on the nodes"
             return Finding(name="command here", status="warning", found=value, todo="see the check with --run-dir")
         return Finding(name="command here", status="fault", found=f"no {shown}", allowed="a program", todo=todo)
     try:
         done = ran([*cluster.command, "--version"], environ, seconds=_COMMAND_SECONDS)
     except UserError as error:
-        return Finding(name="command here", status="fault", found=str(error).partition(";")[0], todo=todo)
+        return Finding(name="command here", status="fault", found=error.what, todo=todo)
     if done.returncode == 0:
         return Finding(name="command here", status="ok", found=printable_name(done.stdout.strip()[:80]))
     said = printable_name(" ".join(done.stderr.split())[-200:])
@@ -123,13 +127,12 @@ def _command(cluster: ClusterConfig, environ: Mapping[str, str]) -> Finding:
 
 
 def slurm_checks(cluster: ClusterConfig, *, nodes: int, environ: Mapping[str, str]) -> list[Finding]:
-    """Returns every check of Slurm; a single fault if it does not answer."""
+    """Returns all checks of Slurm, or a single fault if Slurm does not answer."""
     try:
         config = fields_of(_answer(["scontrol", "show", "config"], environ))
         named = _partition(cluster.partition, environ)
     except UserError as error:
-        what, _, todo = str(error).partition("; ")
-        return [Finding(name="Slurm", status="fault", found=what or str(error), allowed="an answer", todo=todo)]
+        return [Finding(name="Slurm", status="fault", found=error.what, allowed="an answer", todo=error.todo)]
     partition = {} if named is None else named
     found = [
         Finding(name="Slurm", status="ok", found=config.get("SLURM_VERSION", "version not known")),
@@ -153,12 +156,13 @@ def slurm_checks(cluster: ClusterConfig, *, nodes: int, environ: Mapping[str, st
 
 
 def fields_of(text: str) -> dict[str, str]:
-    """Returns the fields of a text with a line `Name = value` for each. Pure."""
+    """Returns the fields of a text with lines of the form `Name = value`. Pure."""
     return {match[1]: match[2] for match in _FIELD.finditer(text)}
 
 
 def judge_partition(name: str, partition: Mapping[str, str], *, what: str = "partition") -> Finding:
-    """Whether the partition exists and is up. `partition`: its fields; empty if there is none of this name. Pure."""
+    """Judges whether the partition exists and is up. `partition` has its fields; it is empty if no partition has this
+    name. Pure."""
     shown = printable_name(partition.get("PartitionName", name) or "no default partition")
     if not partition:
         found, allowed = f"{shown}: does not exist", "a partition of this cluster"
@@ -171,7 +175,7 @@ def judge_partition(name: str, partition: Mapping[str, str], *, what: str = "par
 
 
 def judge_limit(cluster: ClusterConfig, partition: Mapping[str, str], *, what: str = "MaxTime") -> Finding:
-    """Judges a partition's time limits against the limit that is asked for and the margin in which a run saves.
+    """Judges whether a partition allows the requested time limit, and whether the margin leaves time for a save.
     Pure."""
     limits = limits_in([partition], name="")
     return replace(
@@ -180,7 +184,8 @@ def judge_limit(cluster: ClusterConfig, partition: Mapping[str, str], *, what: s
 
 
 def judge_nodes(asked: int, states: list[str], limits: PartitionLimits) -> Finding:
-    """Whether enough nodes are usable. `states`: of each node, in Slurm's words (`idle`, `drained*`). Pure."""
+    """Judges whether enough nodes are usable. `states` has Slurm's word for the state of each node (`idle`,
+    `drained*`). Pure."""
     usable = sum(state.rstrip("*~#!%$@^-").startswith(_USABLE) and not state.endswith("*") for state in states)
     most = judge_most_nodes(limits, asked)
     if most.status == "fault":
@@ -198,7 +203,7 @@ def judge_nodes(asked: int, states: list[str], limits: PartitionLimits) -> Findi
 
 
 def judge_config(config: Mapping[str, str], partition: Mapping[str, str], cluster: ClusterConfig) -> list[Finding]:
-    """Judges the settings of the whole cluster on which a run's life depends. Pure."""
+    """Judges the cluster-wide settings that every run depends on. Pure."""
     wait, timeout = _number(config.get("KillWait", "")), _number(config.get("SlurmdTimeout", ""))
     codes, most = config.get("RequeueExit", ""), _number(config.get("MaxArraySize", ""))
     mode, ours = partition.get("PreemptMode") or config.get("PreemptMode", "OFF"), exit_codes.CONTINUE
@@ -266,13 +271,14 @@ def _admission(cluster: ClusterConfig, nodes: int, environ: Mapping[str, str]) -
             [*options_of(cluster, nodes=nodes), *memory, *limit, "--exclusive", "--wrap=true"], environ
         )
     except UserError as error:
-        what, _, todo = str(error).partition("; ")
-        return Finding(name="admission", status="fault", found=what, allowed="Slurm accepts such a job", todo=todo)
+        allowed = "Slurm accepts such a job"
+        return Finding(name="admission", status="fault", found=error.what, allowed=allowed, todo=error.todo)
     return Finding(name="admission", status="ok", found=said)
 
 
 def _partition(names: str, environ: Mapping[str, str]) -> dict[str, str] | None:
-    """Returns the fields of the first partition that is named, or of the default one; None if there is none."""
+    """Returns the fields of the first partition in `names`, or of the default partition if `names` is empty; None if it
+    does not exist."""
     name = names.partition(",")[0]
     found = partitions(environ, name)
     return next((fields for fields in found if name or fields.get("Default") == "YES"), None)
@@ -282,11 +288,11 @@ def _answer(words: list[str], environ: Mapping[str, str]) -> str:
     done = ran(words, environ)
     if done.returncode != 0:
         said = printable_name(" ".join(done.stderr.split())[:200])
-        raise UserError(f"{words[0]} fails: {said}; run this on a login node, once Slurm's controller answers")
+        raise UserError(f"{words[0]} fails: {said}", todo="run this on a login node, once Slurm's controller answers")
     return done.stdout
 
 
 def _number(text: str) -> int | None:
-    """Reads the number in `300 sec` or `1001`."""
+    """Returns the number at the beginning of a text such as `300 sec` or `1001`; None if there is none."""
     match = re.match(r"\d+", text)
     return int(match[0]) if match else None

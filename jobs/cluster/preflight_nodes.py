@@ -1,5 +1,5 @@
-"""The short jobs of `patchline preflight`: two nodes that read each other's files, and with --deep a product of
-matrices on every node and an exchange between all. Pure judgements of what the nodes print.
+"""The short jobs of `patchline preflight`: two nodes read each other's files, and with --deep every node multiplies
+matrices and all ranks exchange data. Pure functions judge what the nodes print.
 
 A job waits for nodes no longer than it is told to (`srun --immediate`), and Slurm ends it after a few minutes.
 """
@@ -28,13 +28,13 @@ from shards.errors import Finding, UserError
 from shards.files.typed_json import read_record
 from shards.output.terminal import printable_name
 
-SLOW = 1.15  # times the median over all nodes
+SLOW = 1.15  # a node is slow if it takes this many times the median
 _SLOW_IMPORT_SECONDS = 20.0
 _MINUTES = {"share": 3, "deep": 5}
-_CACHE_SECONDS = 75  # NFS may hide a new file for 60 s, by its default acdirmax
+_CACHE_SECONDS = 75  # by default (acdirmax), NFS may hide a new file for 60 s
 _BUSY = re.compile(r"immediate|timed? ?out|busy|Unable to allocate", re.IGNORECASE)
 _LINE = re.compile(r"^preflight (?P<node>\S+) (?P<what>\w+) ?(?P<more>.*)$", re.MULTILINE)
-# Words: the folder, the word in its file `login`, and the command.
+# Arguments: the folder, the seconds to wait for the other node's file, and the command.
 _SHARE = r"""
 cd "$1" 2>/dev/null || { echo "preflight $SLURMD_NODENAME missing"; exit 0; }
 echo "$SLURMD_NODENAME" 2>/dev/null >"node-$SLURM_NODEID" || { echo "preflight $SLURMD_NODENAME unwritable"; exit 0; }
@@ -76,9 +76,10 @@ def options_of(cluster: ClusterConfig, *, nodes: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFound:
-    """What one rank found on its node. `import_seconds`: of torch and DeepSpeed, from the kind of file system
-    `imported_from`. `cached_seconds`: of a second process, which finds them in the node's memory. Both are 0 if this
-    rank did not try. `fault`: of the exchange; empty if there is none, or if the exchange has not ended yet."""
+    """What one rank found on its node. `import_seconds`: the time to import torch and DeepSpeed from a file system of
+    the kind `imported_from`. `cached_seconds`: the time of a second process, which finds the files in the node's
+    memory. Both are 0 if this rank did not measure them. `fault`: why the exchange failed; empty if it did not fail, or
+    has not ended yet."""
 
     node: str
     rank: Annotated[int, Range(0)]
@@ -93,7 +94,8 @@ class NodeFound:
 def shared_checks(
     cluster: ClusterConfig, folder: Path, *, wait_seconds: int, environ: Mapping[str, str]
 ) -> list[Finding]:
-    """Has two nodes and this machine write into a new folder below `folder`, and read each other's files."""
+    """Lets two nodes and this machine write to a new folder in `folder` (or in the nearest folder above it that
+    exists), and read each other's files."""
     below = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
     place = below / f".patchline-preflight-{secrets.token_hex(8)}"
     try:
@@ -105,9 +107,8 @@ def shared_checks(
     try:
         words = [*_srun(cluster, "share", nodes=2, wait_seconds=wait_seconds), "--ntasks-per-node=1"]
         script = "\n".join([*cluster.setup, _SHARE])
-        text, fault = _output(
-            [*words, "bash", "-c", script, "share", str(place), str(_CACHE_SECONDS), *cluster.command], environ, cluster
-        )
+        words += ["bash", "-c", script, "share", str(place), str(_CACHE_SECONDS), *cluster.command]
+        text, fault = _output(words, environ, cluster, wait_seconds=wait_seconds)
     finally:
         _remove(place)
     if fault and not _LINE.search(text):
@@ -116,7 +117,7 @@ def shared_checks(
 
 
 def judge_shared(text: str, *, where: str, command: str) -> list[Finding]:
-    """Judges what the nodes have printed. Pure."""
+    """Judges what the nodes have printed about the shared folder. Pure."""
     said: dict[str, dict[str, str]] = {}
     for match in _LINE.finditer(text):
         said.setdefault(printable_name(match["node"]), {})[match["what"]] = match["more"]
@@ -144,23 +145,24 @@ def _why(what: Mapping[str, str], nodes: Sequence[str]) -> str:
 
 
 def deep_checks(cluster: ClusterConfig, *, nodes: int, wait_seconds: int, environ: Mapping[str, str]) -> list[Finding]:
-    """Runs imports, a product of matrices and an exchange on all nodes, one rank per GPU."""
+    """Times imports and a matrix product on all nodes, and tries an exchange between them, with one rank per GPU."""
     tasks = f"--ntasks-per-node={max(1, cluster.gpus_per_node)}"
     words = [*_srun(cluster, "deep", nodes=nodes, wait_seconds=wait_seconds), tasks, "--kill-on-bad-exit=0"]
     script = "\n".join([*cluster.setup, _DEEP])
-    text, fault = _output([*words, "bash", "-c", script, "deep", *cluster.command], environ, cluster)
+    words += ["bash", "-c", script, "deep", *cluster.command]
+    text, fault = _output(words, environ, cluster, wait_seconds=wait_seconds)
     if fault and '"product_seconds"' not in text:
         return [_unanswered("nodes, deep", fault, wait_seconds)]
     return judge_deep(text, nodes=nodes)
 
 
 def probe_node(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """`patchline __probe NODE`, which each rank of the deep job runs. It prints a line of JSON after each of its two
-    steps. `words`: the node's name in Slurm."""
+    """Runs `patchline __probe NODE`, the command of each rank of the deep job. Prints a line of JSON after the product,
+    and another after the exchange. `words` has the node's name in Slurm."""
     if len(words) != 1:
         raise UserError(f"__probe takes the name of the node, got {len(words)} words")
-    # Before this process loads torch itself; the second finds in the node's memory what the first has read.
-    is_first = place_from(environ).local_rank == 0  # the others of this node would only wait longer
+    # Measured before this process loads torch itself. The second import finds the files in the node's memory.
+    is_first = place_from(environ).local_rank == 0  # more at once would slow each other down
     import_seconds, cached_seconds = (_import_seconds() if is_first else 0.0 for _ in range(2))
     from pipeline.machine.probes import exchange, product_seconds  # noqa: PLC0415 - loads torch
     from pipeline.ranks.world import current_world  # noqa: PLC0415
@@ -188,7 +190,7 @@ def _import_seconds() -> float:
 
 
 def judge_deep(text: str, *, nodes: int) -> list[Finding]:
-    """Judges what the ranks have printed. A rank's later line replaces the earlier one. Pure."""
+    """Judges what the ranks of the deep job have printed. A rank's later line replaces its earlier one. Pure."""
     ranks: dict[int, NodeFound] = {}
     for line in text.splitlines():
         if '"product_seconds"' in line:
@@ -206,7 +208,7 @@ def judge_deep(text: str, *, nodes: int) -> list[Finding]:
 
 
 def _judge_imports(by_node: Mapping[str, Sequence[NodeFound]]) -> Finding:
-    """The slowest node decides, since all wait for it."""
+    """Judges the imports by the slowest node, since all others wait for it."""
     first = max(one.import_seconds for found in by_node.values() for one in found)
     cached = max(one.cached_seconds for found in by_node.values() for one in found)
     kinds = ", ".join(sorted({printable_name(one.imported_from) for found in by_node.values() for one in found}))
@@ -218,7 +220,7 @@ def _judge_imports(by_node: Mapping[str, Sequence[NodeFound]]) -> Finding:
 
 
 def _judge_speed(by_node: Mapping[str, Sequence[NodeFound]], nodes: int) -> Finding:
-    """A node is as slow as its slowest rank."""
+    """Judges the matrix products. A node is as slow as its slowest rank."""
     seconds = {node: max(one.product_seconds for one in found) for node, found in by_node.items()}
     median = statistics.median(seconds.values())
     slow = {node: taken / median for node, taken in seconds.items() if taken > SLOW * median}
@@ -251,15 +253,16 @@ def _judge_exchange(by_node: Mapping[str, Sequence[NodeFound]], nodes: int) -> F
 
 def _srun(cluster: ClusterConfig, what: str, *, nodes: int, wait_seconds: int) -> list[str]:
     options = options_of(cluster, nodes=nodes)
-    options.append("--export=ALL")  # also where the settings' own options say NONE
+    options.append("--export=ALL")  # overrides --export=NONE in the settings' options
     return ["srun", *options, f"--time={_MINUTES[what]}", f"--immediate={wait_seconds}", f"--job-name=preflight-{what}"]
 
 
-def _output(words: list[str], environ: Mapping[str, str], cluster: ClusterConfig) -> tuple[str, str]:
-    """Returns what a job prints, and why it failed, if it did."""
-    limit = next(int(word.partition("=")[2]) for word in words if word.startswith("--immediate="))
+def _output(
+    words: list[str], environ: Mapping[str, str], cluster: ClusterConfig, *, wait_seconds: int
+) -> tuple[str, str]:
+    """Returns what a job prints, and why it failed (empty: it did not)."""
     try:
-        seconds = limit + 60 * (max(_MINUTES.values()) + 2)
+        seconds = wait_seconds + 60 * (max(_MINUTES.values()) + 2)
         done = ran(words, environ, seconds=seconds, inherited=cluster.environment)
     except UserError as error:
         return "", str(error)

@@ -1,8 +1,8 @@
 """`patchline __judge`: answers what slurm/stage.sbatch asks before, between and after the tries of a job.
 
 The script sends facts to standard input, as lines of a key and a value. The answer on standard output has the same
-form, and ends with a line `over`. Exit codes, crashes and markers are read from the run's folder. Where Python cannot
-start, for example because the code was removed while the job ran, the script decides by itself, with less care.
+form, and ends with a line `over`. Exit codes, crashes and markers are read from the run's folder. If Python cannot
+start, for example because the code was removed while the job ran, the script decides by itself, by simpler rules.
 """
 
 import re
@@ -29,7 +29,8 @@ Facts = Mapping[str, Sequence[str]]
 
 
 def answer(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """`patchline __judge start STAGE ...`, and `__judge nodes`, `try` or `avoid`. UserError for anything else."""
+    """Runs `patchline __judge start STAGE ...`, and `__judge nodes`, `try` or `avoid`. Raises UserError for anything
+    else."""
     facts: dict[str, list[str]] = {}
     for line in sys.stdin.read().splitlines():
         key, _, value = line.partition(" ")
@@ -50,7 +51,8 @@ def answer(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> list[str]:
-    """Returns what the script has to know before the first try, or the code and the message with which it ends."""
+    """Returns what the script has to know before the first try or, if the job cannot start, an exit code and a
+    message."""
     try:
         lines = start_of(words, facts)
     except UserError as error:
@@ -65,14 +67,14 @@ def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> li
             return [f"say {why}", "then exit", f"code {WILL_NOT_SUCCEED}"]
         lines.append("tries-again yes")
     done = Path(run_dir) / "DONE"
-    # An older DONE may be of a run that this job extends.
+    # An older DONE may belong to a shorter run that this job extends.
     if words[0] in _WITH_MARKER and done.exists() and submitted and int(submitted) < int(done.stat().st_mtime):
         lines.append("may-be-done yes")
     return [*lines, f"state {state}", f"s3 {store_address(words, environ)}"]
 
 
 def start_of(words: Sequence[str], facts: Facts) -> list[str]:
-    """Returns the stage's run directory and the script's settings. UserError for what cannot work."""
+    """Returns the stage's run directory and the script's settings. Raises UserError if they cannot work."""
     from jobs.cluster.settings import seconds_of  # noqa: PLC0415 - loads the reader of settings
 
     if len(words) < 2 or not _STAGE.fullmatch(words[0]) or words[1].startswith("-"):
@@ -103,7 +105,8 @@ def start_of(words: Sequence[str], facts: Facts) -> list[str]:
 
 
 def _number_of(facts: Facts, name: str, *, default: int, most: int) -> int:
-    """Returns the value of PATCHLINE_NAME. UserError for anything but a number from 0 to `most`."""
+    """Returns the number in PATCHLINE_NAME, or `default` if it is empty. Raises UserError unless it is from 0 to
+    `most`."""
     text = _text(facts, name) or str(default)
     if not _NUMBER.fullmatch(text) or int(text) > most:
         raise UserError(f"PATCHLINE_{name.upper()} is {shown_value(text)}; allowed: 0 to {most}")
@@ -111,8 +114,8 @@ def _number_of(facts: Facts, name: str, *, default: int, most: int) -> int:
 
 
 def store_address(words: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Returns HOST:PORT of the S3 store. Empty if no argument names one, if there is a proxy, or if AWS's configuration
-    may have another endpoint."""
+    """Returns HOST:PORT of the S3 store. It is empty if no argument names one, if there is a proxy, or if AWS's
+    configuration may name another endpoint."""
     if not any("s3://" in word for word in words) or any(environ.get(name) for name in _PROXIES):
         return ""
     url = environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL", "")
@@ -125,7 +128,7 @@ def store_address(words: Sequence[str], environ: Mapping[str, str]) -> str:
     host = url.rpartition("://")[2].partition("/")[0]
     if not re.search(r":[0-9]+$", host):
         host += ":443" if url.startswith("https:") else ":80"
-    return host.replace("[", "").replace("]", "")  # of an IPv6 address; its port is behind the last colon
+    return host.replace("[", "").replace("]", "")  # IPv6 addresses have brackets; the port follows the last colon
 
 
 def _try_facts(facts: Facts) -> TryFacts:
@@ -148,20 +151,20 @@ def _try_facts(facts: Facts) -> TryFacts:
 
 
 def _codes(exits: Path) -> dict[int, int | None]:
-    """Reads the exit codes that ranks left, in the order in which they ended. OSError if their folder cannot be seen
-    from here, for example in a container."""
+    """Reads the exit codes that ranks left, in the order in which they ended. Raises OSError if their folder cannot be
+    seen from here, for example in a container."""
     (exits / "started").stat()
     codes: dict[int, int | None] = {}
     for path in sorted(exits.glob("rank-*"), key=lambda path: path.stat().st_mtime_ns):
         rank, text = path.name.removeprefix("rank-"), path.read_bytes()[:8].decode(errors="replace").strip()
         if rank.isdecimal() and (not text or (_NUMBER.fullmatch(text) and len(text) < 4)):
-            codes[int(rank)] = int(text) if text else None  # the disk had no room for it
+            codes[int(rank)] = int(text) if text else None  # an empty file: the disk had no room for the code
     return codes
 
 
 def _has_saved(run_dir: Path, started: Path) -> bool:
-    """Whether something was saved since this file was touched. If checkpoints are kept elsewhere (--checkpoint.url),
-    the ledger has a line for each."""
+    """Whether the run has saved something since the file `started` was touched. If checkpoints are kept elsewhere
+    (--checkpoint.url), looks at the ledger, which gets a line for each."""
     if not started.exists():
         return False
     begin, checkpoints = started.stat().st_mtime_ns, run_dir / "checkpoints"
@@ -170,8 +173,8 @@ def _has_saved(run_dir: Path, started: Path) -> bool:
 
 
 def _idle(facts: Facts, state: Path) -> int:
-    """Returns how many tries in a row saved nothing new, in this job and the jobs before. If the disk did not take the
-    count, this job alone knows it and sends it. Anything but a digit counts as 0."""
+    """Returns how many tries in a row saved nothing new, in this job and earlier ones. The script sends the count if it
+    could not write it to the file `idle`. Anything but a single digit counts as 0."""
     text = _text(facts, "idle")
     if not text:
         with suppress(OSError):
@@ -197,7 +200,7 @@ def _check_facts(facts: Facts) -> CheckFacts:
 
 
 def _crashes(path: Path, job: str) -> list[str]:
-    """Returns the node of each of this job's crashes for which only ranks on that node were to blame."""
+    """Returns a node for each of this job's crashes in which only ranks on that node crashed by themselves."""
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     return [line.removeprefix(f"{job} ") for line in lines if line.startswith(f"{job} ")]
 

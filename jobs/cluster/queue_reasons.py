@@ -1,7 +1,7 @@
 """Says in plain words why a job waits or ended, with the command that fixes it. Pure functions.
 
-Slurm's words are in squeue's manual page under "JOB REASON CODES" and "JOB STATE CODES", and those of nodes in sinfo's.
-The thousands of tasks of a job array are described in a few lines.
+squeue's manual page lists Slurm's words under "JOB REASON CODES" and "JOB STATE CODES", and sinfo's lists those for
+nodes. A job array may have thousands of tasks; they are described in a few lines.
 """
 
 import re
@@ -20,10 +20,12 @@ _HEALTHY = ("allocated", "mixed", "idle", "completing", "planned", "reserved")
 _MOST_SHOWN = 4
 _RUNS = ("RUNNING", "COMPLETING", "SUSPENDED")
 _LIMITS = ("QOS", "Assoc", "MaxCpu", "MaxMem", "MaxGRES", "MaxNode", "MaxJobs", "MaxSubmit", "MaxWall")
-_NOT_LAUNCHED = ("JobLaunchFailure", "0:53")  # the reason and the exit code; the first may be empty
-_LOG = "patchline logs {run} --lines 20"  # an unknown end; without a run's folder, words take its place
+_NOT_LAUNCHED = ("JobLaunchFailure", "0:53")  # a reason, and an exit code for when Slurm gives no reason
+_LOG = "patchline logs {run} --lines 20"  # `_without_run` replaces this if there is no run
 
-# Reasons of waiting jobs. {job}: the job's number; {start}: when it may start; {on}: the jobs that it waits for.
+
+# Reasons of pending jobs. {job} is the job's number, {start} the time when it may start, and {on} the jobs that it
+# waits for.
 _WAITING = {
     "Priority": Finding(found="waits for its turn: jobs of a higher priority come first"),
     "Resources": Finding(found="waits for nodes to become free"),
@@ -61,6 +63,7 @@ _WAITING = {
     "InvalidQOS": Finding(found="has a QOS that is not allowed here", todo="scancel {job}, and correct `qos:`"),
 }
 
+
 _ENDED = {
     "TIMEOUT": Finding(
         found="was ended at its time limit before it had stopped by itself",
@@ -76,6 +79,7 @@ _ENDED = {
     "BOOT_FAIL": Finding(found="got a node that did not boot", todo="submit again; `sinfo -R` lists nodes and reasons"),
 }
 
+
 _CODES = {
     2: Finding(found="was refused for a mistake in its words or settings", todo=_LOG),
     75: Finding(found="stopped with its work saved, and could not be requeued", todo="submit again to continue"),
@@ -88,7 +92,7 @@ _CODES = {
 
 
 def finding_of(job: JobFacts, *, run_dir: str = "") -> Finding:
-    """What the state and reason of a job mean. `run_dir`: its run, for commands about it."""
+    """Returns what the state and the reason of a job mean. `run_dir` is its run, for commands about it."""
     if job.state == "PENDING":
         return _filled(_of_waiting(job.reason), job)
     if job.state in _ENDED:
@@ -108,7 +112,7 @@ def finding_of(job: JobFacts, *, run_dir: str = "") -> Finding:
 
 
 def _of_launch(job: JobFacts, run_dir: str) -> Finding:
-    """The finding for a job whose script never began, so that it has no log."""
+    """Returns the finding for a job whose script never began, so that it has no log."""
     which = f"log {printable_name(job.log)}" if job.log else "log"
     words = f"could not start: its node could not open its {which}, or enter the folder it was submitted from"
     folder = run_dir or str(Path(job.log).parent)
@@ -146,14 +150,14 @@ def _filled(finding: Finding, job: JobFacts) -> Finding:
 
 
 def _waited_for(dependency: str) -> str:
-    """`job 12 and job 13` of `afterany:12(unfulfilled),afterok:13`."""
+    """Returns `job 12 and job 13` for `afterany:12(unfulfilled),afterok:13`."""
     jobs = [f"job {number}" for number in re.findall(r":(\d+(?:_\d+|_\*)?)", dependency)]
     earlier = ["its earlier jobs of the same name"] if "singleton" in dependency else []
     return " and ".join([*jobs, *earlier]) or "another job"
 
 
 def findings_of_nodes(nodes: Sequence[NodeFacts]) -> list[Finding]:
-    """One for each node that is not well."""
+    """Returns a finding for each node that is not healthy."""
     found = []
     for node in nodes:
         state = node.state.rstrip("*~#!%$@^+-")
@@ -171,9 +175,9 @@ def findings_of_nodes(nodes: Sequence[NodeFacts]) -> list[Finding]:
 
 
 def findings_of_tasks(tasks: Sequence[JobFacts], *, run_dir: str = "") -> list[Finding]:
-    """Returns one job's own finding. For an array, it returns the tasks that run, at most four, then a line for each
-    reason why others wait and for each way in which others ended. `run_dir`: the job's run, if it has one of its
-    own."""
+    """Returns the finding of a single job. For an array, returns one for each running task, at most four, and then one
+    for each reason why others are pending and for each way in which others ended. `run_dir` is the job's run, if it has
+    one."""
     if len(tasks) == 1:
         (job,) = tasks
         said = finding_of(job, run_dir=run_dir)
@@ -188,7 +192,8 @@ def findings_of_tasks(tasks: Sequence[JobFacts], *, run_dir: str = "") -> list[F
 
 
 def _by_kind(jobs: Iterable[JobFacts]) -> list[Finding]:
-    """Those of one state, reason and exit code together: at most four kinds."""
+    """Returns one finding for all jobs with the same state, reason and exit code: at most four, then one for the
+    rest."""
     kinds: dict[tuple[str, str, str], list[JobFacts]] = {}
     for job in jobs:
         kinds.setdefault((job.state, job.reason, job.exit_code), []).append(job)
@@ -205,5 +210,5 @@ def _by_kind(jobs: Iterable[JobFacts]) -> list[Finding]:
 
 
 def num_tasks(job: str) -> int:
-    """How many tasks a line of squeue stands for: 1 for `12` and `12_3`, 7 for `12_[0-3,7-9%2]`. Pure."""
+    """Returns the number of tasks in a line of squeue: 1 for `12` and `12_3`, 7 for `12_[0-3,7-9%2]`. Pure."""
     return max(1, sum(map(len, tasks_in(job))))

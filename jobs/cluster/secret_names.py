@@ -1,8 +1,9 @@
 """Keeps secrets out of Slurm, which stores a job's script and environment, and shows its arguments to everybody.
 
-Nobody knows the names of all secrets, so a job inherits only variables that are known to hold none: those that a shell,
-Python, modules, CUDA and the training libraries need, variables with paths, and those that `environment:` of the
-cluster's settings names. Even then, what looks like a secret is not passed on, and is refused in a script or a command.
+Secrets can have any name, so a job inherits only variables that are known to hold none: those that a shell, Python,
+modules, CUDA and the training libraries need, variables with paths, and those named in `environment:` of the cluster's
+settings. Even among these, a variable that looks like a secret is not passed on. In a script or a command, it is
+refused.
 """
 
 import os
@@ -35,7 +36,7 @@ _PASSED_ON = re.compile(
         )
     )
 )
-# Of a login, a terminal or a desktop: no job needs them, and nobody needs to be told.
+# Variables of a login, a terminal or a desktop. No job needs them, and the user is not told that they are withheld.
 _OF_SESSION = re.compile(
     r"_|SHLVL|HOSTNAME|HOSTTYPE|MACHTYPE|OSTYPE|DISPLAY|WAYLAND_\w+|XAUTHORITY|XDG_\w+|DBUS_\w+|SSH_[A-Z_]+|SUDO_\w+|"
     r"LS_?COLORS|COLORTERM|CLICOLOR\w*|TERM_\w+|TERMCAP|LESS\w*|PAGER|EDITOR|VISUAL|MAIL|MAILCHECK|HIST\w+|PS[0-4]|"
@@ -50,9 +51,9 @@ _INSIDE = re.compile(
 _AS_A_WORD = re.compile(
     r"(?:^|_)(?:PASS|PWD|PW|PAT|AUTH|SAS|COOKIE|BEARER|CREDS?|JWT|DSN)(?:_|[0-9]*$)|(?:^|_)KEY_?[0-9]*$"
 )
-_PLAIN = ("PWD", "OLDPWD", "SSH_AUTH_SOCK")  # the last is a file
-# A value that is written there, such as abc, $'abc' or the abc of ${X:-abc}: not one that a command or a file gives on
-# the node.
+_PLAIN = ("PWD", "OLDPWD", "SSH_AUTH_SOCK")  # SSH_AUTH_SOCK is a path
+# Matches the start of a literal value, such as abc, $'abc' or the abc in ${X:-abc}. A value that a command or a file
+# gives on the node does not match.
 _VALUE = r"""(?:["']?[^\s"'$`;&|)]|\$["'][^"']|["']?\$\{\w+:?[-=+]["']?[^\s"'$`}])"""
 _ASSIGNMENT = re.compile(rf"(?:^|[\s;&|(,=])([A-Za-z_]\w*)=(?={_VALUE})")
 _CONFIGURE = re.compile(r"\bconfigure\s+set\s(.*)")  # aws configure set NAME VALUE
@@ -61,7 +62,7 @@ _NAME_AND_VALUE = re.compile(rf"([A-Za-z_]\w*)[\"']?\s+(?={_VALUE})")
 
 def is_secret(name: str, value: str = "") -> bool:
     """Whether a variable looks like a secret: by its name, or because its value is a URL with a password or a
-    signature. The name of a file is no secret (AWS_SHARED_CREDENTIALS_FILE)."""
+    signature. A variable that names a file is not a secret (AWS_SHARED_CREDENTIALS_FILE)."""
     shouted = name.upper()
     if has_secret(value):
         return True
@@ -71,8 +72,8 @@ def is_secret(name: str, value: str = "") -> bool:
 
 
 def is_passed_on(name: str, value: str, *, named: Collection[str] = ()) -> bool:
-    """Whether jobs inherit a variable. `named`: the names in `environment:`, where WORK_* stands for all names with
-    that prefix. A variable whose value is paths that exist is passed on whatever its name is (SCRATCH)."""
+    """Whether jobs inherit a variable. `named` has the names in `environment:`, in which WORK_* stands for all names
+    with that prefix. A variable whose value consists of existing paths is passed on under almost any name (SCRATCH)."""
     if is_secret(name, value) or has_user(value):
         return False
     if _PASSED_ON.fullmatch(name) or name in named:
@@ -85,13 +86,14 @@ def is_passed_on(name: str, value: str, *, named: Collection[str] = ()) -> bool:
 
 
 def withheld(environ: Mapping[str, str], *, named: Collection[str] = ()) -> list[str]:
-    """Returns the variables that jobs do not inherit, sorted, without those of the login session."""
+    """Returns the names of the variables that jobs do not inherit, sorted. Those of the login session are left out
+    unless their name looks like a secret."""
     found = [name for name, value in environ.items() if not is_passed_on(name, value, named=named)]
     return sorted(name for name in found if is_secret(name) or not _OF_SESSION.fullmatch(name))
 
 
 def refuse_wrong_names(names: Iterable[str]) -> None:
-    """UserError for an entry of `environment:` that is not a variable's name, or looks like a secret."""
+    """Raises UserError for an entry of `environment:` that is not a variable's name, or looks like a secret."""
     for name in names:
         if not re.fullmatch(r"[A-Za-z_]\w*\*?", name, re.ASCII):
             shown = printable_name(name)
@@ -107,7 +109,7 @@ def refuse_wrong_names(names: Iterable[str]) -> None:
 
 
 def refuse_secret_lines(lines: Iterable[str], *, what: str) -> None:
-    """UserError for a line of shell that gives a literal value to a variable that looks like a secret."""
+    """Raises UserError for a line of shell that gives a literal value to a variable that looks like a secret."""
     for line in lines:
         for name in _set_in(line):
             if is_secret(name):
@@ -129,7 +131,7 @@ def _set_in(line: str) -> list[str]:
 
 
 def refuse_secret_words(words: Iterable[str]) -> None:
-    """UserError for an argument that is a URL with a password or a signature."""
+    """Raises UserError for an argument that is a URL with a password or a signature."""
     for word in words:
         if has_secret(word):
             raise UserError(

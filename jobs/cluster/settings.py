@@ -1,4 +1,5 @@
-"""cluster.yaml: what all jobs on a cluster share, for `patchline submit`. slurm/cluster.example.yaml shows it."""
+"""cluster.yaml: the settings that all jobs on a cluster share, for `patchline submit`. slurm/cluster.example.yaml is an
+example."""
 
 import re
 import shutil
@@ -15,7 +16,7 @@ from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 from shards.output.url_secrets import has_secret
 
-# What sbatch reads in a line #SBATCH without quotes, and a site's names, constraints and lists are made of.
+# Characters that need no quotes in an #SBATCH line. They are enough for a cluster's names, constraints and lists.
 _WORD = re.compile(r"[A-Za-z0-9_.,:;&|*+@/=()\[\]{}-]+")
 _GPU_TYPE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _OF_MEMORY = re.compile(r"--mem(-per-(cpu|gpu))?(=|$)")
@@ -27,7 +28,7 @@ _OURS = (
     "no-kill",
     *("ntasks-per-node", "open-mode", "output", "requeue", "no-requeue", "signal", "wrap"),
 )
-# Options that are settings here.
+# Options of sbatch -> the settings to use instead.
 _SETTINGS = {
     "account": "account",
     "cpus-per-task": "cpus_per_rank",
@@ -41,7 +42,7 @@ _OF_THE_ANSWER = ("help", "parsable", "quiet", "test-only", "usage", "verbose", 
 
 
 class Names(Enum):
-    """What messages call a job's time limit and nodes: the flags of `submit`, or the fields of a chain's step."""
+    """The names of a job's time limit and nodes in messages: the flags of `submit`, or the fields of a chain's step."""
 
     OF_SUBMIT = ("--time", "--nodes")
     OF_STEP = ("`time:` of the step", "`nodes:` of the step")
@@ -148,9 +149,10 @@ class ClusterConfig:
 
 
 def _refuse_ours(option: str) -> None:
-    """UserError for an option that patchline sets itself, even in an abbreviated form that sbatch would accept."""
+    """Raises UserError for an option that patchline sets itself, even in an abbreviated form that sbatch would
+    accept."""
     name = option.removeprefix("--").partition("=")[0]
-    names = sorted((*_OURS, *_SETTINGS, *_OF_THE_ANSWER))  # an exact name comes first
+    names = sorted((*_OURS, *_SETTINGS, *_OF_THE_ANSWER))  # an exact name sorts before longer ones
     full = next((one for one in names if one.startswith(name)), "")
     if not full:
         return
@@ -169,13 +171,14 @@ def _refuse_lines(lines: tuple[str, ...], *, what: str) -> None:
 
 
 def refuse_wrong_limit(text: str, *, what: str) -> None:
-    """UserError if a time limit is not in Slurm's format."""
+    """Raises UserError if a time limit is not in Slurm's format."""
     if not _LIMIT.fullmatch(text):
         raise UserError(f"{what} is {shown_value(text)}; allowed: MINUTES, HH:MM:SS or D-HH:MM:SS, such as 24:00:00")
 
 
 def seconds_of(limit: str) -> int | None:
-    """Returns the seconds of a limit in the form that Slurm shows, such as 1-00:00:00. None for UNLIMITED. Pure."""
+    """Returns a limit in seconds, from the form that Slurm shows, such as 1-00:00:00. Returns None for UNLIMITED.
+    Pure."""
     match = _SHOWN_LIMIT.fullmatch(limit)
     if not match:
         return None
@@ -184,8 +187,8 @@ def seconds_of(limit: str) -> int | None:
 
 
 def asked_seconds(limit: str) -> int | None:
-    """Returns the seconds of a limit in the form that sbatch takes: 90 is minutes, 1-12 is days and hours. None for an
-    empty limit. Pure."""
+    """Returns a limit in seconds, from the form that sbatch takes: 90 is minutes, 1-12 is days and hours. Returns None
+    for an empty limit. Pure."""
     if not limit:
         return None
     days, has_days, rest = limit.rpartition("-")
@@ -200,7 +203,7 @@ def asked_seconds(limit: str) -> int | None:
 
 
 def read_cluster(path: Path) -> ClusterConfig:
-    """Reads the settings from a YAML file. UserError names the line of a mistake."""
+    """Reads the settings from a YAML file. Raises UserError with the line of each mistake."""
     example = "the output of `patchline example cluster.yaml`"
     return read_config(
         path, ClusterConfig, example=example, todo=f"give --cluster your copy of {example}", base=ClusterConfig()
@@ -208,11 +211,11 @@ def read_cluster(path: Path) -> ClusterConfig:
 
 
 def with_command(cluster: ClusterConfig, environ: Mapping[str, str]) -> ClusterConfig:
-    """Returns the settings. If they name no command, it becomes that of this environment; UserError if there is
-    none."""
+    """Returns the settings with a command: if they have none, that of this environment. Raises UserError if there is no
+    such command."""
     if cluster.command:
         return cluster
-    beside = Path(sys.executable).parent / "patchline"  # of this environment, on the PATH or not
+    beside = Path(sys.executable).parent / "patchline"  # found even if it is not on the PATH
     found = shutil.which("patchline", path=environ.get("PATH")) if not beside.is_file() else str(beside)
     if found is None:
         raise UserError("patchline is not on the PATH; set `command:` in the file of your cluster's settings")

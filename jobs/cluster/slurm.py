@@ -1,7 +1,7 @@
 """Runs Slurm's programs, and reads what they and a run's folder say about jobs.
 
-This is the one place for what the programs are given, how long they may take, and what their refusals mean. It needs no
-accounting database. `patchline submit` and the batch script leave the numbers of a run's jobs in RUN/submit.
+Only this file decides what the programs are given, how long they may take, and what their error messages mean. No
+accounting database is needed. `patchline submit` and the batch script leave the numbers of a run's jobs in RUN/submit.
 """
 
 import logging
@@ -37,7 +37,7 @@ _SILENCE = re.compile(
     "configuration source|contact slurm controller|timed out|zero bytes were transmitted|connection refused",
     re.IGNORECASE,
 )
-# What Slurm and stage.sbatch tell one job, and a job that it submits must not take for its own.
+# Variables that Slurm and stage.sbatch set for one job. Jobs that this job submits must not inherit them.
 _OF_JOB = re.compile(
     r"SLURM_(?!CONF$)|PMI|PMIX|MASTER_(ADDR|PORT)$|PATCHLINE_(STATE|MARGIN|RETRIES|REQUEUE|SPARES|LAUNCHER|S3_ANSWERED)$"
 )
@@ -54,7 +54,7 @@ FINISHED = (
 )
 SUBMISSIONS = "submitted.jsonl"
 _RECORDS = (SUBMISSIONS, "tries.jsonl")
-_EXITS = re.compile(r"exits-([1-9]\d{0,9})-\d{1,9}-\d{1,9}")  # of a try: job, start, try
+_EXITS = re.compile(r"exits-([1-9]\d{0,9})-\d{1,9}-\d{1,9}")  # a try's folder: job, start and try
 _TAIL_BYTES, _MOST_TEXT = 1 << 16, 1 << 20
 _FIELD_OF_JOB = re.compile(r"(?:^|\s)(\w+(?::\w+)*)=(.*?)(?=\s\w+(?::\w+)*=|$)")
 _MOST_NODES, _MOST_TASKS = 1000, 10_000
@@ -65,8 +65,8 @@ _MOST_RECORDED = 64
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
     """A job in the queue. `job`: its number `12`, or `12_3` or `12_[4-7]` in an array. `state`: such as RUNNING.
-    `names`: the parts of its comment: RUN, or LIFE,RUN,CHAIN,TAG in a chain. An array of runs has several, each with
-    its task: LIFE,RUN@0,RUN@1,CHAIN,TAG."""
+    `names`: the parts of its comment: RUN or, in a chain, LIFE,RUN,CHAIN,TAG. LIFE tells the chain's jobs from those of
+    an earlier chain in the same folder. An array of runs names each run with its task: LIFE,RUN@0,RUN@1,CHAIN,TAG."""
 
     job: str
     state: str
@@ -83,8 +83,8 @@ class QueuedJob:
         return int(self.job.partition("_")[0])
 
     def part_as(self, job: str) -> "QueuedJob | None":
-        """Returns the job if this is its number, or only its task if the number is of a task, such as `12_3`. None if
-        the number is of another job."""
+        """Returns the job if `job` is its number, or only the task that `job` names, such as `12_3`. Returns None if
+        `job` is another job."""
         number, is_task, task = job.partition("_")
         if str(self.number) != number:
             return None
@@ -93,7 +93,8 @@ class QueuedJob:
         return replace(self, job=job) if any(int(task) in found for found in tasks_in(self.job)) else None
 
     def part_of(self, name: str) -> "QueuedJob | None":
-        """Returns the job if it has this name, or only its task that has the name. None if neither has."""
+        """Returns the job if it has this name, or only its task that has the name. Returns None if neither the job nor
+        a task of it has this name."""
         for word in self.names:
             own, is_task, task = word.partition("@")
             if own == name and not is_task:
@@ -104,7 +105,7 @@ class QueuedJob:
 
 
 def need_sbatch(environ: Mapping[str, str]) -> None:
-    """UserError if there is no sbatch on the PATH."""
+    """Raises UserError if there is no sbatch on the PATH."""
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         raise UserError("no sbatch on the PATH: run this on a login node of the cluster, or with --dry-run anywhere")
 
@@ -119,7 +120,7 @@ def ran(
 ) -> "subprocess.CompletedProcess[str]":
     """Runs one of Slurm's programs, with `text` as its input. Slurm stores the environment that sbatch and srun pass on
     to jobs, so only variables that are known to hold no secret, and those in `inherited`, are passed on. `seconds`: how
-    long the program may take; 0: two minutes. UserError if the program is missing or does not answer in time."""
+    long the program may take; 0: two minutes. Raises UserError if the program is missing or does not answer in time."""
     limit = seconds or _ANSWER_SECONDS
     clean = {
         name: value
@@ -128,7 +129,7 @@ def ran(
         and (is_passed_on(name, value, named=inherited) if words[0] in _STARTING else not is_secret(name, value))
     }
     if words[0] == "squeue":
-        clean["SLURM_BITSTR_LEN"] = "0"  # else it shows at most 64 letters of an array's tasks
+        clean["SLURM_BITSTR_LEN"] = "0"  # otherwise squeue cuts the list of an array's tasks at 64 characters
     try:
         return subprocess.run(
             words,
@@ -141,9 +142,11 @@ def ran(
             check=False,
         )
     except OSError as error:
-        raise UserError(f"cannot run {words[0]}: {error.strerror}; it comes with Slurm, as sbatch does") from error
+        raise UserError(
+            f"cannot run {words[0]}: {error.strerror}", todo="it comes with Slurm, as sbatch does"
+        ) from error
     except subprocess.TimeoutExpired:
-        raise UserError(f"{words[0]} has not answered for {limit:g} s; try again when Slurm does") from None
+        raise UserError(f"{words[0]} has not answered for {limit:g} s", todo="try again when Slurm does") from None
 
 
 def slurms_answer(
@@ -154,8 +157,8 @@ def slurms_answer(
     what: str = "this job",
     names: Names = Names.OF_SUBMIT,
 ) -> str:
-    """Returns Slurm's answer to `sbatch --test-only`, in one line. UserError with a remedy if Slurm refuses the job or
-    does not answer. `what`: what the message calls the job."""
+    """Returns Slurm's answer to `sbatch --test-only`, in one line. Raises UserError with a remedy if Slurm refuses the
+    job or does not answer. `what`: what the message calls the job."""
     done = ran(["sbatch", "--test-only", *words], environ, text=text)
     said = " ".join(line.removeprefix("sbatch: ").strip() for line in done.stderr.splitlines() if line.strip())
     if done.returncode == 0:
@@ -163,40 +166,40 @@ def slurms_answer(
     reason = said.removeprefix("error: ")[:400]
     if _SILENCE.search(said):
         todo = "run this on a login node of the cluster, once its controller answers (`scontrol ping`)"
-        raise UserError(f"Slurm does not answer: {reason}; {todo}")
-    raise UserError(f"Slurm would refuse {what}: {reason}; {_remedy(said, names)}")
+        raise UserError(f"Slurm does not answer: {reason}", todo=todo)
+    raise UserError(f"Slurm would refuse {what}: {reason}", todo=_remedy(said, names))
 
 
 def submitted(words: list[str], environ: Mapping[str, str], *, inherited: Collection[str] = ()) -> int:
-    """Runs sbatch and returns the job's number. `inherited`: `environment:` of the cluster's settings. UserError with
-    sbatch's message if it fails."""
+    """Runs sbatch and returns the job's number. `inherited`: the names in `environment:` of the cluster's settings.
+    Raises UserError with sbatch's message if it fails."""
     done = ran(["sbatch", "--parsable", *words], environ, inherited=inherited)
     if done.returncode != 0:
         raise UserError(f"sbatch failed: {done.stderr.strip()[:400]}")
     job = done.stdout.strip().partition(";")[0]
     if not job.isascii() or not job.isdecimal():
-        raise UserError(f"sbatch answered {shown_value(job)} instead of a job's number; see squeue")
+        raise UserError(f"sbatch answered {shown_value(job)} instead of a job's number", todo="see squeue")
     return int(job)
 
 
 def queued(environ: Mapping[str, str], *, with_ended: bool = False) -> list[QueuedJob]:
-    """Returns this user's pending and running jobs, and on request those that ended a short time ago. UserError if
-    Slurm does not answer."""
+    """Returns this user's pending and running jobs, and with `with_ended` also those that ended a short time ago.
+    Raises UserError if Slurm does not answer."""
     states = ["--states=all"] if with_ended else []
     return _jobs_in(ran([*_SQUEUE, "--me", *states], environ))
 
 
 def _jobs_in(answer: "subprocess.CompletedProcess[str]") -> list[QueuedJob]:
     if answer.returncode != 0:
-        raise UserError(f"squeue does not answer: {answer.stderr.strip()[:200]}; try again when Slurm does")
+        raise UserError(f"squeue does not answer: {answer.stderr.strip()[:200]}", todo="try again when Slurm does")
     found = [_JOB_LINE.fullmatch(line.rstrip()) for line in answer.stdout.splitlines()]
     return [QueuedJob(job=one[1], state=one[2], names=tuple(one[3].split(","))) for one in found if one]
 
 
 def queued_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str] = ()) -> list[QueuedJob]:
     """Returns this user's pending and running jobs and array tasks with this name, and those of the `recorded` jobs
-    (`12` or `12_3`) that are still in the queue. The latter may have another name, if the folder had another path, or
-    belong to a colleague."""
+    (`12` or `12_3`) that are still in the queue. Recorded jobs may belong to a colleague, or have another name because
+    the folder had another path."""
     own = queued(environ)
     found = [part for one in own if (part := one.part_of(name))]
     known = {one.number for one in found}
@@ -210,8 +213,8 @@ def queued_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str
 
 
 def settled_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str] = ()) -> list[QueuedJob]:
-    """Returns the same as `queued_with`, but waits until none of the jobs is ending. A cancelled job is gone by then,
-    and a requeued one is pending. UserError if a job does not end."""
+    """Returns the same as `queued_with`, but waits as long as all of the jobs are ending. A cancelled job is gone
+    afterwards, and a requeued one is pending. Raises UserError if they are still ending after 90 seconds."""
     deadline, has_said = time.monotonic() + _ENDING_SECONDS, False
     while True:
         found = queued_with(name, environ, recorded=recorded)
@@ -219,7 +222,7 @@ def settled_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[st
         if not ending or len(ending) < len(found):
             return found
         if time.monotonic() > deadline:
-            raise UserError(f"job {ending[0]} is still ending; try again once `squeue --me` does not show it")
+            raise UserError(f"job {ending[0]} is still ending", todo="try again once `squeue --me` does not show it")
         if not has_said:
             log.info("job %s is ending: waiting for it", ending[0])
             has_said = True
@@ -227,8 +230,8 @@ def settled_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[st
 
 
 def silence(environ: Mapping[str, str]) -> str:
-    """Returns why Slurm cannot be asked from here: there is no sbatch, or no controller answers. Empty if it can be
-    asked."""
+    """Returns why Slurm cannot be asked from here: there is no sbatch, or no controller answers. The text is empty if
+    it can be asked."""
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         return "no sbatch on this machine"
     try:
@@ -242,22 +245,21 @@ def silence(environ: Mapping[str, str]) -> str:
 
 
 def cancelled(jobs: list[str], environ: Mapping[str, str]) -> None:
-    """Cancels pending or running jobs. UserError if Slurm does not."""
+    """Cancels pending or running jobs. Raises UserError if scancel fails."""
     done = ran(["scancel", *jobs], environ)
     if done.returncode != 0:
-        raise UserError(f"scancel failed: {done.stderr.strip()[:300]}; try again when Slurm answers")
+        raise UserError(f"scancel failed: {done.stderr.strip()[:300]}", todo="try again when Slurm answers")
 
 
 def partitions(environ: Mapping[str, str], name: str = "") -> list[dict[str, str]]:
-    """Returns the fields of every partition, or of the one with this name, in Slurm's words. Empty if Slurm does not
-    answer."""
+    """Returns the fields of every partition, or of the one with this name, as scontrol shows them. Returns an empty
+    list if Slurm does not answer."""
     done = ran(["scontrol", "--oneliner", "show", "partition", *([name] if name else [])], environ)
     return [dict(_FIELD.findall(line)) for line in done.stdout.splitlines()] if done.returncode == 0 else []
 
 
 def most_array_tasks(environ: Mapping[str, str]) -> int:
-    """Returns how many tasks one array may have: Slurm's MaxArraySize, which limits the index. 1,001 if Slurm does not
-    answer."""
+    """Returns how many tasks one array may have: Slurm's MaxArraySize, or 1,001 if Slurm does not answer."""
     answer = ran(["scontrol", "show", "config"], environ)
     found = re.search(r"^MaxArraySize\s*=\s*([0-9]{1,9})\s*$", answer.stdout, re.MULTILINE)
     return max(1, int(found[1])) if found else 1001
@@ -276,7 +278,7 @@ def _remedy(said: str, names: Names) -> str:
         options = "--mem, --mem-per-cpu or --mem-per-gpu in `options:` of your cluster's settings"
         return f"lower {options}, or give `all_memory: no`; `sinfo -o '%P %m'` lists each node's MB"
     if "node" in found or "processor" in found or "cpu" in found:
-        # Of too much memory, --test-only says only that there is no such node.
+        # If a job asks for too much memory, --test-only says only that there is no such node.
         asked = f"{names.nodes}, gpus_per_node, cpus_per_rank, or --mem in `options:`"
         return f"lower {asked}; `sinfo -o '%P %D %c %m %G'` lists what there is"
     return "correct your cluster's settings, or the flags of submit"
@@ -284,9 +286,10 @@ def _remedy(said: str, names: Names) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
-    """A job, in Slurm's own words. `number`: its number; a task of an array has its own, while `job` is `12_3`.
-    `starts`: how often the job was requeued. `reason`: why it waits or how it ended, empty if Slurm gives no reason.
-    `nodes`: such as `n[1-2]`. Times are Slurm's text, empty if unknown. `log`: the file of its error output."""
+    """What scontrol says about a job. `number`: its number. For a task of an array, `job` is `12_3` and `number` is the
+    task's own, such as 15. `starts`: how often the job was requeued. `reason`: why it waits or how it ended, empty if
+    Slurm gives no reason. `nodes`: a list such as `n[1-2]`. Times are Slurm's text, empty if unknown. `log`: the file
+    of its error output."""
 
     job: str
     number: str
@@ -304,7 +307,7 @@ class JobFacts:
 
     @property
     def is_finished(self) -> bool:
-        """Whether it neither waits nor runs."""
+        """Whether the job has ended."""
         return self.state in FINISHED
 
 
@@ -326,8 +329,8 @@ def numbers_of(run_dir: Path) -> list[int]:
 
 
 def submitted_in(folder: Path) -> list[str]:
-    """Returns the newest jobs that were submitted in this folder, such as RUN/submit, through any path of it. Jobs that
-    were submitted in a folder of which this one is a copy do not count."""
+    """Returns the newest jobs that were submitted in this folder, such as RUN/submit, through any path to it. If the
+    folder is a copy, jobs that were submitted in the original do not count."""
     try:
         here = folder.stat().st_ino
     except OSError:
@@ -337,7 +340,7 @@ def submitted_in(folder: Path) -> list[str]:
 
 
 def is_copied(folder: Path) -> bool:
-    """Whether the newest job was submitted in another folder, of which this one is a copy."""
+    """Whether this folder is a copy of the one in which the newest job was submitted."""
     folders = [line["folder"] for line in _lines(folder / SUBMISSIONS) if "folder" in line]
     return bool(folders) and folders[-1] != folder.stat().st_ino
 
@@ -367,29 +370,29 @@ def started_in(run_dir: Path) -> list[int]:
 
 
 def job_facts(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> JobFacts | None:
-    """Returns what Slurm knows of a job, `12` or `12_3`. None if Slurm does not know it or has forgotten it. UserError
-    if Slurm's programs are missing, or do not answer within `seconds` (0: two minutes)."""
+    """Returns what Slurm knows about a job, `12` or `12_3`. Returns None if Slurm does not know it or has forgotten it.
+    Raises UserError if Slurm's programs are missing, or do not answer within `seconds` (0: two minutes)."""
     found = tasks_of(job, environ, seconds=seconds)
     return next((one for one in found if one.number == job), found[0] if found else None)
 
 
 def tasks_of(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> list[JobFacts]:
-    """Returns the tasks of an array, or the one job. Empty if Slurm does not know it. Pending tasks are one entry, such
-    as `12_[3-6]`. UserError if Slurm does not answer."""
+    """Returns the tasks of an array, or the job itself. Pending tasks are one entry, such as `12_[3-6]`. Returns an
+    empty list if Slurm does not know the job. Raises UserError if Slurm does not answer."""
     done = ran(["scontrol", "--oneliner", "show", "job", job], environ, seconds=seconds)
     if done.returncode != 0 and not UNKNOWN_JOB.search(done.stdout[:_MOST_TEXT] + done.stderr[:_MOST_TEXT]):
         said = " ".join(done.stderr.split())[:200]
-        raise UserError(f"scontrol does not answer: {printable_name(said)}; try again when Slurm does")
+        raise UserError(f"scontrol does not answer: {printable_name(said)}", todo="try again when Slurm does")
     lines = done.stdout.split("\n", _MOST_TASKS) if done.returncode == 0 else []
     return [one for line in lines if (one := parsed(line))]
 
 
 def parsed(text: str) -> JobFacts | None:
-    """Reads a job from the first line of `scontrol --oneliner show job`. Pure."""
+    """Reads a job from the first line of `scontrol --oneliner show job`. Returns None if it shows no job. Pure."""
     line = text[:_MOST_TEXT].partition("\n")[0]
     found = dict(
         reversed(_FIELD_OF_JOB.findall(line))
-    )  # the first wins: a comment, which comes later, may have anything in it
+    )  # the first field of a name counts: a comment, which comes later, may contain anything
     if not found.get("JobId") or not found.get("JobState"):
         return None
     known = {name: value if value not in ("(null)", "None", "N/A", "Unknown") else "" for name, value in found.items()}
@@ -420,7 +423,8 @@ def _name_of(known: Mapping[str, str]) -> str:
 
 
 def nodes_in(nodes: str, environ: Mapping[str, str]) -> list[NodeFacts]:
-    """Returns the nodes of a list such as `n[1-2]`. Empty if Slurm does not answer."""
+    """Returns what sinfo says about the nodes of a list such as `n[1-2]`. Returns an empty list if Slurm does not
+    answer."""
     if not nodes:
         return []
     done = ran(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T|%E"], environ)

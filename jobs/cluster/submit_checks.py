@@ -1,8 +1,9 @@
-"""What `patchline submit` looks at before a job waits in the queue for it: a store or a run directory that cannot work,
-a time limit in which nothing is saved, and more time or nodes than a partition allows. `--no-check` submits all the
-same. `patchline preflight` judges the limits by the same rules.
+"""Checks a job before `patchline submit` puts it into the queue. It finds a store or a run directory that cannot work,
+a time limit too short to save anything, and more time or nodes than a partition allows. `--no-check` skips these
+checks. `patchline preflight` judges the limits by the same rules.
 
-With EnforcePartLimits=NO, Slurm's default, sbatch takes a job that asks for more, and the job waits for ever.
+With EnforcePartLimits=NO, Slurm's default, sbatch accepts a job that asks for more than its partition allows, and the
+job waits for ever.
 """
 
 import logging
@@ -31,17 +32,17 @@ log = logging.getLogger(__name__)
 _MOUNTS = Path("/proc/mounts")
 _LOCAL_TO_ONE_NODE = ("tmpfs", "ramfs", "devtmpfs")
 _ON_A_DISK = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "overlay")
-_EXPORTS = Path("/var/lib/nfs/etab")  # what this machine shares by NFS
-_ROOMIEST = "b200"  # whatever the GPU is, a checkpoint has the same bytes
+_EXPORTS = Path("/var/lib/nfs/etab")  # the folders that this machine shares by NFS
+_ROOMIEST = "b200"  # the forecast needs a GPU; checkpoints are equally large on all of them
 _MOST_BYTES = 16 << 20
-_LEAST_GATE_MINUTES, _MOST_GATE_MINUTES = 2, 30  # a gate waits at most 10 of them for Slurm
+_LEAST_GATE_MINUTES, _MOST_GATE_MINUTES = 2, 30  # a gate waits at most 10 minutes for Slurm
 _ANYWAY = "or submit with --no-check"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionLimits:
-    """The limits of one partition, or the widest of several, in seconds and nodes. None: there is no limit, or it is
-    not known. `default_seconds`: of a job that asks for no time."""
+    """The limits of one partition, or the widest of several, in seconds and nodes. None means that there is no limit,
+    or that it is not known. `default_seconds`: the time limit of a job that asks for none."""
 
     name: str
     seconds: int | None = None
@@ -51,8 +52,8 @@ class PartitionLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedJob:
-    """A job that is to be submitted, and what it asks for. `nodes`: without spares. `time_limit`: in Slurm's words;
-    empty: that of the cluster's settings."""
+    """A job that is to be submitted, and what it asks for. `nodes`: the number of nodes without spares. `time_limit`:
+    its time limit in Slurm's format; empty for that of the cluster's settings."""
 
     job: Any
     nodes: int
@@ -73,15 +74,15 @@ def refuse_job(
     *,
     names: Names = Names.OF_SUBMIT,
 ) -> None:
-    """UserError for a job that cannot work, would wait for ever, or would end before it has saved. Warnings are logged.
-    `limits`: of its partition."""
+    """Raises UserError for a job that cannot work, would wait for ever, or would end before it has saved. Logs
+    warnings. `limits`: the limits of the job's partition."""
     _refuse(job_checks(asked, cluster, limits, environ, names=names))
     _refuse_uneven(asked, cluster)
 
 
 def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig, *, is_dry: bool) -> None:
-    """UserError for the first bucket in the words that cannot be used. In a dry run, which may be on a laptop without
-    the keys, each is a warning."""
+    """Raises UserError for the first bucket in `words` that cannot be used. In a dry run, which may be on a laptop
+    without the keys, logs a warning for each instead."""
     found = (unreachable(url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile) for url in urls_of(words))
     _refuse(replace(fault, status="warning" if is_dry else "fault", allowed="") for fault in found if fault)
 
@@ -98,7 +99,7 @@ def _refuse(found: Iterable[Finding]) -> None:
 def job_checks(
     asked: AskedJob, cluster: ClusterConfig, limits: PartitionLimits, environ: Mapping[str, str], *, names: Names
 ) -> Iterator[Finding]:
-    """Yields the checks of a job, in order. `limits`: of its partition."""
+    """Yields the result of each check of a job, in order. `limits`: the limits of the job's partition."""
     margin, limit = cluster.margin_seconds, asked.time_limit or cluster.time_limit
     if asked.run_dir:
         run_dir = Path(asked.run_dir)
@@ -117,8 +118,8 @@ def job_checks(
 
 
 def _local_disk(one: AskedJob, kind: str, partition: str, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Finds a run directory on a disk of this machine, which is not shared by NFS, although the nodes are other
-    machines."""
+    """Yields a finding if the run directory is on a disk of this machine that is not shared by NFS, and the nodes are
+    other machines."""
     if shutil.which("sinfo", path=environ.get("PATH")) is None:
         return
     if kind not in _ON_A_DISK or is_exported(Path(one.run_dir), _text(_EXPORTS)):
@@ -143,8 +144,8 @@ def _unshared(what: str, todo: str, *, nodes: int) -> Finding:
 
 
 def _refuse_uneven(asked: AskedJob, cluster: ClusterConfig) -> None:
-    """UserError if the ranks on these nodes, or the lanes, do not divide the batch of a training job, or if a run that
-    has not begun has more ranks than lanes."""
+    """Raises UserError if the ranks on these nodes, or the lanes, do not divide the batch of a training job, or if a
+    run that has not begun has more ranks than lanes."""
     job = asked.job
     if isinstance(job, TrainingJob):
         plan = plan_batch(
@@ -181,8 +182,8 @@ def _text(path: Path) -> str:
 
 
 def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
-    """Returns how long a save takes on this number of GPUs per node, by the memory model and the rate that `patchline
-    plan` assumes; 0 if the job cannot be planned."""
+    """Returns how many seconds a save takes on `nodes` nodes of `gpus` GPUs, according to the memory model and the rate
+    that `patchline plan` assumes. Returns 0 if the job cannot be planned."""
     from pipeline.planning.forecast import cost_of, forecast  # noqa: PLC0415 - loads torch
 
     plan = PlanJob()
@@ -195,15 +196,15 @@ def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
 
 
 def refuse_unprintable(run_dir: str, *, what: str = "--run-dir") -> None:
-    """UserError for a path that cannot be in a batch script: the one that the flag or field `what` gives, or the
-    current folder."""
+    """Raises UserError if the run directory or the current folder has a path that cannot be in a batch script. `what`:
+    the flag or field that gives `run_dir`."""
     for name, path in (("the current folder", str(Path.cwd())), (what, run_dir)):
         if not path.isprintable():
             raise UserError(
                 f"{name} is {shown_value(path)}; allowed: printable characters, since sbatch reads it from a line of a "
                 "script; choose another folder"
             )
-        if "\\" in path or "\\" in str(Path(path).resolve()):  # a link may lead there
+        if "\\" in path or "\\" in str(Path(path).resolve()):  # a link may lead to such a path
             raise UserError(
                 f"{name} is {shown_value(path)}; allowed: a path without a backslash, as Slurm opens no log there; "
                 "choose another folder"
@@ -211,7 +212,7 @@ def refuse_unprintable(run_dir: str, *, what: str = "--run-dir") -> None:
 
 
 def urls_of(words: Sequence[str]) -> list[str]:
-    """Returns one URL for each bucket that the words name. Pure."""
+    """Returns one URL for each bucket that `words` names. Pure."""
     values = [word.partition("=")[2] if word.startswith("--") else word for word in words]
     found: dict[str, str] = {}
     for value in values:
@@ -221,8 +222,8 @@ def urls_of(words: Sequence[str]) -> list[str]:
 
 
 def file_system(path: Path) -> str:
-    """Returns the kind of the file system that a path is, or will be, on, from /proc/mounts; empty if it is not
-    known."""
+    """Returns the kind of file system that a path is or will be on, according to /proc/mounts. It is empty if
+    unknown."""
     mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.is_file() else ""
     where, best, kind = path.absolute().resolve(), -1, ""
     for line in mounts.splitlines():
@@ -230,14 +231,14 @@ def file_system(path: Path) -> str:
         if len(fields) < 3:
             continue
         point = Path(fields[1].replace("\\040", " "))
-        if where.is_relative_to(point) and len(point.parts) >= best:  # of two on one point the later counts
+        if where.is_relative_to(point) and len(point.parts) >= best:  # the later of two mounts at one point counts
             best, kind = len(point.parts), fields[2]
     return kind
 
 
 def _mean_stall(run_dir: Path) -> float:
-    """Returns the mean seconds that a save has held the run up. Its ledger has a line for each save; without a ledger,
-    0."""
+    """Returns how many seconds a save of the run has stalled training on average, from its ledger, which has a line for
+    each save. Returns 0 without a ledger."""
     last, path = last_line(run_dir), run_dir / LEDGER
     if not last:
         return 0.0
@@ -245,8 +246,8 @@ def _mean_stall(run_dir: Path) -> float:
 
 
 def judge_margin(margin: int, *, stalled_seconds: float = 0.0, planned_seconds: float = 0.0) -> Finding:
-    """Whether a save fits into the margin before the time limit. `stalled_seconds`: how long a save of this run has
-    held it up so far. `planned_seconds`: how long one will take. 0: not known. Pure."""
+    """Judges whether a save fits into the margin before the time limit. `stalled_seconds`: how long a save of this run
+    has stalled training so far. `planned_seconds`: how long a save will take. 0 means not known. Pure."""
     found = ""
     if stalled_seconds >= margin:
         found = f"a save has held this run up for {stalled_seconds:,.0f} s so far"
@@ -260,8 +261,8 @@ def judge_margin(margin: int, *, stalled_seconds: float = 0.0, planned_seconds: 
 
 
 def limits_of(partition: str, environ: Mapping[str, str]) -> PartitionLimits:
-    """Returns the limits of a partition, of several as in `a,b`, or of the default one (empty), as far as Slurm
-    says."""
+    """Returns the limits of a partition, of several (`a,b`), or of the default one (an empty name), as far as Slurm
+    shows them."""
     if shutil.which("scontrol", path=environ.get("PATH")) is None:
         return PartitionLimits(name=partition)
     names = partition.split(",") if partition else []
@@ -301,9 +302,10 @@ def judge_time(
     default_margin: int | None = None,
     flag: str = Names.OF_SUBMIT.time,
 ) -> Finding:
-    """Whether a job would wait for ever, or would end before it has saved. `time_limit`: in Slurm's words; empty: the
-    partition's default. `margin`: how many seconds before the limit the ranks are asked to save; `default_margin`: the
-    same before the partition's own limit. `flag`: the setting of the limit. Pure."""
+    """Judges whether a job would wait for ever, or would end before it has saved. `time_limit`: the job's time limit in
+    Slurm's format; empty for the partition's default. `margin`: how many seconds before the limit the ranks are asked
+    to save. `default_margin`: the same if the limit is the partition's default. `flag`: what the message calls the
+    setting of the limit. Pure."""
     default_margin = margin if default_margin is None else default_margin
     asked, shown = asked_seconds(time_limit), printable_name(limits.name)
     no_less = "lower margin_seconds to no less than a step and a save take"
@@ -324,7 +326,7 @@ def judge_time(
 
 
 def judge_most_nodes(limits: PartitionLimits, num_nodes: int, *, flag: str = "--nodes") -> Finding:
-    """Whether a partition has jobs with this number of nodes, including spares. Pure."""
+    """Judges whether a partition allows a job with this number of nodes, including spares. Pure."""
     if limits.nodes is None or num_nodes <= limits.nodes:
         return Finding(found=f"{num_nodes:,} asked for")
     found = f"{num_nodes:,} nodes are asked for, spares with them, and partition {printable_name(limits.name)} allows "
@@ -333,7 +335,8 @@ def judge_most_nodes(limits: PartitionLimits, num_nodes: int, *, flag: str = "--
 
 
 def gate_minutes(limits: PartitionLimits) -> int:
-    """Returns the time limit of a chain's gates. UserError if the partition allows less than a gate needs. Pure."""
+    """Returns the time limit of a chain's gates in minutes. Raises UserError if the partition allows less than a gate
+    needs. Pure."""
     if limits.seconds is None:
         return _MOST_GATE_MINUTES
     if limits.seconds < _LEAST_GATE_MINUTES * 60:

@@ -31,8 +31,8 @@ def run(job: CardJob) -> int:
 
 
 def use_of(facts: CardFacts) -> Use | None:
-    """Returns the command that trains on a training split or evaluates on another one, or None if no sample has a
-    label."""
+    """Returns the command that trains on the dataset if it is a training split, otherwise the one that evaluates on it.
+    Returns None if no sample has a label."""
     if not facts.class_counts.any():
         return None
     # A URL that cannot be shown as it is cannot be copied either.

@@ -32,12 +32,12 @@ def index_tars(
     split: str = "train",
     workers: int = 1,
 ) -> None:
-    """Makes a dataset of WebDataset tars made by others, which stay as they are: an index, beside them or at
-    `index_url`, as `patchline index` does, which has more settings.
+    """Makes a dataset of WebDataset tars made by others: writes an index beside them or at `index_url`, and leaves the
+    tars as they are. `patchline index` does the same and has more settings.
 
     `url`: a folder or s3://bucket/prefix. The class of an image is the text of its member `label_key`, or the
-    `label_field` of its member json. Can be called again. Raises UserError if there are no tars, or if they have no
-    images or labels that can be read.
+    `label_field` of its member json. The function can be called again on the same tars. Raises UserError if there are
+    no tars, or if no images or labels in them can be read.
     """
     run(
         IndexJob(
@@ -47,7 +47,7 @@ def index_tars(
 
 
 def run(job: IndexJob) -> int:
-    """Indexes the tars, which stay as they are. Returns 0 once the manifest is written."""
+    """Indexes the tars, and leaves them as they are. Returns 0 once the manifest is written."""
     if not job.url:
         raise UserError("the URL of the tars is missing; give a folder or s3://bucket/prefix")
     spec = spec_of(job)
@@ -69,7 +69,7 @@ def run(job: IndexJob) -> int:
 
 
 def spec_of(job: IndexJob) -> AdoptSpec:
-    """Returns all settings that decide what is adopted."""
+    """Returns all settings that decide what the index contains."""
     rules = SampleRules(image_keys=job.image_keys, label_key=job.label_key, label_field=job.label_field)
     shared = {field.name: getattr(job, field.name) for field in fields(DatasetSettings)}
     return AdoptSpec(rules=rules, **shared)

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 def run(job: PackJob) -> int:
-    """Runs the requested phases and returns the exit code. If interrupted, it keeps what is finished."""
+    """Runs the requested phases and returns the exit code. If it is interrupted, what is finished is kept."""
     if not job.out:
         raise UserError("--out is missing; give a folder or s3://bucket/prefix")
     try:
@@ -61,15 +61,15 @@ def run(job: PackJob) -> int:
 
 
 def test_side(job: PackJob) -> PackJob:
-    """Returns the packing of the test split that a job sets aside. It writes no record, because the job's own record
-    says everything."""
+    """Returns the job that packs the test split that a job sets aside. It writes no record, because the first job's
+    record says everything."""
     out = f"{job.out.rstrip('/')}-test"
     against = tuple(url for url in job.dedup.against if url.rstrip("/") != out)
     return replace(job, out=out, split="test", dedup=replace(job.dedup, against=against), run_dir="")
 
 
 def _refuse_folder_of_images(job: PackJob) -> None:
-    """Raises UserError if the dataset would lie among the images that it is made of."""
+    """Raises UserError if the dataset would be written into the folder of its images."""
     root = getattr(job.source, "root", "") or getattr(job.source, "originals", "")
     if root and "://" not in root + job.out and Path(root).resolve() == Path(job.out).resolve():
         name = shlex.quote(f"data/{Path(root).resolve().name}")
@@ -83,7 +83,7 @@ def _phases(job: PackJob) -> int:
         write_record(Path(job.run_dir), stage="pack", job=job)
     plan = read_plan(store, spec)
     if plan is not None and (packed := complete(store, plan)):
-        discard_work(store)  # if the command was killed just before
+        discard_work(store)  # in case an earlier command was killed just before this
         log.info("%s is already packed: %d samples; its source was not read again", store.url, plan.num_samples)
         describe(store, packed, job.about())
         return exit_codes.DONE
@@ -107,7 +107,7 @@ def _phases(job: PackJob) -> int:
 
 @contextmanager
 def _was_reachable() -> Iterator[None]:
-    """Turns an unreachable store into a fault of the storage: the scan has read it before."""
+    """Turns the error of an unreachable store into a storage fault, because the scan could reach that store."""
     try:
         yield
     except UnreachableError as error:
@@ -115,16 +115,16 @@ def _was_reachable() -> Iterator[None]:
 
 
 def spec_of(job: PackJob) -> PackSpec:
-    """Returns all settings that decide the bytes of the shards; workers and parts do not. A test split that is set
-    aside is taken from the training split of a source that has splits."""
+    """Returns all settings that decide the bytes of the shards, so not workers and parts. With --split-test, the test
+    split is taken from the source's training split."""
     settings = {field.name: getattr(job, field.name) for field in fields(PackSpec)}
     settings["source"] = source_of_split(job.source, "train" if job.split_test else job.split)
     return PackSpec(**settings)
 
 
 def source_of_split(source: Source, split: str) -> Source:
-    """Returns the source of this split: a split that the source knows, or its name in place of `{split}` in file
-    names."""
+    """Returns the source for this split. Sets the split of a source that has splits; otherwise replaces `{split}` in
+    file names by its name. Raises UserError if the source does not have the split."""
     if isinstance(source, DigitsSource | VtabSource):
         if isinstance(source, DigitsSource) and split not in ("train", "test"):
             raise UserError(f"--split is {split!r}; the digits have train and test")
@@ -141,7 +141,7 @@ def source_of_split(source: Source, split: str) -> Source:
 
 
 def _mention_other_split(job: PackJob) -> None:
-    """Warns if the source's name says another split than the dataset gets."""
+    """Warns if the source is named like another split than the dataset's."""
     if job.split_test:
         return
     source = job.source
@@ -155,7 +155,7 @@ def _mention_other_split(job: PackJob) -> None:
 
 def _scan(job: PackJob, spec: PackSpec, store: Store) -> None:
     part, num_parts = job.share
-    find_sets(spec.dedup.against)  # reports a wrong URL now, not after all images are read
+    find_sets(spec.dedup.against)  # reports a wrong URL before all images are read
     listing = listed(store, spec.source, scan_hash=spec.scan_hash(), relist=job.phase == "all")
     amounts, unit = listing.amounts()
     mine = range(part, len(listing.slices), num_parts)
@@ -196,7 +196,8 @@ def _planned(job: PackJob, spec: PackSpec, store: Store) -> Plan:
 
 
 def _refuse_quarantine(plan: Plan, job: PackJob, store: Store) -> None:
-    """Logs the first reasons and lists all before the error, if too much of the source is refused."""
+    """Raises UserError if too much of the source is refused. Before that, logs the first reasons and writes a list of
+    all."""
     try:
         refuse_quarantine(plan, max_quarantined=job.max_quarantined, url=store.url)
     except UserError:
@@ -234,7 +235,7 @@ def _needed(plan: Plan | None, store: Store) -> Plan:
 
 
 def complete(store: Store, plan: Plan) -> Manifest | None:
-    """Returns the manifest, if this plan is packed already."""
+    """Returns the manifest if this plan is already packed, otherwise None."""
     try:
         manifest, _ = read_manifest(store)
     except (MissingObjectError, ValueError):

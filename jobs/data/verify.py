@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def run(job: VerifyJob) -> int:
-    """Returns 0 if nothing is wrong; otherwise lists the faults and returns 1."""
+    """Checks the dataset. Returns 0 if nothing is wrong; otherwise lists the faults and returns 1."""
     if not job.url:
         raise UserError("the dataset's URL is missing; give a folder or s3://bucket/prefix")
     if job.run_dir:

@@ -1,1 +1,1 @@
-"""What weights are worth: evaluate, fewshot, predict, inspect; weights in and out."""
+"""Commands that use weights (evaluate, fewshot, predict, inspect), and those that import, extract and export them."""

@@ -1,6 +1,6 @@
-"""`patchline evaluate`: the scores of a weights folder over every sample of a dataset, each exactly once.
+"""`patchline evaluate`: scores the weights in a folder on every sample of a dataset, exactly once each.
 
-It also says which weights of a run a command uses, and whether they are evaluated as in the run itself.
+Functions here also log which weights of a run a command uses, and whether images are prepared as the weights say.
 """
 
 import base64
@@ -55,7 +55,7 @@ def run(job: EvaluateJob) -> int:
     targets, examples = _targets(job, dataset, labels), Examples(job.examples if job.run_dir else 0)
     if job.run_dir and world.is_first:
         _remove_scores(Path(job.run_dir))
-        # First, so that a folder that cannot be written to is refused now.
+        # Written first, so that a folder without write access is refused now.
         write_record(Path(job.run_dir), stage="evaluate", job=job)
     with AnsweredInExchanges(), joined(world):
         model = filled_model(weights).to(world.device)
@@ -88,7 +88,8 @@ def run(job: EvaluateJob) -> int:
 def _shown(
     examples: Examples, dataset: Dataset, weights: Weights, job: EvaluateJob, world: World
 ) -> list[dict[str, Any]]:
-    """Returns what examples.json has for each example: names, and the image as the model sees it."""
+    """Returns the content of examples.json: for each example the names of its labels and of the answer, and the image
+    as the model sees it."""
     chosen = examples.chosen()
     files = pictures(
         dataset,
@@ -110,7 +111,7 @@ def _shown(
 
 
 def _opened(job: EvaluateJob) -> Dataset:
-    """Returns the dataset, or the part of it that is scored."""
+    """Returns the part of the dataset that is scored; by default all of it."""
     part, held_out = opened_parts(open_dataset(job.data.url), job.subset, job.held_out)
     return held_out or part
 
@@ -122,29 +123,29 @@ def _targets(job: EvaluateJob, dataset: Dataset, labels: tuple[str, ...]) -> Tar
 
 
 def _remove_scores(run_dir: Path) -> None:
-    """Removes the scores of an earlier evaluation, which must not stand beside the record of this one if it fails.
-    UserError if a file cannot be removed."""
+    """Removes the scores of an earlier evaluation. If this evaluation fails, they must not be next to its record.
+    Raises UserError if a file cannot be removed."""
     for name in (_SCORES, _CLASSES, _EXAMPLES):
         try:
             (run_dir / name).unlink(missing_ok=True)
         except NotADirectoryError:
-            return  # write_record says so
+            return  # write_record raises the error
         except OSError as error:
-            raise UserError(f"cannot write {str(run_dir / name)!r}: {error.strerror}; {_OTHER_RUN_DIR}") from error
+            raise UserError(f"cannot write {str(run_dir / name)!r}: {error.strerror}", todo=_OTHER_RUN_DIR) from error
 
 
 def _write(run_dir: Path, name: str, content: object) -> None:
-    """Writes the file whole or not at all. UserError if it cannot be written."""
+    """Writes a JSON file, completely or not at all. Raises UserError if it cannot be written."""
     write_out(run_dir / name, f"{json.dumps(content, allow_nan=False)}\n".encode(), todo=_OTHER_RUN_DIR)
 
 
 def score_text(job: EvaluateJob, scores: Scores, *, num_classes: int) -> str:
-    """Returns a few lines for people, or one JSON object: the scores, the weights, the dataset."""
+    """Returns the scores, the weights and the dataset as a few lines of text or, with --json, as one JSON object."""
     if job.json:
         return json.dumps({**asdict(scores), "weights": job.weights, "data_url": job.data.url}, allow_nan=False)
     where = printable_name(f"{job.weights} on {job.data.url}")
     without = f", {scores.num_unlabeled:,} others without a label that counts" if scores.num_unlabeled else ""
-    in_five = f"top-5 {scores.top5:.4f}, " if num_classes > 5 else ""  # of five classes or fewer, it is always 1
+    in_five = f"top-5 {scores.top5:.4f}, " if num_classes > 5 else ""  # with five classes or fewer it is always 1
     return (
         f"{where}\n"
         f"accuracy {scores.accuracy:.4f} (chance {scores.chance:.4f}), loss {scores.loss:.4f}, "
@@ -155,11 +156,10 @@ def score_text(job: EvaluateJob, scores: Scores, *, num_classes: int) -> str:
 
 
 def say_weights_used(weights: str, *, scored: str = "") -> None:
-    """Logs the step of a finished run's weights, and the kept checkpoint that scored better, if there is one. Warns if
-    `scored`, the fingerprint of a dataset, is that of one the run was trained on.
+    """Logs the step of a completed run's weights, and the kept checkpoint that scored better, if there is one. Logs a
+    warning if the run was trained on the dataset whose fingerprint is `scored`.
 
-    `weights` is a run directory or its weights folder. Nothing is logged for other folders, which do not know their
-    run.
+    `weights` is a run directory or its weights folder. Nothing is logged for other folders, whose run is not known.
     """
     given = Path(weights)
     run_dir = given.parent if given.name == "weights" else given
@@ -176,8 +176,9 @@ def say_weights_used(weights: str, *, scored: str = "") -> None:
 
 
 def say_other_transform(weights: str, usage: Usage, transform: EvaluationTransform) -> None:
-    """Logs it if this evaluation prepares images differently from the weights' own. Turning images upright counts as no
-    difference: the papers' runs are evaluated without it, and their recipes say so."""
+    """Logs a note if this evaluation prepares images differently from what the weights say. The EXIF setting (turning
+    images upright) does not count as a difference: the papers' runs are evaluated without it, and their recipes say
+    so."""
     own = replace(usage.transform, exif=transform.exif)
     if own not in (transform, replace(DEFAULT_USAGE.transform, exif=transform.exif)):
         log.info(

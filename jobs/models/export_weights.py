@@ -1,10 +1,10 @@
-"""`patchline export`: a run's weights for vision_transformer, big_vision, timm or Hugging Face, with MODEL_CARD.md
-beside.
+"""`patchline export`: writes a run's weights for vision_transformer, big_vision, timm or Hugging Face, together with
+MODEL_CARD.md.
 
 The card has Hugging Face's layout (Mitchell et al., "Model Cards for Model Reporting", 2019): what the model is, what
-it was trained on, how well it does, and how to load it. It says only what is known: its numbers are those in the files
-of the run that the weights are from, if its folder is there. Names from data and paths are quoted as code, so that they
-are neither Markdown nor YAML.
+it was trained on, how well it does, and how to load it. It says only what is known: its numbers come from the folder of
+the run that made the weights, if that folder exists. Names from data and paths are quoted as code, so that they cannot
+act as Markdown or YAML.
 """
 
 import logging
@@ -48,7 +48,7 @@ _LOAD = {
     "hugging_face": "from transformers import ViTForImageClassification\n\n"
     'model = ViTForImageClassification.from_pretrained("{name}")',
 }
-_START_OF_MASKED = (  # of masked patch prediction, which classifies nothing
+_START_OF_MASKED = (  # for masked patch prediction: such a model has no classes
     "patchline fewshot {name} --data.url DATASET\n"
     "patchline finetune RECIPE --initial.weights {name} --data.url DATASET --run-dir DIR"
 )
@@ -58,8 +58,9 @@ __all__ = ["ExportJob", "run"]
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """What was written: its folder's name, format and model. `num_parameters`: of the whole model. `is_changed`: the
-    head or the resolution differs from that of the weights, so their scores say nothing about it."""
+    """What was written: the name, the format and the model. `num_parameters`: the number of parameters of the whole
+    model. `is_changed`: the head or the resolution differs from that of the original weights, so their scores do not
+    apply."""
 
     name: str
     written: Format
@@ -71,8 +72,8 @@ class Exported:
 
 
 def run(job: ExportJob, *, overwrite: bool = False) -> int:
-    """Writes a file or folder, whole or not at all, with MODEL_CARD.md in a folder. `overwrite`: even if --out has
-    other content."""
+    """Writes a file or a folder, completely or not at all. A folder also gets MODEL_CARD.md. `overwrite`: write even if
+    --out has other content."""
     refuse_misplaced(job.path, job.out, wanted="the folder, or the .npz file,")
     weights = open_for_use(job.path)
     config, tensor = changed(weights, job)
@@ -128,8 +129,8 @@ class Training:
 
 
 def training_of(weights: str) -> Training | None:
-    """Returns the run with these final weights (RUN or RUN/weights). Returns None, and logs why, if its record cannot
-    be read, if the weights are another checkpoint's, or if the run has trained past them."""
+    """Returns the run whose final weights these are (RUN or RUN/weights); None if there is no such run. Returns None
+    and logs the reason if its record cannot be read, or if the run has not completed its steps with these weights."""
     folder = final_run_of(weights)
     if folder is None:
         return None
@@ -156,7 +157,7 @@ def card_text(exported: Exported, training: Training | None) -> str:
 
 
 def _front_matter(exported: Exported, training: Training | None) -> str:
-    """Returns the YAML at the head of the card. A library writes it, so that no name can end it."""
+    """Returns the YAML at the top of the card. A YAML library writes it, so that no name can break out of it."""
     task = "image-feature-extraction" if exported.config.masked_patches else "image-classification"
     facts: dict[str, Any] = {"pipeline_tag": task}
     if exported.written in _LIBRARIES:
@@ -178,7 +179,7 @@ def _start(exported: Exported) -> str:
 
 
 def _title(exported: Exported) -> str:
-    """Returns the card's title, with any sizes that are not those published under the name."""
+    """Returns the card's title, with the sizes in which the model differs from the published model of this name."""
     name = model_name(exported.config.name, sizes_of(exported.config))
     return f"{_code(name)} at {exported.config.image_size} px"
 
@@ -243,7 +244,7 @@ def _evaluation(exported: Exported, training: Training | None) -> str:
 
 
 def _is_of_raw_weights(training: Training) -> bool:
-    """Whether the accuracy is that of the raw weights, while the exported ones are averaged."""
+    """Whether the accuracy is that of the raw weights although the exported weights are averaged."""
     return bool(training.job.ema_decay) and not training.point.is_averaged
 
 
@@ -253,7 +254,8 @@ def _paper(exported: Exported) -> str:
 
 
 def _dataset(url: str) -> str:
-    """Returns the last part of the address: the others may name machines, people or buckets."""
+    """Returns the last part of the URL. The other parts are left out because they may name machines, people or
+    buckets."""
     return _plain(url.rstrip("/").rpartition("/")[2]) or "unnamed"
 
 
@@ -262,5 +264,5 @@ def _plain(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Returns the text as inline code, in which nothing is Markdown."""
+    """Returns the text as inline code, so that Markdown in it has no effect."""
     return f"`{_plain(text).replace('`', chr(39))}`"

@@ -1,4 +1,4 @@
-"""`patchline fewshot`: accuracy with a few images per class on the frozen representation of a weights folder."""
+"""`patchline fewshot`: measures accuracy with a few images per class on the frozen representation of a model."""
 
 import json
 from dataclasses import asdict
@@ -37,7 +37,7 @@ def run(job: FewshotJob) -> int:
     weights = open_for_use(job.weights, say=world.is_first)
     data = chosen_data(*open_splits(job.data, group="data"), job)
     if job.run_dir and world.is_first:
-        write_record(Path(job.run_dir), stage="fewshot", job=job)  # first: the folder may not be writable
+        write_record(Path(job.run_dir), stage="fewshot", job=job)  # first: fails if it is not writable
     with AnsweredInExchanges(), joined(world):
         model = filled_model(weights).to(world.device)
         transform = transform_of(job.data.transform, weights.usage.transform)
@@ -60,7 +60,8 @@ def run(job: FewshotJob) -> int:
 
 
 def score_table(weights: str, scores: FewshotScores, *, test_url: str) -> str:
-    """Returns a line for each number of shots, with mean and deviation over seeds. One seed has no deviation."""
+    """Returns a table with a line for each number of shots: the mean and the deviation over seeds. With one seed there
+    is no deviation."""
     is_one = any(len(one.ridge) == 1 for one in scores.results)
     has_probe = any(one.probe for one in scores.results)
     lines = [
@@ -81,7 +82,8 @@ def _cell(accuracies: tuple[float, ...]) -> str:
 
 
 def _facts(job: FewshotJob, scores: FewshotScores, *, test_url: str) -> dict[str, Any]:
-    """Returns what fewshot.json has for each number of shots: the accuracy of every seed, their mean and deviation."""
+    """Returns the content of fewshot.json: for each number of shots, the accuracy of every seed, their mean and their
+    deviation."""
     facts: dict[str, Any] = asdict(scores)
     for one, result in zip(scores.results, facts["results"], strict=True):
         for kind in ("ridge", "probe"):

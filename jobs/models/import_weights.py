@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 def run(job: ImportJob, *, overwrite: bool = False) -> int:
-    """Writes the weights folder, whole or not at all. The last line of the log lists what was assumed, if anything.
-    `overwrite`: even if --out has other content."""
+    """Writes the weights folder, completely or not at all. The last line of the log lists what was assumed, if
+    anything. `overwrite`: write even if --out has other content."""
     refuse_misplaced(job.path, job.out, wanted="the folder")
     weights = open_any(job.path, job)
     config, tensor = changed(weights, job)
@@ -47,18 +47,18 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
 
 
 def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
-    """UserError if `out` is missing, is the `path` that the weights are read from, or is that file's folder."""
+    """Raises UserError if `out` is missing, is the `path` that the weights are read from, or is that file's folder."""
     if not out:
         raise UserError(f"--out is missing: give {wanted} for the weights")
     try:
         source, target = Path(path).resolve(), Path(out).resolve()
-        is_of_run = target == source / "weights" and not (source / CONFIG_FILE).is_file()  # `path` is a run directory
+        is_of_run = target == source / "weights" and not (source / CONFIG_FILE).is_file()  # if `path` is a run's folder
         is_file, link = source.is_file(), Path(path).parent.resolve()
-        target.exists()  # OSError if its name is too long, or a folder on the way may not be searched
-    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: links in a circle; ValueError: a zero byte
+        target.exists()  # raises OSError if the name is too long or access is denied
+    except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: a loop of links; ValueError: a zero byte
         reason = getattr(error, "strerror", None) or shown_value(str(error))
         what = f"the path {shown_value(path)} or --out {shown_value(out)} cannot be followed ({reason})"
-        raise UserError(f"{what}; give others") from error
+        raise UserError(what, todo="give others") from error
     if target == source or is_of_run:
         raise UserError(f"--out is {out!r}, where the weights are read from; give another")
     if is_file and target in (source.parent, link):
@@ -68,8 +68,8 @@ def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
 
 
 def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str, ...]:
-    """Returns the names in --labels-file. Without it, these are the weights' own names if they keep their head, else
-    numbers."""
+    """Returns the class names in --labels-file. Without it, returns the weights' own names if the head is kept, and
+    numbers for a new head."""
     if not job.labels_file:
         if job.new_head:
             return tuple(str(number) for number in range(config.num_classes))
@@ -78,12 +78,12 @@ def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str,
 
 
 def labels_in_file(path: str, *, num_classes: int) -> tuple[str, ...]:
-    """Returns the names of a head's classes, one per line of a file. UserError unless there is one for each class, and
-    each occurs once."""
+    """Returns the names of a head's classes, which a file has one per line. Raises UserError unless there is exactly
+    one name for each class, without duplicates."""
     try:
         labels = tuple(map(class_name, read_local_text(path, most_bytes=MOST_DESCRIPTION_BYTES).splitlines()))
     except (OSError, InvalidDataError) as error:
-        raise UserError(f"--labels-file {path!r} cannot be read ({error}); give one name per line") from error
+        raise UserError(f"--labels-file {path!r} cannot be read ({error})", todo="give one name per line") from error
     if len(labels) != num_classes or len(set(labels)) != len(labels):
         raise UserError(
             f"--labels-file {path!r} has {len(labels)} names, {len(set(labels))} different ones; "

@@ -1,4 +1,4 @@
-"""`patchline inspect`: what a model has learned, as pictures: filters, positions, attention, and effects of shifts."""
+"""`patchline inspect`: draws what a model has learned: filters, positions, attention, and effects of shifts."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ def run(job: InspectJob) -> int:
     if not job.weights:
         raise UserError("WEIGHTS is missing: patchline inspect RUN --images DIR")
     paths = image_files(job)
-    from pipeline.evaluation.predictor import load_model  # torch takes seconds to load, help must not  # noqa: PLC0415
+    from pipeline.evaluation.predictor import load_model  # loads torch, which help must not  # noqa: PLC0415
     from pipeline.inspection.model_figures import (  # noqa: PLC0415
         draw_attention,
         draw_filters,
@@ -57,12 +57,12 @@ def run(job: InspectJob) -> int:
 
 
 def _is_of_run(folder: Path) -> bool:
-    """Whether the figures are in a run directory, which has its curves beside them."""
+    """Whether the folder of the figures is RUN/inspect, and RUN has curves for TensorBoard."""
     return folder.name == FOLDER and (folder.parent / _CURVES).is_file()
 
 
 def _show_in_tensorboard(folder: Path, names: list[str]) -> None:
-    """Shows the figures in TensorBoard at the run's last step, as a run of their own, RUN/inspect."""
+    """Adds the figures to TensorBoard at the run's last step, as a separate run RUN/inspect."""
     from pipeline.training.reporting.board import show_files  # noqa: PLC0415 - as above
 
     step = read_facts(folder.parent, num_steps=None, is_scored=False).step or 0
@@ -70,13 +70,14 @@ def _show_in_tensorboard(folder: Path, names: list[str]) -> None:
 
 
 def image_files(job: InspectJob) -> list[Path]:
-    """Returns the folder's images by name, at most as many as asked for. UserError if it has none."""
+    """Returns the folder's images in the order of their names, at most as many as requested. Raises UserError if it has
+    none."""
     if not job.images:
         return []
     try:
         found = list(islice(images_below(job.images), job.max_images))
     except OSError as error:
-        raise UserError(f"--images is {job.images!r}: {error.strerror}; give a folder of images") from error
+        raise UserError(f"--images is {job.images!r}: {error.strerror}", todo="give a folder of images") from error
     if not found:
         raise UserError(
             f"--images is {job.images!r}, which has no image; allowed: a folder of {', '.join(KINDS)} files, also in "
@@ -86,11 +87,13 @@ def image_files(job: InspectJob) -> list[Path]:
 
 
 def _folder(job: InspectJob) -> Path:
-    """Returns the folder of the figures, after making it if it is missing. UserError if it cannot be made."""
+    """Returns the folder of the figures; makes it if it is missing. Raises UserError if it cannot be made."""
     given = Path(job.weights)
     folder = Path(job.out) if job.out else (given.parent if given.name == "weights" else given) / FOLDER
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out is {str(folder)!r}: {error.strerror}; give a folder that can be written to") from error
+        raise UserError(
+            f"--out is {str(folder)!r}: {error.strerror}", todo="give a folder that can be written to"
+        ) from error
     return folder

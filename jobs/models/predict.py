@@ -1,4 +1,4 @@
-"""`patchline predict`: the most probable classes of each image in the files and folders that it is given."""
+"""`patchline predict`: prints the most probable classes of each image in the given files and folders."""
 
 import json
 import logging
@@ -27,7 +27,7 @@ KINDS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 
 @dataclass(frozen=True, kw_only=True)
 class PredictJob:
-    """The weights, and the images to predict. Images are prepared as in the run's own evaluation."""
+    """The weights to use, and the images to predict. Images are prepared as in the run's own evaluation."""
 
     weights: str = ""
     """A run (RUN), a weights folder, a timm or Hugging Face folder, or a .npz, .safetensors or .pth file."""
@@ -45,8 +45,8 @@ class PredictJob:
 
 
 def run(job: PredictJob) -> int:
-    """Predicts the images. Returns 0 if every image was predicted; 1 if some could not be used, each of which is
-    logged."""
+    """Predicts the classes of all images. Returns 0 if every image was predicted, or 1 if some could not be used. Each
+    of these is logged."""
     if not job.weights:
         raise UserError("WEIGHTS is missing: give a run directory or its weights folder, then the images")
     if Path(job.weights).suffix.lower() in IMAGE_SUFFIXES:
@@ -54,7 +54,7 @@ def run(job: PredictJob) -> int:
         raise UserError(f"the weights come first, and {image} is an image: patchline predict RUN {image}")
     if not job.images:
         raise UserError(f"no image is given: patchline predict {job.weights} IMAGE|FOLDER...")
-    # torch takes seconds to load, help must not
+    # These load torch, which help must not.
     from jobs.models.evaluate import say_weights_used  # noqa: PLC0415
     from pipeline.evaluation.predictor import batched, load_model  # noqa: PLC0415
 
@@ -97,7 +97,8 @@ def _write(line: str) -> None:
 
 
 def images_below(folder: str) -> Iterator[Path]:
-    """Yields the images in a folder by name, then those of the folders in it. OSError if a folder cannot be listed."""
+    """Yields the images in a folder in the order of their names, then those in its subfolders. Raises OSError if a
+    folder cannot be listed."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -108,8 +109,8 @@ def images_below(folder: str) -> Iterator[Path]:
 
 
 def image_names(given: Sequence[str]) -> Iterator[str]:
-    """Yields each name; for a folder, the images in it and below it. UserError for a folder without an image, or one
-    that cannot be listed."""
+    """Yields each given file. For a folder, yields the images in it and in its subfolders. Raises UserError for a
+    folder without images, or one that cannot be listed."""
     for name in given:
         if not Path(name).is_dir():
             yield name
@@ -120,6 +121,8 @@ def image_names(given: Sequence[str]) -> Iterator[str]:
                 is_empty = False
                 yield str(path)
         except OSError as error:
-            raise UserError(f"{error.filename or name}: {error.strerror}; give a folder that can be read") from error
+            raise UserError(
+                f"{error.filename or name}: {error.strerror}", todo="give a folder that can be read"
+            ) from error
         if is_empty:
             raise UserError(f"{name} has no image; allowed: a folder of {', '.join(KINDS)} files")

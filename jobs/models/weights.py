@@ -1,4 +1,4 @@
-"""`patchline weights`: the weights of any committed checkpoint of a run, as a weights folder."""
+"""`patchline weights`: writes the weights of any committed checkpoint of a run to a weights folder."""
 
 import logging
 from functools import partial
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 def run(job: WeightsJob, *, overwrite: bool = False) -> int:
-    """Writes the weights folder, whole or not at all; changes nothing in the run. `overwrite`: even if --out has other
-    content."""
+    """Writes the weights folder, completely or not at all, and changes nothing in the run. `overwrite`: write even if
+    --out has other content."""
     run_dir = Path(job.run)
     refuse_misplaced(job.run, job.out, wanted="the folder")
     training = _training_job(run_dir)
@@ -50,12 +50,12 @@ def run(job: WeightsJob, *, overwrite: bool = False) -> int:
 
 
 def _training_job(run_dir: Path) -> TrainingJob:
-    """Returns the job of the run at `run_dir`. UserError if there is no run, or if its stage does not train."""
+    """Returns the job of the run at `run_dir`. Raises UserError if there is no run, or if its stage does not train."""
     path = run_dir / "job.yaml"
     try:
         is_there = path.is_file()
-    except OSError as error:  # a name that is too long, a folder that may not be searched
-        raise UserError(f"no run at {str(run_dir)!r}: {error.strerror}; give a run directory") from error
+    except OSError as error:  # the name is too long, or access is denied
+        raise UserError(f"no run at {str(run_dir)!r}: {error.strerror}", todo="give a run directory") from error
     if not is_there:
         raise UserError(
             f"no run at {str(run_dir)!r}: a run directory has a job.yaml; give the --run-dir of a pretrain or finetune"

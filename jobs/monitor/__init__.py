@@ -1,1 +1,1 @@
-"""Looking after runs: status, watch, logs, requests to a run, cancel, doctor."""
+"""Commands that look after runs: status, watch, logs, stop, save, cancel, doctor."""

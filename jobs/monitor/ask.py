@@ -1,7 +1,8 @@
 """`patchline stop RUN`, `save RUN` and `cancel RUN|CHAIN`.
 
-Stop and save ask a run to do something, by files in its folder. Cancel cancels all jobs of a run or of a chain, waiting
-or running, and says which; it also takes the output of a stage without a run directory, such as packing.
+Stop and save write a file to the run's folder, which the run obeys. Cancel cancels all pending and running jobs of a
+run or a chain, and lists them. For a stage without a run directory, such as packing, cancel takes the folder or URL of
+its output.
 """
 
 import logging
@@ -30,12 +31,13 @@ from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
 
-_PAUSE_SECONDS, _MOST_SECONDS = 1.0, 120.0  # of cancel: between two looks at the queue, and in all
+
+_PAUSE_SECONDS, _MOST_SECONDS = 1.0, 120.0  # for cancel: the pause between two looks at the queue, and the limit
 
 
 def run(words: list[str], *, command: str, environ: Mapping[str, str]) -> int:
-    """Runs `stop`, `save` or `cancel`, as `command` says. UserError for a folder that is no run, or cannot be asked.
-    `environ` is for Slurm's programs, which cancel calls."""
+    """Runs `stop`, `save` or `cancel`, as `command` says. Raises UserError if the folder is not a run, or if the
+    request cannot be written. `environ` is the environment of the Slurm programs that cancel calls."""
     if command == "cancel":
         return cancel(words, environ=environ)
     if len(words) != 1 or words[0].startswith("-"):
@@ -66,7 +68,8 @@ def _save(run_dir: Path, facts: RunFacts) -> None:
 
 
 def _refuse_copy(run_dir: Path, facts: RunFacts) -> None:
-    """UserError for a copy of a run that looks as if it were running, because the original was when it was copied."""
+    """Raises UserError for the copy of a run that was running when it was copied. Its files still say that it is
+    running."""
     if facts.state == "running" and (original := _original_of(run_dir)):
         raise UserError(
             f"{str(run_dir)!r} is a copy of {original}, which is another run, and what is asked here does not reach "
@@ -75,8 +78,8 @@ def _refuse_copy(run_dir: Path, facts: RunFacts) -> None:
 
 
 def _original_of(run_dir: Path) -> str:
-    """Returns what a folder is a copy of; empty if it is no copy. The first line of a run's record names its folder,
-    and each submission records the folder's inode."""
+    """Returns the folder that this one is a copy of; empty if it is not a copy. The first line of a run's record names
+    its folder, and each submission records the folder's inode."""
     with suppress(OSError, InvalidDataError):
         head = read_local_file(run_dir / "job.yaml", most_bytes=MOST_BYTES).decode(errors="replace").partition("\n")[0]
         named = Path(head.split(" ", 3)[-1]).parent  # `# patchline STAGE PATH`
@@ -91,7 +94,7 @@ def _write(path: Path) -> None:
         os.utime(path)
     except OSError as error:
         raise UserError(
-            f"cannot write {str(path)!r}: {error.strerror}; do it as the user who started the run"
+            f"cannot write {str(path)!r}: {error.strerror}", todo="do it as the user who started the run"
         ) from error
 
 
@@ -100,8 +103,8 @@ def _shown(path: Path) -> str:
 
 
 def cancel(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """Returns 0 once none of the jobs waits or runs. UserError if the word is no run or chain, or if Slurm does not
-    answer."""
+    """Cancels the jobs of a run, a chain or an output. Returns 0 once none is pending or running. Raises UserError if
+    the word names none of these, or if Slurm does not answer."""
     if len(words) != 1:
         raise UserError("usage: patchline cancel RUN|CHAIN, one folder")
     folder, shown = Path(words[0]), printable_name(words[0])
@@ -115,13 +118,13 @@ def cancel(words: list[str], *, environ: Mapping[str, str]) -> int:
         return _cancel_output(words[0], environ)
     work_in(folder)
     was_there, gone = marker.exists(), dict[str, QueuedJob]()
-    marker.touch()  # first: a gate that runs at this moment submits nothing more
+    marker.touch()  # first, so that a gate that runs now submits no more jobs
     try:
         _cancel_all(name, environ, recorded, gone=gone)
-        with alone(lock):  # what was submitted meanwhile
+        with alone(lock):  # jobs that were submitted meanwhile
             _cancel_all(name, environ, recorded, gone=gone)
     except Exception:
-        if not gone and not was_there:  # nothing was cancelled, and the run or the chain goes on
+        if not gone and not was_there:  # nothing was cancelled: the run or chain continues
             marker.unlink(missing_ok=True)
         raise
     if not gone:
@@ -130,7 +133,7 @@ def cancel(words: list[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _cancel_output(word: str, environ: Mapping[str, str]) -> int:
-    """Cancels the job that will write this folder or URL. The stage has no run directory."""
+    """Cancels the job that will write this folder or URL, for a stage without a run directory."""
     neither = f"{shown_value(word)} is neither a run nor a chain that was submitted; give its folder"
     try:
         gone = _cancel_all(output_name(word), environ, [], gone={})
@@ -151,7 +154,7 @@ def _told(gone: Mapping[str, QueuedJob], shown: str) -> int:
 def _cancel_all(
     name: str, environ: Mapping[str, str], recorded: Sequence[str], *, gone: dict[str, QueuedJob]
 ) -> dict[str, QueuedJob]:
-    """Cancels jobs until none is left in the queue, and adds them to `gone`, by their numbers."""
+    """Cancels jobs until none is left in the queue. Adds them to `gone` by job number, and returns it."""
     deadline = time.monotonic() + _MOST_SECONDS
     while found := [one for one in queued_with(name, environ, recorded=recorded) if one.state != "COMPLETING"]:
         cancelled(sorted({str(one.number) if "[" in one.job else one.job for one in found}), environ)
@@ -163,7 +166,7 @@ def _cancel_all(
 
 
 def facts_at(run_dir: Path) -> RunFacts:
-    """Returns what the run's folder says. UserError if it is no run."""
+    """Returns the facts of the run in a folder. Raises UserError if the folder is not a run."""
     found = run_at(run_dir, run_dir, time.time()) if (run_dir / "job.yaml").exists() else None
     if found is None:
         shown = shlex.quote(str(run_dir))
@@ -175,7 +178,7 @@ def facts_at(run_dir: Path) -> RunFacts:
 
 
 def refuse_no_run(run_dir: Path) -> None:
-    """UserError for a folder that is neither a run nor waiting for its first job to start."""
+    """Raises UserError unless the folder is a run, or was submitted and waits for its first job to start."""
     if why := why_unreadable(run_dir, parts=("", STATE)):
         raise UserError(f"{str(run_dir)!r} cannot be read: {why}; ask its owner for access")
     if not is_begun(run_dir):
@@ -192,8 +195,8 @@ def is_begun(run_dir: Path) -> bool:
 
 
 def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)) -> str:
-    """Returns why this user cannot read the folder of a run or a chain, or these folders in it: it may be a
-    colleague's. Empty if it can be read, or does not exist."""
+    """Returns why this user cannot read the folder of a run or a chain, for example a colleague's, or the folders
+    `parts` in it. Empty if all of them can be read or do not exist."""
     try:
         for name in parts:
             if (folder / name).is_dir():
@@ -204,7 +207,7 @@ def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file exists. A file that this user may not look at counts as missing."""
+    """Whether a file exists. A file that this user has no access to counts as missing."""
     try:
         return path.exists()
     except PermissionError:

@@ -1,7 +1,8 @@
-"""What went wrong with a run, most likely cause first, each with where it is seen and what fixes it. Pure functions.
+"""Finds out what went wrong with a run. The most likely cause comes first, and each has the place where it can be seen
+and what fixes it. All functions are pure.
 
-Only the last try is explained: what an earlier one died of was fixed, or is in `patchline report`. Each rule yields
-findings with their rank: the least is the most likely. A finding that is no fault is worth knowing.
+Only the last try is explained. Why earlier tries failed is in `patchline report`. Each rule yields findings with a
+number; the lowest number is the most likely cause. Findings that are not faults are notes.
 """
 
 import shlex
@@ -18,13 +19,13 @@ from shards.errors import Finding
 from shards.output.quantities import duration
 
 Ranked = Iterator[tuple[int, Finding]]
-_AGAIN = "{again}"  # in what to do: what continues this run
+_AGAIN = "{again}"  # stands for what continues this run
 _ELSEWHERE = "start it again in another --run-dir"
 _SCRIPT = "stage.sbatch: "
 _LITTLE_BYTES = 1 << 30
 _SILENT_SECONDS = 60.0
 _OF_LIBRARY = ", a fault of a library or of the machine"
-# How a rank ended, by its exit code, and what to do. {host}: its node.
+# Exit code of a rank -> how the rank ended, and what to do. {host} stands for its node.
 _ENDS = {
     137: (
         "was killed by SIGKILL: by someone, or by the kernel because memory ran out",
@@ -45,7 +46,7 @@ _GUARD_FINDINGS = {"spike": "a spike of the loss", "evaluation_failed": "an eval
 
 
 def causes_of(found: Evidence) -> list[Finding]:
-    """Returns the causes, most likely first, each once. If none is a fault, nothing is wrong."""
+    """Returns the causes without duplicates, most likely first. If none is a fault, nothing is wrong."""
     state = found.facts.run.state
     is_lost = found.has_lost_checkpoints and state != "done"
     ranked = [*_of_folder(found), *_of_queue(found), *_of_disk(found), *_of_guard(found), *_of_writers(found)]
@@ -89,7 +90,8 @@ def _of_folder(found: Evidence) -> Ranked:
 
 
 def _of_queue(found: Evidence) -> Ranked:
-    """A job that waits for something that will never come is a likely cause. A running job is none."""
+    """Yields a finding for each job and each broken node. A pending job that needs the user's help is a likely cause.
+    Running jobs are notes."""
     for at, job in enumerate(found.jobs):
         if job.is_finished and at > 0:
             continue
@@ -105,7 +107,7 @@ def _of_queue(found: Evidence) -> Ranked:
 
 
 def _of_log(found: Evidence) -> Ranked:
-    """Takes the first line of each kind: what follows it is often its consequence."""
+    """Yields the first line of each kind in the log, because later ones are often its consequence."""
     for pattern, rank, words, todo in SIGNS:
         line = next((one for one in found.log if pattern.search(one.text)), None)
         if line:
@@ -120,7 +122,7 @@ def _of_log(found: Evidence) -> Ranked:
 
 
 def _of_script(found: Evidence) -> Ranked:
-    """Why a job ended before its ranks had started: the last message of the batch script."""
+    """Yields the last message of the batch script if the job ended before its ranks had started."""
     line = next((one for one in reversed(found.log) if one.text.startswith(_SCRIPT)), None)
     if line and not found.exits and found.next_job is None:
         said = line.text.removeprefix(_SCRIPT).strip()[:400]
@@ -132,7 +134,7 @@ def _at(found: Evidence, line: LogLine) -> str:
 
 
 def _of_ranks(found: Evidence) -> Ranked:
-    """The first rank to end is the culprit: srun kills the others."""
+    """Yields the first rank that failed. It is the cause, because srun then kills the others."""
     first = next((one for one in found.exits if one.code not in (exit_codes.DONE, exit_codes.CONTINUE)), None)
     if first:
         yield 28, _of_rank(first, next((beat.host for beat, _ in found.beats if beat.rank == first.rank), ""))
@@ -147,11 +149,10 @@ def _of_rank(one: Ended, host: str) -> Finding:
 
 
 def _of_writers(found: Evidence) -> Ranked:
-    """A checkpoint writer that is stopped keeps a rank from saving, although the rank is alive."""
+    """Yields checkpoint writers in trouble. A rank whose writer is stopped cannot save, although the rank is alive."""
     for beat, _ in found.beats:
         if beat.trouble and beat.phase != Phase.ENDED:
-            words, _, todo = beat.trouble.partition("; ")
-            yield 5, _fault(f"rank {beat.rank}: {words}", _file_of(beat), todo)
+            yield 5, _fault(f"rank {beat.rank}: {beat.trouble}", _file_of(beat), beat.todo)
 
 
 def _file_of(beat: Beat) -> str:
@@ -189,7 +190,8 @@ def _of_disk(found: Evidence) -> Ranked:
 
 
 def _of_guard(found: Evidence) -> Ranked:
-    """The guard's last finding. It is no fault if the run continues or is done: the guard has dealt with it."""
+    """Yields the guard's last finding. It is a fault only if the run failed at that step; otherwise the guard has dealt
+    with it."""
     for last in found.facts.findings[-1:]:
         step = last["step"]
         kind = _GUARD_FINDINGS.get(last["kind"], "a loss that is not finite")
@@ -197,7 +199,7 @@ def _of_guard(found: Evidence) -> Ranked:
         words = (
             f"the guard found {kind} at step {step:,}, the last of {len(found.facts.findings)} (did: {last['action']})"
         )
-        if is_late and last["kind"] != "evaluation_failed":  # which ends nothing
+        if is_late and last["kind"] != "evaluation_failed":  # a failed evaluation does not end a run
             todo = "lower --schedule.learning-rate, set --clip-norm, or raise --guard.spike-z"
             yield 7, _fault(words, "guard.jsonl: last line", todo)
         else:
@@ -205,9 +207,9 @@ def _of_guard(found: Evidence) -> Ranked:
 
 
 def _of_silence(found: Evidence) -> Ranked:
-    """The run ended without a message. All that is known is where it was."""
+    """Yields what is known of a run that ended without a message: its state when it was last seen."""
     why = next(iter(found.facts.run.reasons), "it ended, and nothing tells why")
-    is_gone = "gone" in why or "no heartbeat" in why
+    is_gone = found.facts.run.has_vanished
     guess = "; so ends what is killed by SIGKILL, or whose node is lost" if is_gone else ""
     todo = f"`dmesg -T | grep -i oom` on its node tells whether memory ran out; {_AGAIN}" if is_gone else _AGAIN
     yield 60, _fault(why + guess, "heartbeats/rank-00000.json", todo)
@@ -223,7 +225,7 @@ def _of_stop(found: Evidence) -> Ranked:
     if found.facts.run.state == "stopped" and not found.has_stop:
         words = f"it was stopped{f' by {by}' if by else ''}, with its work saved"
         yield 40, _note(words, "ledger.jsonl: last line", _AGAIN)
-    if found.facts.run.state == "never started" and not found.next_job:  # a job has a line of its own
+    if found.facts.run.state == "never started" and not found.next_job:  # a pending job has its own line
         yield 75, _of_unstarted(found)
 
 
@@ -241,9 +243,7 @@ def _of_unstarted(found: Evidence) -> Finding:
 
 
 def _of_notes(found: Evidence) -> Ranked:
-    for note in found.facts.notes:
-        if "damaged" in note or "cannot be" in note:
-            yield 85, _note(note, note.partition(" ")[0].rstrip(":"))
+    yield from ((85, one) for one in found.facts.damaged)
     for one in found.facts.time.restarts[-3:]:
         words = f"earlier: {one.cause}, {duration(one.seconds)} lost"
         yield 95, _note(words, f"starts.jsonl: start {one.attempt.partition('-')[0]}")

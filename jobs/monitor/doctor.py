@@ -1,4 +1,5 @@
-"""`patchline doctor`: what this machine lacks for a run, and what to do about it; or what went wrong with a run."""
+"""`patchline doctor`: says what is missing on this machine for a run and what to do about it, or what went wrong with a
+run."""
 
 import json
 import logging
@@ -31,7 +32,7 @@ _DECODER = Probe(name="JPEG decoder", words=("decoder",), todo="run `make setup`
 
 
 def run(job: DoctorJob, *, environ: Mapping[str, str]) -> int:
-    """Prints the table, or one JSON object. Returns 0 if there is no fault, else 1."""
+    """Prints the checks as a table or, with --json, as one JSON object. Returns 0 if there is no fault, else 1."""
     if job.run:
         return look_at(Path(job.run), environ, as_json=job.json)
     if job.gpu:
@@ -48,7 +49,8 @@ def run(job: DoctorJob, *, environ: Mapping[str, str]) -> int:
 
 
 def look_at(run_dir: Path, environ: Mapping[str, str], *, as_json: bool) -> int:
-    """Prints the causes. Returns 1 if something is wrong, else 0. UserError if there is no run."""
+    """Prints the causes of a run's fault. Returns 1 if something is wrong, else 0. Raises UserError if there is no
+    run."""
     if why := why_unreadable(run_dir):
         log.warning("what is there is not known: %s; ask its owner for access", why)
     found = evidence_of(run_dir, environ)
@@ -78,7 +80,7 @@ def _as_json(cause: Finding) -> dict[str, str | bool]:
 
 
 def text_of(found: Evidence, causes: Sequence[Finding], *, columns: int) -> str:
-    """Returns the faults, numbered, then what is worth knowing."""
+    """Returns the report as text: the numbered faults, then the notes."""
     facts = found.facts
     step = f"{facts.run.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
     what = f"{facts.stage} of {facts.recipe.words()}, " if facts.stage else ""
@@ -97,8 +99,8 @@ def text_of(found: Evidence, causes: Sequence[Finding], *, columns: int) -> str:
 
 
 def state_words(found: Evidence) -> str:
-    """Returns the run's state, and the job that continues it if it is not running. If Slurm does not answer, a run that
-    has not started may have a job."""
+    """Returns the run's state, and the job that continues it if it is not running. A run that never started is `not
+    started yet` if it has a job, or if Slurm does not answer and it may have one."""
     state, job = found.facts.run.state, found.next_job
     if state == "never started" and (job or found.complaint):
         return "not started yet"

@@ -1,6 +1,6 @@
-"""What a run left that tells how its last try ended: its log, its ranks' exit codes and heartbeats, and its jobs.
+"""Gathers what tells how a run's last try ended: its log, its ranks' exit codes and heartbeats, and its jobs.
 
-Reads only. Any file may be missing, half-written or damaged, and then tells nothing.
+Nothing here writes. Any file may be missing, half-written or damaged; it is then ignored.
 """
 
 import os
@@ -38,7 +38,7 @@ _PLACES = ("job.data.url", "job.evaluation.url", "job.initial.weights")
 
 @dataclass(frozen=True, kw_only=True)
 class LogLine:
-    """A line of the log, with its number, counted from 1."""
+    """A line of the log. Numbers begin at 1."""
 
     number: int
     text: str
@@ -55,12 +55,13 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What is known of a run's last try. `damage`: what is wrong with its record. `log`: the lines of its log, at most
-    4 MiB. `log_name`: the log's path, relative to the run's folder if it is inside. `exits`: how the ranks ended, the
-    first one first. `beats`: each rank's heartbeat, and by how many seconds it is older than the newest. `last_try`:
-    the last line of tries.jsonl, and `try_number` its number. `stacks`: names of files. `missing`: fields of the
-    record, and their local paths that do not exist. `has_lost_checkpoints`: the ledger names checkpoints, and the run's
-    folder has none. `complaint`: why Slurm does not answer. `has_slurm`: whether it was asked."""
+    """What is known of a run's last try. `damage`: what is wrong with the run's record. `log`: the lines of its log, at
+    most 4 MiB. `log_name`: the log's path, relative to the run's folder if it is inside. `exits`: how the ranks ended,
+    in the order in which they did. `beats`: each rank's heartbeat, and by how many seconds it is older than the newest.
+    `last_try`: the last line of tries.jsonl, and `try_number`: its number. `stacks`: the names of the files with
+    stacks. `missing`: fields of the record whose local path does not exist, with the path. `has_lost_checkpoints`: the
+    ledger names checkpoints, but the run's folder has none. `complaint`: why Slurm does not answer. `has_slurm`:
+    whether Slurm was asked."""
 
     run_dir: Path
     facts: ReportFacts
@@ -89,7 +90,8 @@ class Evidence:
 
 
 def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
-    """Returns everything that the folder and, on a machine with Slurm, Slurm say. UserError if there is no run."""
+    """Returns everything that the folder says and, on a machine with Slurm, what Slurm says. Raises UserError if there
+    is no run."""
     if not (run_dir / "job.yaml").exists():
         refuse_chain(str(run_dir))
     facts, damage = _gathered(run_dir)
@@ -125,8 +127,8 @@ def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
 
 
 def _gathered(run_dir: Path) -> tuple[ReportFacts, str]:
-    """Returns the facts, and what is wrong with the record. A damaged record is no error if other files show that the
-    folder is a run."""
+    """Returns the run's facts, and what is wrong with its record. A damaged record is not an error if other files show
+    that the folder is a run."""
     if is_unstarted(run_dir):
         return _without_record(run_dir), ""
     try:
@@ -139,7 +141,8 @@ def _gathered(run_dir: Path) -> tuple[ReportFacts, str]:
 
 
 def _without_record(run_dir: Path) -> ReportFacts:
-    """Returns the facts of a run whose record is damaged or not written yet: its first job waits, or ended before."""
+    """Returns the facts of a run whose record is damaged, or not written yet because its first job is pending or ended
+    too early."""
     facts = read_facts(run_dir, num_steps=None, is_scored=False)
     return ReportFacts(name=run_dir.resolve().name or str(run_dir), run=facts)
 
@@ -147,7 +150,8 @@ def _without_record(run_dir: Path) -> ReportFacts:
 def _of_slurm(
     run_dir: Path, line: Line | None, environ: Mapping[str, str]
 ) -> tuple[tuple[JobFacts, ...], tuple[NodeFacts, ...], str]:
-    """Returns the jobs, newest first; the nodes of the last try and of the running jobs; and why there is no answer."""
+    """Returns the run's jobs, newest first, the nodes of the last try and of jobs that have not ended, and why Slurm
+    does not answer (empty: it does)."""
     try:
         jobs = jobs_of(run_dir, environ)
         lists = {str((line or {}).get("nodes", "")), *(job.nodes for job in jobs if job.state not in FINISHED)}
@@ -158,7 +162,7 @@ def _of_slurm(
 
 
 def _log(path: Path) -> tuple[LogLine, ...]:
-    """Returns the lines since the last try began, with srun's labels."""
+    """Returns the log's lines since the last try began, including srun's labels."""
     try:
         tail = read_tail(path, most_bytes=_LOG_BYTES)
         if tail is None:
@@ -175,7 +179,7 @@ def _log(path: Path) -> tuple[LogLine, ...]:
 
 
 def _exits(run_dir: Path) -> tuple[Ended, ...]:
-    """Returns the exit codes of the last try."""
+    """Returns how the ranks of the last try ended, in the order in which they did."""
     with suppress(OSError):
         folders = [path for path in (run_dir / "submit").iterdir() if _EXITS.fullmatch(path.name)]
         newest = max(folders, key=lambda path: (path / "started").stat().st_mtime, default=None)
@@ -216,8 +220,8 @@ def _stacks(run_dir: Path, beats: tuple[tuple[Beat, float], ...]) -> tuple[str, 
 
 
 def _missing(run_dir: Path) -> tuple[tuple[str, str], ...]:
-    """Returns local paths of the record that do not exist. Relative paths are resolved from the current folder, as the
-    command resolves them."""
+    """Returns fields of the record whose local path does not exist, with the path. Relative paths are resolved from the
+    current folder, as in the run's own command."""
     leaves = _leaves(run_dir)
     named = [(field.removeprefix("job."), leaves.get(field, "")) for field in _PLACES]
     named = [(field, path) for field, path in named if path not in ("", "null") and "://" not in path]
@@ -225,7 +229,7 @@ def _missing(run_dir: Path) -> tuple[tuple[str, str], ...]:
 
 
 def _has_lost_checkpoints(run_dir: Path) -> bool:
-    """Whether the ledger names checkpoints and the run's folder has none."""
+    """Whether the ledger names checkpoints but the run's folder has none."""
     if _leaves(run_dir).get("job.checkpoint.url", "-") not in ("", "null"):
         return False
     try:
@@ -236,7 +240,7 @@ def _has_lost_checkpoints(run_dir: Path) -> bool:
 
 
 def _leaves(run_dir: Path) -> Leaves:
-    """Returns the fields of the record; none if it cannot be read."""
+    """Returns the fields of the record; empty if it cannot be read."""
     with suppress(OSError, InvalidDataError):
         return read_leaves(run_dir / "job.yaml")
     return {}

@@ -1,8 +1,10 @@
-"""`patchline doctor --gpu`: runs its parts one after the other, and keeps their results in a file and on a page.
+"""`patchline doctor --gpu`: runs the parts of a GPU trial one after another, and writes their results to a file and a
+page.
 
-Each part is a process of its own (several, where GPUs exchange data): one that crashes, hangs or runs out of memory
-loses its own result only. The file is written after every part, so a trial that is cut off continues there: parts that
-the file has, of the same device and versions, are not measured again. The page draws the results beside the plan.
+Each part runs in its own process (several processes if GPUs exchange data), so a part that crashes, hangs or runs out
+of memory loses only its own result. The file is written after every part. An interrupted trial continues from it:
+results in the file that are from the same device and versions are not measured again. The page draws the results next
+to the plan's predictions.
 """
 
 import json
@@ -42,12 +44,12 @@ _OTHER_OUT = "give another --out"
 
 
 def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, str]) -> int:
-    """Measures every part that `out` does not have yet, and writes `out` and the page beside it. Returns 1 if a part
-    failed, else 0. UserError if there is no GPU to measure, or if `out` is some other file."""
-    from pipeline.gpu_parts.parts import device_facts  # noqa: PLC0415 - torch, for which other checks do not wait
+    """Measures every part that `out` does not have yet, and writes `out` and the page next to it. Returns 1 if a part
+    failed, else 0. Raises UserError if there is no GPU to measure, or if `out` is some other file."""
+    from pipeline.gpu_parts.parts import device_facts  # noqa: PLC0415 - loads torch, which other checks do not need
 
     about = device_facts(device)
-    num_gpus = about["num_gpus"] if about["device"] == "cuda" else 2  # as gloo ranks
+    num_gpus = about["num_gpus"] if about["device"] == "cuda" else 2  # gloo ranks
     parts = parts_of(about["device"], num_gpus=num_gpus, has_float8=not about["no_float8"], data_url=data_url)
     if about["no_float8"]:
         put(f"no steps in float8: {printable_name(about['no_float8'])}\n")
@@ -69,13 +71,14 @@ def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, s
 
 
 def _plain(part: GpuPart) -> dict[str, Any]:
-    """Returns the part as it looks after a round trip through JSON."""
+    """Returns the part as `_kept` reads it back from JSON."""
     found: dict[str, Any] = json.loads(json.dumps(asdict(part)))
     return found
 
 
 def _kept(out: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parts that the file has from this device. UserError if this command did not write the file."""
+    """Returns the parts in the file if they were measured on this device with these versions. Raises UserError if the
+    file was not written by this command."""
     if not out.exists():
         return {}
     try:
@@ -85,14 +88,14 @@ def _kept(out: Path, about: dict[str, Any]) -> dict[str, Any]:
         parts = found["parts"]
         if not all(isinstance(entry, dict) for entry in parts.values()):
             raise TypeError("a part is no object")
-        before, now = ({**each, "no_float8": ""} for each in (found["about"], about))  # torchao may have come
+        before, now = ({**each, "no_float8": ""} for each in (found["about"], about))  # torchao may be new
         return dict(parts) if before == now else {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{out} is no file of `doctor --gpu` ({error}); give another --out") from error
+        raise UserError(f"{out} is no file of `doctor --gpu` ({error})", todo="give another --out") from error
 
 
 def _measured(part: GpuPart, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the part with its result, or with the reason why there is none."""
+    """Measures a part. Returns it with its result, or with the reason why there is none."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="patchline-gpu-") as folder:
         try:
@@ -125,19 +128,19 @@ def _result(part: GpuPart, folder: Path, environ: Mapping[str, str]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class _Started:
-    """Starts the processes of a part in its folder, and ends them when its time is over. Raises _FailedError with the
-    last line that was written."""
+    """Runs the processes of a part, and ends them at the time `until`. If they fail, raises _FailedError with the last
+    line that they wrote."""
 
     folder: Path
     environ: Mapping[str, str]
     until: float
 
     def command(self, *words: str) -> bytes:
-        """Returns what `patchline WORDS` writes to standard output."""
+        """Runs `patchline WORDS` and returns what it writes to standard output."""
         return self._output(["jobs.cli", *words], num_ranks=1)
 
     def part(self, part: GpuPart) -> Any:
-        """Returns the result of a part, which a process per rank measures."""
+        """Measures a part with one process per rank, and returns its result."""
         file = self.folder / "result.json"
         self._output(["pipeline.gpu_parts.parts", str(file), json.dumps(asdict(part))], num_ranks=part.ranks)
         try:
@@ -162,7 +165,7 @@ class _Started:
                         stdin=subprocess.DEVNULL,
                         stdout=stdout,
                         stderr=stderr,
-                        start_new_session=True,  # so that all that it starts can be ended with it
+                        start_new_session=True,  # so that its child processes can be killed with it
                     )
                 )
             code = _ended(processes, self.until - time.monotonic())
@@ -174,8 +177,8 @@ class _Started:
 
 
 def _ended(processes: list["subprocess.Popen[bytes]"], seconds: float) -> int | None:
-    """Returns the first exit code that is not 0, else 0; None if time is over. When it returns, all processes and their
-    children have ended."""
+    """Waits for the processes, and kills them and their children in the end. Returns the first exit code that is not 0,
+    or 0, or None if `seconds` have passed."""
     until, codes = time.monotonic() + seconds, list[int]()
     try:
         for process in processes:
@@ -193,14 +196,14 @@ def _ended(processes: list["subprocess.Popen[bytes]"], seconds: float) -> int | 
 
 
 def _write(out: Path, found: dict[str, Any]) -> None:
-    """Writes the results as JSON, and the page that draws them."""
+    """Writes the results as JSON, and as a page."""
     write_out(out, json.dumps(found, indent=1).encode() + b"\n", todo=_OTHER_OUT)
     write_out(out.with_suffix(".html"), gpu_page(found), todo=_OTHER_OUT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A bar of a plot. `text`: its value in words. `style`: the CSS class of its colour."""
+    """A bar of a plot. `text` is its value as text, and `style` the CSS class of its colour."""
 
     name: str
     value: float
@@ -209,7 +212,7 @@ class Bar:
 
 
 def words_of(entry: Entry) -> str:
-    """Returns what a part has found, in one line, or why it failed."""
+    """Returns the result of a part in one line, or why it failed."""
     result = entry.get("result")
     if result is None:
         return str(entry["failed"])
@@ -248,7 +251,7 @@ def _step_words(result: Mapping[str, Any], rate: str) -> str:
 
 
 def _fastest(by_name: Mapping[str, Any]) -> str:
-    """Returns the fastest backend with its milliseconds. Backends that do not run have a text instead of a number."""
+    """Returns the fastest backend with its milliseconds. Backends that cannot run have a text instead of a number."""
     times = {name: each for name, each in by_name.items() if not isinstance(each, str)}
     best = min(times, key=lambda name: times[name], default="none")
     return f"{best} {number(times[best])} ms" if times else best
@@ -281,7 +284,7 @@ def gpu_page(found: Mapping[str, Any]) -> bytes:
 
 
 def bars(each: Sequence[Bar], *, about: str) -> Markup | None:
-    """Draws horizontal bars on one scale. Returns None if there are none."""
+    """Draws horizontal bars on one scale. Returns None if there are no bars."""
     if not each:
         return None
     most = max(bar.value for bar in each) or 1.0
@@ -330,7 +333,8 @@ def _memory(steps: Mapping[str, Any]) -> list[Bar]:
 
 
 def _attention(result: Mapping[str, Any]) -> tuple[list[str], list[tuple[str, list[tuple[str, bool]]]]]:
-    """Returns the names of the backends, and for each shape the time of each, with a mark at the fastest."""
+    """Returns the names of the backends and, for each shape, the times of all backends as text; True marks the
+    fastest."""
     shapes = result["milliseconds"]
     names = list(next(iter(shapes.values())))
     rows = []

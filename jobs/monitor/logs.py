@@ -1,14 +1,14 @@
-"""`patchline logs RUN`: the last lines of a run's newest job, of all ranks or of one.
+"""`patchline logs RUN`: prints the last lines of the log of a run's newest job, for all ranks or for one.
 
 The log is in RUN/submit, in the folder of the run's chain, or wherever sbatch's --output put it:
 
-    RUN/submit/*.out            of `patchline submit`
-    FOLDER/chain/jobs/*.out     of a chain's jobs (jobs/chains/advance.py)
-    RUN/submit/exits-*/log      one line, the path of a job's log: written by stage.sbatch, whoever submitted it
-    StdErr of scontrol          while Slurm remembers the job
+    RUN/submit/*.out for jobs of `patchline submit` FOLDER/chain/jobs/*.out for jobs of a chain (jobs/chains/advance.py)
+    RUN/submit/exits-*/log one line, the path of a job's log: written by stage.sbatch for any job StdErr of scontrol for
+    any job that Slurm still knows
 
-srun labels each line with the number of its task, which under `launcher: srun` is the rank. A torchrun starts all ranks
-of its node as one task: there the line itself must say `[rank3]: ` behind the label, as stage.sbatch makes it.
+srun labels each line with the number of its task, which under `launcher: srun` is the rank. torchrun starts all ranks
+of its node as one task, so there the lines themselves must begin with `[rank3]: ` after the label. stage.sbatch sees to
+it.
 """
 
 import logging
@@ -34,13 +34,13 @@ from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file, read_tail
 from shards.output.terminal import printable_name
 
-_MOST_PATH_BYTES = 4096  # PATH_MAX of Linux
+_MOST_PATH_BYTES = 4096  # PATH_MAX on Linux
 _MOST_FOLDERS = 64
 _MOST_ASKED, _ANSWER_SECONDS = 4, 10.0
 Wanted = Callable[[bytes], bool]
 
 AGAIN = "the same command, or `patchline submit`, continues it"
-_LABEL = r"^ *(?:\d+: *)?(?:\[rank\d+\]: ?){0,2}"  # of srun; of stage.sbatch under torchrun, and of torch itself
+_LABEL = r"^ *(?:\d+: *)?(?:\[rank\d+\]: ?){0,2}"  # labels by srun, by stage.sbatch under torchrun, and by torch
 OURS = re.compile(_LABEL + r"(?:\d\d:\d\d:\d\d )?(?:rank \d+: )?error: (.+)")
 PYTHON = re.compile(
     _LABEL + r"(?!.*\bChildFailedError)((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?:: .*)?)$"
@@ -48,9 +48,9 @@ PYTHON = re.compile(
 _MOST_HEAD = 64
 _TASK = re.compile(rb" *(\d{1,9}): ?")  # srun --label pads the number to the width of the largest
 _NAMED = re.compile(rb" *\d{1,9}: ?\[rank(\d{1,9})\]: ?")
-_PID = re.compile(r"pid-\d{1,9}-(\d{1,9})")  # of a rank that torchrun started: node, local rank
-# What Slurm, the kernel and libraries say in a log of why a run ended: the words, how likely they are the cause (the
-# least is the most likely), the cause, and what to do.
+_PID = re.compile(r"pid-\d{1,9}-(\d{1,9})")  # the file of a rank that torchrun started: node, local rank
+# What Slurm, the kernel and libraries write to a log when a run ends: the words, a number (the lowest is the most
+# likely cause), the cause, and what to do.
 SIGNS = tuple(
     (re.compile(pattern, re.IGNORECASE), rank, found, todo)
     for pattern, rank, found, todo in (
@@ -92,7 +92,7 @@ _MOST_LINE = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class LogsFlags:
-    """The flags of the command. `rank` None: all lines, including the batch script's."""
+    """The flags of the command. If `rank` is None, all lines are shown, including the batch script's."""
 
     rank: Annotated[int, Range(0, 999_999)] | None = None
     lines: Annotated[int, Range(0, 999_999)] = 100
@@ -100,7 +100,8 @@ class LogsFlags:
 
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """Prints the lines, with control characters escaped; with --follow, until Ctrl-C. UserError if there is no log."""
+    """Prints the last lines, with control characters escaped. With --follow, continues with new lines until Ctrl-C.
+    Raises UserError if there is no log."""
     wanted, others = take_own_flags(LogsFlags, words)
     run_dir = Path(only_word(others, usage=usage_of("logs")))
     refuse_no_run(run_dir)
@@ -116,7 +117,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     try:
         tail = read_tail(path, most_bytes=_TAIL_BYTES)
     except OSError as error:
-        raise UserError(f"cannot read {str(path)!r}: {error.strerror}; ask its owner for access") from error
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror}", todo="ask its owner for access") from error
     except InvalidDataError as error:
         raise UserError(f"cannot read {str(path)!r}: {error}") from error
     data = tail.data if tail else b""
@@ -137,13 +138,13 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
 
 
 def shown(line: bytes) -> str:
-    """The line, escaped for a terminal."""
+    """Returns the line, escaped for a terminal and cut to 4 KiB."""
     return printable_name(line[:_MOST_LINE].decode(errors="replace"))
 
 
 def new_lines(path: Path, position: int, half: bytes) -> Iterator[bytes]:
-    """Yields the lines that are written after `position`, for ever. A file that was replaced is read from its
-    beginning."""
+    """Yields the lines that are written after `position`, and never ends. `half` is the unfinished line before it. If
+    the file becomes shorter, it was replaced, and is read from its beginning."""
     while True:
         try:
             tail = read_tail(path, most_bytes=_TAIL_BYTES)
@@ -162,7 +163,7 @@ def new_lines(path: Path, position: int, half: bytes) -> Iterator[bytes]:
 
 
 def lines_of_rank(rank: int, run_dir: Path) -> Wanted:
-    """Returns a function that tells whether a line of the log is the rank's."""
+    """Returns a function that says whether a line of the log is from this rank."""
     if ranks_per_task(run_dir) <= 1:
         return lambda line: _is(rank, _TASK.match(line[:_MOST_HEAD]))
     return lambda line: _is(rank, _NAMED.match(line[:_MOST_HEAD]))
@@ -173,7 +174,7 @@ def _is(rank: int, found: "re.Match[bytes] | None") -> bool:
 
 
 def ranks_per_task(run_dir: Path) -> int:
-    """Returns how many ranks each of srun's tasks had in the newest try: 1, unless torchrun started them."""
+    """Returns the number of ranks in each srun task of the newest try: 1, unless torchrun started the ranks."""
     with suppress(OSError):
         folders = [path for path in (run_dir / "submit").iterdir() if path.name.startswith("exits-") and path.is_dir()]
         newest = max(folders, key=lambda path: path.stat().st_mtime, default=None)
@@ -183,14 +184,14 @@ def ranks_per_task(run_dir: Path) -> int:
 
 
 def newest_log(run_dir: Path, jobs: Sequence[JobFacts] = ()) -> Path | None:
-    """Returns the log of the run that was written last; None if there is none. `jobs` are the run's jobs that Slurm
+    """Returns the run's log that was written last; None if there is no log. `jobs` are the run's jobs that Slurm
     knows."""
     pointed = dict(_pointed(run_dir))
     told = [*pointed.values(), *(Path(job.log) for job in jobs if job.log.startswith("/"))]
     places = [*(run_dir / "submit").glob("*.out"), *told, *(task.log for task in chain_tasks(run_dir, told))]
     found = []
     for path in dict.fromkeys(places):
-        with suppress(OSError, ValueError):  # deleted meanwhile, or of a machine whose folders are not here
+        with suppress(OSError, ValueError):  # deleted meanwhile, or on a disk that is not mounted here
             status = path.stat()
             if stat.S_ISREG(status.st_mode):
                 found.append((status.st_mtime, path))
@@ -198,7 +199,7 @@ def newest_log(run_dir: Path, jobs: Sequence[JobFacts] = ()) -> Path | None:
 
 
 def asked_log(run_dir: Path, environ: Mapping[str, str]) -> Path | None:
-    """Returns the same as `newest_log`, but asks Slurm for the newest job's log if the files do not name it."""
+    """Returns the newest log like `newest_log`, but asks Slurm for the newest job's log if no file names it."""
     path, started = newest_log(run_dir), started_in(run_dir)
     is_known = path and (
         not started or started[0] in dict(_pointed(run_dir)) or str(started[0]) in re.findall(r"\d+", path.name)
@@ -206,13 +207,13 @@ def asked_log(run_dir: Path, environ: Mapping[str, str]) -> Path | None:
     if is_known or not started:
         return path
     jobs = []
-    with suppress(UserError):  # there is no Slurm here, or it does not answer
+    with suppress(UserError):  # Slurm is not installed here, or does not answer
         jobs = [job_facts(str(number), environ, seconds=_ANSWER_SECONDS) for number in started[:_MOST_ASKED]]
     return newest_log(run_dir, [job for job in jobs if job])
 
 
 def _pointed(run_dir: Path) -> Iterator[tuple[int, Path]]:
-    """Yields each usable pointer to a log as its job and path, for the newest jobs."""
+    """Yields job number and log path from each usable RUN/submit/exits-*/log of the newest jobs."""
     for job in started_in(run_dir)[:_MOST_FOLDERS]:
         for pointer in sorted((run_dir / "submit").glob(f"exits-{job}-*/log")):
             with suppress(OSError, InvalidDataError, UnicodeDecodeError):

@@ -1,8 +1,8 @@
-"""`patchline status [RUN|CHAIN...]`: where runs and chains stand, what their jobs wait for, and the command that fixes
-it.
+"""`patchline status [RUN|CHAIN...]`: shows the state of runs and chains, what their jobs wait for, and the command that
+fixes it.
 
-A stage without a run directory, such as packing, is named by what it writes, a folder or a URL: its jobs are found in
-the queue by that name.
+For a stage without a run directory, such as packing, give the folder or URL that it writes: its jobs in the queue are
+found by that.
 """
 
 import json
@@ -36,15 +36,15 @@ from shards.output.terminal import columns_of, printable_name
 
 Outputs = Mapping[str, Sequence[JobFacts]]
 log = logging.getLogger(__name__)
-_MOST_JOBS = 4  # of a run, the newest; those that wait or run are all shown
+_MOST_JOBS = 4  # shown for a run: the newest, and all that are pending or running
 _MOST_ASKED, _LOG_BYTES = 64, 1 << 16
 _PIPE_COLUMNS = 160
 
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """A run's jobs, newest first, and the findings about them, most important first. `complaint`: why Slurm does not
-    answer."""
+    """A run's jobs, newest first, and the findings about them, most important first. `complaint` says why Slurm does
+    not answer."""
 
     jobs: tuple[JobFacts, ...]
     findings: tuple[Finding, ...]
@@ -52,13 +52,13 @@ class Status:
 
     @property
     def next_job(self) -> JobFacts | None:
-        """A pending or running job."""
+        """The newest pending or running job."""
         return next((job for job in self.jobs if not job.is_finished), None)
 
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """Prints a table, or one line of JSON per run. Returns 0 if every run could be read, else 2. UserError for a folder
-    that is no run."""
+    """Prints a table, or one line of JSON per run. Returns 0 if every run could be read, else 2. Raises UserError for a
+    folder that is neither a run nor a chain."""
     unknown = [word for word in words if word.startswith("-") and word != "--json"]
     if unknown:
         raise UserError(f"there is no flag {unknown[0]}; usage: {usage_of('status')}")
@@ -67,7 +67,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     unreadable = {word: why for word in named if (why := why_unreadable(Path(word)))}
     for word, why in unreadable.items():
         log.error("%s cannot be read: %s; ask its owner for access", printable_name(word), why)
-    # Without its folder `submit`, a run can be shown, only without its jobs.
+    # If only the folder `submit` cannot be read, the run is shown without its jobs.
     named = [word for word in named if word not in unreadable or not why_unreadable(Path(word), parts=("", STATE))]
     outputs = outputs_in(named, environ) if has_slurm else {}
     folders = [Path(word) for word in named if word not in outputs]
@@ -87,10 +87,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
     put("".join(f"{line}\n" for chain in chains for line in lines_of(chain, columns=columns)))
     put("".join(f"{line}\n" for line in output_lines(outputs)))
     if shown:
-        told = [
-            replace(found, reasons=(*found.reasons, *_lines(status)), state=state_of(found, status))
-            for found, status in shown
-        ]
+        told = [replace(found, findings=status.findings, state=state_of(found, status)) for found, status in shown]
         put(run_table(told, now=now, columns=columns))
     if not has_slurm:
         log.info("no Slurm on this machine, so nothing is known of jobs")
@@ -100,8 +97,8 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
 def _statuses(
     runs: Sequence[tuple[Run, Path]], environ: Mapping[str, str] | None, silence: str
 ) -> list[tuple[Run, Status]]:
-    """Returns the statuses of all runs. Once Slurm has not answered, it is not asked again, since each question takes
-    seconds. `silence`: why it did not answer before."""
+    """Returns the statuses of all runs. If Slurm does not answer once, it is not called again, since each call takes
+    seconds. `silence` says why Slurm did not answer before (empty: it did)."""
     found = []
     for one, path in runs:
         try:
@@ -113,8 +110,8 @@ def _statuses(
 
 
 def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
-    """Returns the named runs and those of the named chains. UserError for a folder that is neither a run nor a
-    chain."""
+    """Returns the runs among the folders, and the runs of the chains among them. Raises UserError for a folder that is
+    neither a run nor a chain."""
     named = [(path, path) for path in folders if not is_chain(path)]
     of_chains = [(folder, path) for folder in folders if is_chain(folder) for path in runs_of(folder)]
     found = []
@@ -139,7 +136,7 @@ def _as_json(found: Run, status: Status) -> dict[str, Any]:
 
 def state_of(found: Run, status: Status) -> str:
     """Returns the run's state, taking its jobs into account. A failed run that a job will continue is `interrupted`. A
-    run that never started is `not started` if a job of it waits, or if Slurm does not say."""
+    run that never started is `not started` if it has a pending or running job, or if Slurm does not answer."""
     others = {"failed": "interrupted", "never started": "not started"} if status.next_job else {}
     if status.complaint:
         others = {"never started": "not started"}
@@ -147,8 +144,8 @@ def state_of(found: Run, status: Status) -> str:
 
 
 def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
-    """Returns what Slurm and the folder say about the run's jobs. `environ` is None without Slurm. UserError if Slurm
-    does not answer."""
+    """Returns what Slurm and the folder say about the run's jobs. If `environ` is None, Slurm is not called. Raises
+    UserError if Slurm does not answer."""
     jobs = jobs_of(run_dir, environ) if environ is not None else []
     findings = []
     for job in jobs:
@@ -161,7 +158,8 @@ def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
 
 
 def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
-    """Returns the pending and running jobs, and the newest of the others. UserError if Slurm does not answer."""
+    """Returns the run's pending and running jobs and the newest of the others, newest first. Raises UserError if Slurm
+    does not answer."""
     names = [str(number) for number in numbers_of(run_dir)[:_MOST_ASKED]]
     logs = [path] if (path := newest_log(run_dir)) else []
     names += [task.job for task in chain_tasks(run_dir, logs)[:_MOST_ASKED]]
@@ -171,7 +169,7 @@ def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
 
 
 def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
-    """Returns the findings from the run's files that the table of runs does not show."""
+    """Returns findings from the run's files that the table of runs does not show."""
     found = []
     if is_there(run_dir / "STOP"):
         words = "is asked to stop, and stays stopped, by its file STOP; to continue, delete it and submit again"
@@ -190,16 +188,9 @@ def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
     return found
 
 
-def _lines(status: Status) -> Sequence[str]:
-    lines = []
-    for finding in status.findings:
-        lines += [finding.found] + ([f"> {finding.todo}"] if finding.todo else [])
-    return lines
-
-
 def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[JobFacts]]:
-    """Returns the words that are neither runs nor chains but outputs of pending or running jobs, with these jobs;
-    nothing if Slurm does not answer."""
+    """Returns those words that name the output of pending or running jobs, not a run or a chain, with these jobs. Empty
+    if Slurm does not answer."""
     others = [word for word in words if not is_chain(word) and not is_begun(Path(word))]
     try:
         found = {word: queued_with(output_name(word), environ) for word in others}
@@ -210,7 +201,7 @@ def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, li
 
 
 def output_lines(outputs: Outputs) -> list[str]:
-    """Returns lines about each job: what it waits for, where its log is, and the command that fixes it."""
+    """Returns lines about each job: its state, the command that fixes a fault, and where its log is."""
     lines = []
     for word, jobs in outputs.items():
         lines.append(printable_name(word))

@@ -1,8 +1,8 @@
-"""`patchline watch RUN|CHAIN`: a run, its jobs and its log, drawn again every few seconds until q or Ctrl-C.
+"""`patchline watch RUN|CHAIN`: draws a run, its jobs and its log, again every few seconds until q or Ctrl-C.
 
 For a chain, it draws the chain's table, and below it the run that is running. Without a terminal, it writes a line
-every half minute. A run is read from the ends of its files. A thread asks Slurm, so that a controller that does not
-answer does not stop the picture.
+every half minute. Only the ends of a run's files are read. A thread asks Slurm, so that the screen is still updated
+while the controller does not answer.
 """
 
 import math
@@ -42,30 +42,30 @@ from shards.pool import Pool
 if TYPE_CHECKING:
     from rich.text import Text
 
-FINDINGS = "guard.jsonl"  # as in guard.py
+FINDINGS = "guard.jsonl"  # the guard's findings
 _TAIL_BYTES, _LOG_BYTES = 1 << 16, 1 << 14
 _BARS = "▁▂▃▄▅▆▇█"
-_COLOURS = {"running": "green", "done": "green", "failed": "red"}  # the others are yellow
+_COLOURS = {"running": "green", "done": "green", "failed": "red"}  # other states are yellow
 _SHARES = (("perf/mfu", "MFU"), ("perf/mfu_of_measured_peak", "of measured peak"))
 _LATE_SECONDS = 60.0
 _MOST_LOG = 200
 _MOST_RUNS = 256
 _RUNNING = "running"
 _SLURM_SECONDS, _LINE_SECONDS = 10.0, 30.0
-_ANSWER_SECONDS, _POLL_SECONDS = 15.0, 0.1  # without a terminal, for Slurm's first answer
+_ANSWER_SECONDS, _POLL_SECONDS = 15.0, 0.1  # without a terminal: the wait for Slurm's first answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchFlags:
-    """The flags of the command. `seconds`: between two pictures."""
+    """The flags of the command. `seconds` is the time between two screens."""
 
     seconds: Annotated[int, Range(1, 3600)] = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What Slurm and the files said. `run_dir`: the run to draw; None if no run of the chain is running. `status`: the
-    run's jobs; None if Slurm was not asked. `chain`: None for a run."""
+    """What Slurm and the files said. `run_dir` is the run to draw (None: no run of the chain is running), `status` the
+    run's jobs (None: Slurm was not asked), and `chain` the chain (None: a run is watched)."""
 
     run_dir: Path | None
     status: Status | None
@@ -76,9 +76,9 @@ class Snapshot:
 class View:
     """A run at one moment. A value that is not known is empty or None.
 
-    `losses`: those in the last lines of the metrics, oldest first. `of_peak`: such as `41% MFU`. `saved`: the step of
-    the last checkpoint. `alarm`: the guard's last finding. `status`: what Slurm said `status_age` seconds ago; if it
-    does not answer, `complaint` says why. `log`: the log's last lines, oldest first.
+    `losses`: the losses in the last lines of the metrics, oldest first. `of_peak`: the GPU utilisation, such as `41%
+    MFU`. `saved`: the step of the last checkpoint. `alarm`: the guard's last finding. `status`: what Slurm said
+    `status_age` seconds ago. `complaint`: why Slurm does not answer. `log`: the log's last lines, oldest first.
     """
 
     run: Run
@@ -101,8 +101,8 @@ class View:
 
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """Shows the run or chain until the user leaves or, without a terminal, until it ends. UserError for a folder that
-    is neither."""
+    """Shows the run or chain until the user leaves or, without a terminal, until it ends. Raises UserError for a folder
+    that is neither."""
     flags, others = take_own_flags(WatchFlags, words)
     folder = Path(only_word(others, usage=usage_of("watch")))
     if not is_chain(folder):
@@ -123,7 +123,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
 
 
 class Asked:
-    """The last answer about a run or a chain, renewed by a thread."""
+    """The last answer about a run or a chain. A thread renews it."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str]) -> None:
         self.is_chain = is_chain(folder)
@@ -138,7 +138,8 @@ class Asked:
         self._pool = Pool(1, name="watch")
 
     def renew(self) -> None:
-        """Takes the answer if there is one, and asks again when it is time. Returns at once."""
+        """Takes the thread's answer if there is a new one, and starts the next question when it is due. Returns at
+        once."""
         if self._future and self._future.done():
             try:
                 self.answer, self._at = self._future.result(), time.monotonic()
@@ -151,22 +152,22 @@ class Asked:
 
     @property
     def is_open(self) -> bool:
-        """Whether Slurm was asked and nothing is known yet."""
+        """Whether there is neither an answer nor an error yet."""
         return self._asks and not self._at and not self.complaint
 
     @property
     def is_unanswered(self) -> bool:
-        """Whether Slurm has not answered yet, so that a job may be pending or running."""
+        """Whether there has been no answer yet, so that a job may be pending or running."""
         return self._asks and not self._at
 
     @property
     def silence(self) -> str:
-        """Why there is no newer answer; empty if there is one."""
+        """Why the newest answer is missing; empty if it is not."""
         return self.complaint or "Slurm has not answered yet" * self.is_open
 
     @property
     def age(self) -> float:
-        """Seconds since the last answer."""
+        """The seconds since the last answer; 0 if there was none."""
         return time.monotonic() - self._at if self._at else 0.0
 
     def close(self) -> None:
@@ -175,8 +176,8 @@ class Asked:
 
 
 def answer_of(folder: Path, environ: Mapping[str, str] | None) -> Snapshot:
-    """Returns the snapshot of a run or a chain. `environ` is None without Slurm. UserError if Slurm does not answer
-    about a run, or if the chain cannot be read."""
+    """Returns the snapshot of a run or a chain. If `environ` is None, Slurm is not called. Raises UserError if Slurm
+    does not answer about a run, or if the chain cannot be read."""
     if not is_chain(folder):
         return Snapshot(run_dir=folder, status=status_of(folder, environ) if environ is not None else None)
     chain = status_of_chain(folder, environ)
@@ -185,8 +186,8 @@ def answer_of(folder: Path, environ: Mapping[str, str] | None) -> Snapshot:
 
 
 def run_of(chain: ChainStatus) -> Path | None:
-    """Returns the chain's running run. If several are running, it is the one seen last; if none is, as between two
-    tries, it is a run of a step whose job is running."""
+    """Returns the run of the chain to draw: the one that is running. If several are running, it is the one seen last.
+    If none is, as between two tries, it is a run of a step that is running."""
     now, found = time.time(), []
     names = {step.name for step in chain.steps if step.state == _RUNNING}
     for path, unit in list(runs_of(chain.folder).items())[:_MOST_RUNS]:
@@ -215,7 +216,7 @@ def _show(asked: Asked, seconds: int) -> None:
 
 @contextmanager
 def _keys() -> Iterator[int]:
-    """Makes standard input deliver each key at once, without echoing it. Ctrl-C keeps its meaning."""
+    """Makes standard input deliver each key at once, without echo. Ctrl-C still interrupts."""
     number = sys.stdin.fileno()
     before = termios.tcgetattr(number)
     try:
@@ -226,7 +227,7 @@ def _keys() -> Iterator[int]:
 
 
 def _tell(asked: Asked) -> None:
-    """Writes a line every half minute, for a log. Ends with the run or chain, once no job of it is pending or
+    """Writes a line every half minute, for a log. Returns once the run or chain is over: no job of it is pending or
     running."""
     deadline = time.monotonic() + _ANSWER_SECONDS
     while asked.is_open and (asked.is_chain or time.monotonic() < deadline):
@@ -246,7 +247,7 @@ def _tell(asked: Asked) -> None:
 
 
 def is_over(view: View | None, chain: ChainStatus | None, *, is_unanswered: bool) -> bool:
-    """Whether no job is pending or running. While Slurm does not answer, only a run that is done is over."""
+    """Whether no job is pending or running. While there is no answer yet, only a completed run counts as over."""
     if chain:
         return chain.is_over
     state = view.run.facts.state if view else "running"
@@ -281,7 +282,8 @@ def chain_line(chain: ChainStatus) -> str:
 
 
 def table_lines(chain: ChainStatus, *, columns: int, most: int) -> list[str]:
-    """Returns the chain's table in at most `most` lines. If there are too many, complete steps are left out."""
+    """Returns the chain's table in at most `most` lines. If it is longer, complete steps are left out, and then the end
+    is cut off."""
     lines = lines_of(chain, columns=columns)
     if len(lines) > most:
         lines = lines_of(chain, columns=columns, is_short=True)
@@ -291,7 +293,7 @@ def table_lines(chain: ChainStatus, *, columns: int, most: int) -> list[str]:
 
 
 def _view(asked: Asked) -> View | None:
-    """Returns the view of the run; None for a chain without a running run."""
+    """Returns the view of the run; None for a chain of which no run is running."""
     asked.renew()
     answer = asked.answer
     if answer.run_dir is None:
@@ -300,7 +302,7 @@ def _view(asked: Asked) -> View | None:
 
 
 def _lines(asked: Asked, columns: int, rows: int) -> "list[Text]":
-    """Draws a screen. A chain's table takes at most half of it if a run is drawn below."""
+    """Returns the lines of the screen. A chain's table takes at most half of the screen if a run is drawn below it."""
     view, chain = _view(asked), asked.answer.chain
     if chain is None:
         return drawn(view, columns=columns, rows=rows) if view else []
@@ -317,8 +319,8 @@ def view_of(
     status_age: float = 0.0,
     complaint: str = "",
 ) -> View | None:
-    """Returns the run as it is now; None if it is no run. Files that vanish or are damaged leave gaps. `root`: the
-    chain's folder, to which the run's name is relative."""
+    """Returns the run as it is now; None if the folder is not a run. If files vanish or are damaged, their values are
+    left out. If `root`, the chain's folder, is given, the run's name is relative to it."""
     now = time.time()
     run = run_at(root if root and run_dir.is_relative_to(root) else run_dir, run_dir, now)
     if run is None:
@@ -346,7 +348,7 @@ def view_of(
 
 
 def _usable_lines(path: Path) -> list[dict[str, float]]:
-    """Returns the usable lines at the end of a file: those that have a step."""
+    """Returns the lines at the end of a file that have a step."""
     try:
         tail = read_tail(path, most_bytes=_TAIL_BYTES)
     except (OSError, InvalidDataError):
@@ -380,8 +382,8 @@ def _log_end(path: Path | None) -> tuple[str, ...]:
 
 
 def drawn(view: View, *, columns: int, rows: int) -> "list[Text]":
-    """Draws the run, its jobs and, in the room that is left, the end of its log: at most `rows` lines of at most
-    `columns` cells."""
+    """Draws the run, its jobs and, in the remaining rows, the end of its log: at most `rows` lines of at most `columns`
+    cells."""
     lines = [*_head(view, columns), *_slurm(view, columns)][: max(1, rows - 2)]
     room = rows - len(lines) - 3
     if room > 0 and view.log:
@@ -397,7 +399,7 @@ def drawn(view: View, *, columns: int, rows: int) -> "list[Text]":
 def drawn_chain(
     above: Sequence[str], view: View | None, *, columns: int, rows: int, complaint: str = ""
 ) -> "list[Text]":
-    """Draws a chain's table, and below it the running run, if there is one; else the complaint, if there is one."""
+    """Draws a chain's table. Below it is the run that is running or, if there is none, why Slurm does not answer."""
     lines = [_text(line, "" if line[:1] == " " else "bold") for line in above]
     if view:
         lines += [_text(""), *drawn(view, columns=columns, rows=max(2, rows - len(lines) - 1))]
@@ -453,7 +455,7 @@ def _progress(view: View, columns: int) -> "Text":
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """Draws a bar for each value, in eighths. The lowest value has the lowest bar."""
+    """Returns a bar for each value, in one of eight heights. The lowest value has the lowest bar."""
     low, high = min(values), max(values)
     scale = (len(_BARS) - 1) / (high - low) if high > low and math.isfinite(high - low) else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values)

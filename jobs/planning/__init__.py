@@ -1,1 +1,1 @@
-"""What a recipe will cost."""
+"""Computes what a recipe will cost."""

@@ -1,4 +1,4 @@
-"""`patchline plan`: what a training recipe costs, before anything is packed, booked or started."""
+"""`patchline plan`: computes what a training recipe costs, before anything is packed, booked or started."""
 
 import json
 from dataclasses import asdict
@@ -36,7 +36,7 @@ Rows = list[tuple[str, str]]
 
 
 def run(job: PlanJob) -> int:
-    """Prints the table, or one JSON object."""
+    """Prints the plan as a table or, with --json, as one JSON object."""
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
     try:
         found = forecast_of(job, cost, num_gpus=job.num_gpus) if job.gpu and not job.nodes else None
@@ -45,7 +45,7 @@ def run(job: PlanJob) -> int:
         raise UserError(in_plan(str(error))) from None
     sizes = at_sizes(job)
     if job.out:
-        from jobs.planning.plot import write_plot  # noqa: PLC0415 - most plans draw nothing
+        from jobs.planning.plot import write_plot  # noqa: PLC0415 - only needed for --out
 
         write_plot(job, nodes, sizes)
     if job.json:
@@ -94,8 +94,8 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
 
 
 def _epochs(job: PlanJob, cost: Cost) -> str:
-    """Returns the epochs. If the recipe is planned for a dataset of another size, it adds the steps that keep the
-    recipe's epochs."""
+    """Returns the number of epochs as text. For a dataset of another size, also says how many steps keep the recipe's
+    number of epochs."""
     if cost.num_epochs is None:
         return "not known (--num-images)"
     meant = _epochs_meant(job.recipe, job.training.steps)
@@ -106,8 +106,8 @@ def _epochs(job: PlanJob, cost: Cost) -> str:
 
 
 def _epochs_meant(recipe: str, steps: int) -> int:
-    """Returns the whole epochs of a pre-training recipe on its own dataset; 0 if it does not count in epochs, or if
-    these are not its steps."""
+    """Returns the number of epochs of a pre-training recipe on its own dataset. Returns 0 if that is not a whole
+    number, or if `steps` is not the recipe's own."""
     if recipe not in pretrain.RECIPES:
         return 0
     own = plan_of(recipe, pretrain.RECIPES[recipe]())
@@ -119,7 +119,7 @@ def _epochs_meant(recipe: str, steps: int) -> int:
 
 
 def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
-    """Returns the further rows of a plan on GPUs."""
+    """Returns the rows that a plan on GPUs has in addition."""
     plan, memory, budget = found.fit.plan, found.fit.memory, found.budget
     parts = {
         "weights": memory.weights,
@@ -169,7 +169,7 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
 
 
 def _gigabytes(num_bytes: int) -> str:
-    """Returns the size in GB, or in a smaller unit if two decimals of a GB would say little."""
+    """Returns the size in GB, or in a smaller unit if it is a small part of a GB."""
     return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= _LEAST_GIGABYTES else size(num_bytes)
 
 
@@ -188,8 +188,8 @@ def _days(days: float) -> str:
 
 
 def operations(exaflops: float) -> str:
-    """Returns the operations in exaFLOPs, as in the paper's table, or in a smaller unit if that would round to
-    nothing."""
+    """Returns the number of operations in exaFLOPs, as in the paper's table, or in a smaller unit if it would round to
+    zero."""
     for unit, in_one in (("exaFLOPs", 1.0), ("petaFLOPs", 1e3), ("teraFLOPs", 1e6)):
         if exaflops * in_one >= _LEAST_SHOWN:
             return f"{exaflops * in_one:,.{_digits(exaflops * in_one)}f} {unit}"
@@ -212,5 +212,5 @@ def _required_rate(cost: Cost) -> str:
 
 
 def _digits(number: float) -> int:
-    """Returns how many decimals to show: none from 100 on, as in the paper's table; below, at least three digits."""
+    """Returns how many decimals to show: none from 100 on, as in the paper's table, and more for smaller numbers."""
     return 0 if number >= 100 else 1 if number >= 10 else 4

@@ -1,6 +1,7 @@
-"""Draws what `patchline plan` found over the number of nodes, goodput, days, GPU-hours and cost, or over image sizes.
+"""Draws the results of `patchline plan`: goodput, days, GPU-hours and cost over the number of nodes, or operations and
+memory over the image size.
 
-An SVG, or an HTML page. Both follow the reader's choice of light or dark.
+The result is an SVG or an HTML page. It follows the reader's choice of light or dark mode.
 """
 
 from collections.abc import Sequence
@@ -32,14 +33,14 @@ from shards.pages.page import (
 )
 
 _MOST_TICKS = 8
-# The style of a line: a colour of page.css, or of the text.
+# CSS classes of lines: a colour in page.css, or the colour of the text.
 _PLAN, _IDEAL, _DAYS = "ink dotted", "ink dashed", "joined line-0"
 _RATES = ("joined line-1", "joined line-6", "joined line-2", "joined line-3", "joined line-5")
 
 
 def write_plot(job: PlanJob, rows: Sequence[NodesPlan], sizes: Sequence[AtSize] = ()) -> None:
-    """Draws what was found over the nodes and over the image sizes, and writes `job.out`. UserError if it cannot be
-    written."""
+    """Draws the plots over the number of nodes and over the image size, and writes them to `job.out`. Raises UserError
+    if it cannot be written."""
     path, panels, told = Path(job.out), [], f"{job.recipe or 'A run'} over the image size."
     if rows:
         panels, told = [_goodput(rows), _days(rows), _hours(rows, job.price)], summary(job, rows)
@@ -55,12 +56,13 @@ def write_plot(job: PlanJob, rows: Sequence[NodesPlan], sizes: Sequence[AtSize] 
         path.write_bytes(data)
     except OSError as error:
         raise UserError(
-            f"--out is {job.out!r}, which cannot be written: {error.strerror}; give a file in a folder that exists"
+            f"--out is {job.out!r}, which cannot be written: {error.strerror}",
+            todo="give a file in a folder that exists",
         ) from error
 
 
 def _side_by_side(panels: Sequence[tuple[Frame, list[str]]], about: str) -> str:
-    """Returns one SVG with all panels, which has the style of our pages in it."""
+    """Returns one SVG with all panels. It contains the style sheet of our pages."""
     groups = [
         f'<g transform="translate({place * WIDTH} 0)">{"".join(frame.elements(drawn))}</g>'
         for place, (frame, drawn) in enumerate(panels)
@@ -73,7 +75,7 @@ def _side_by_side(panels: Sequence[tuple[Frame, list[str]]], about: str) -> str:
 
 
 def _nodes(rows: Sequence[NodesPlan]) -> Axis:
-    """Returns the axis of nodes: a log scale, with ticks at the numbers that were asked for."""
+    """Returns the axis of the number of nodes: a log scale, with ticks at the requested numbers."""
     nodes = [plan.num_nodes for plan in rows]
     shown = nodes[:: -(-len(nodes) // _MOST_TICKS)]
     return Axis(name="nodes", low=nodes[0], high=nodes[-1], ticks=labelled(shown), is_log=True, margin=0.03)
@@ -117,7 +119,7 @@ def _hours(rows: Sequence[NodesPlan], price: float) -> tuple[Frame, list[str]]:
 
 def _size_panels(found: Sequence[AtSize]) -> list[tuple[Frame, list[str], list[tuple[str, str]]]]:
     """Returns the panels of operations and of memory over the image size: the axes, the lines, and the name and style
-    of each line for a legend."""
+    of each line for the legend."""
     sizes = [at.image_size for at in found]
     shown = labelled(sizes[:: -(-len(sizes) // _MOST_TICKS)])
     x = Axis(name="image size, px", low=sizes[0], high=sizes[-1], ticks=shown, margin=0.03)
@@ -142,7 +144,7 @@ def _line(frame: Frame, rows: Sequence[NodesPlan], values: Sequence[float], styl
 
 
 def _legend(lines: Sequence[tuple[str, str]], *, first: int | None = None) -> list[str]:
-    """Draws the name and the style of each line, from `first` pixels down; by default in the corner that falling lines
+    """Draws the legend, `first` pixels below the top. By default it is in the bottom left corner, which falling lines
     leave free."""
     first = HEIGHT - BOTTOM - 16 * len(lines) if first is None else first
     return [

@@ -1,7 +1,7 @@
-"""What a plan costs over the number of nodes and over the image size, as tables for `patchline plan`.
+"""Makes the tables of `patchline plan`: costs over the number of nodes and over the image size.
 
-Over the image size: the products of attention grow with the square of the tokens, and so with the fourth power of the
-side (of axial attention, with the third); all else in a layer grows with the tokens.
+The products of attention grow with the square of the number of tokens, that is, with the fourth power of the image's
+side (with axial attention, the third power). Everything else in a layer grows with the number of tokens.
 """
 
 import math
@@ -18,7 +18,7 @@ from pipeline.models.activations import activations_of
 from pipeline.models.flops import attention_flops, forward_flops
 from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes
 from pipeline.planning.forecast import Cost, Forecast, forecast
-from pipeline.planning.step_time import Network, slow_stage_3
+from pipeline.planning.step_time import Network, gpu_named, slow_stage_3
 from pipeline.training.fitting.memory import pass_of
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
@@ -26,29 +26,29 @@ from shards.output.quantities import duration, plural, short_count, size
 
 _DAY_SECONDS = 86_400.0
 _OF_TRAINING = re.compile(r"--(?=global-batch|micro-batch|data\.|engine\.)")
-_EFFICIENT = 0.5  # of a step that computes
-_MOST_DOUBLED = 8  # how often the batch is doubled at most to find one that is efficient
-_LEAST = 0.1  # shown with two decimals
-_MOST = 999_999.5  # shown in full
+_EFFICIENT = 0.5  # the share of a step that is spent on computing
+_MOST_DOUBLED = 8  # tries fewer doublings than this to find an efficient batch
+_LEAST = 0.1  # numbers from here on have at most two decimals
+_MOST = 999_999.5  # numbers below are written in full
 
 
 def node_rows(job: PlanJob, cost: Cost) -> list[NodesPlan]:
-    """Returns the plan for each number of nodes, in ascending order. UserError for a number on which the job does not
-    run."""
+    """Returns the plan for each number of nodes, in ascending order. Raises UserError for a number on which the job
+    does not run."""
     cluster = _cluster(job)
     rows = []
     for num_nodes in sorted(job.nodes):
+        gpu_named(job.gpu)  # an unknown one is refused without a number of nodes, which has no part in it
         try:
             found = forecast_of(job, cost, num_gpus=num_nodes * job.gpus_per_node)
         except UserError as error:
-            message = str(error)
-            raise UserError(message if message.startswith("--gpu") else f"--nodes {num_nodes}: {message}") from None
+            raise UserError(f"--nodes {num_nodes}: {error}") from None
         rows.append(plan_nodes(found, cluster, num_nodes=num_nodes))
     return rows
 
 
 def forecast_of(job: PlanJob, cost: Cost, *, num_gpus: int) -> Forecast:
-    """Returns the forecast of the job on this number of GPUs. UserError as in `forecast`."""
+    """Returns the forecast of the job on this number of GPUs. Raises UserError as `forecast` does."""
     return forecast(
         job.training,
         cost,
@@ -61,7 +61,8 @@ def forecast_of(job: PlanJob, cost: Cost, *, num_gpus: int) -> Forecast:
 
 
 def in_plan(text: str) -> str:
-    """Returns the message with the training job's flags as this command names them."""
+    """Returns the message with the names that flags of the training job have in this command, such as
+    --training.data.lanes."""
     return _OF_TRAINING.sub("--training.", text)
 
 
@@ -82,7 +83,7 @@ def _cluster(job: PlanJob) -> Cluster:
 
 
 def node_tables(job: PlanJob, cost: Cost, rows: Sequence[NodesPlan]) -> list[Table]:
-    """Returns the tables over the numbers of nodes."""
+    """Returns the tables with a row for each number of nodes."""
     return [
         _time_table(job, rows),
         _step_table(job, cost, rows),
@@ -115,7 +116,7 @@ def _step_table(job: PlanJob, cost: Cost, rows: Sequence[NodesPlan]) -> Table:
 
 
 def scaling_advice(job: PlanJob, cost: Cost, *, num_gpus: int) -> str:
-    """Says where strong scaling ends, and what to do on `num_gpus` GPUs beyond it."""
+    """Returns a sentence that says where strong scaling ends and, if `num_gpus` is beyond that, what to do."""
     training, batch = job.training, job.training.global_batch
     numbers = [2**power for power in range(int(math.log2(batch)) + 1) if batch % 2**power == 0]
     efficient = [number for number in numbers if _compute_share(job, cost, training, number) >= _EFFICIENT]
@@ -136,7 +137,7 @@ def scaling_advice(job: PlanJob, cost: Cost, *, num_gpus: int) -> str:
 
 
 def _compute_share(job: PlanJob, cost: Cost, training: TrainingJob, num_gpus: int) -> float:
-    """Returns the share of a step that computes, 0 to 1; 0 if the job does not fit."""
+    """Returns the share of a step that is spent on computing, from 0 to 1; 0 if the job does not fit."""
     try:
         return forecast_of(replace(job, training=training), cost, num_gpus=num_gpus).step.compute_share
     except UserError:
@@ -210,7 +211,7 @@ def _goodput_table(rows: Sequence[NodesPlan]) -> Table:
 
 
 def _numbers(title: str, caption: str, columns: Mapping[str, Sequence[str]]) -> Table:
-    """Returns a table of numbers from the cells of each column, at most as wide as a terminal."""
+    """Returns a table of numbers, made from the cells of each column. It is as wide as a usual terminal."""
     table = Table(
         title=title,
         caption=caption,
@@ -232,7 +233,7 @@ def _percent(share: float) -> str:
 
 
 def few(number: float) -> str:
-    """Writes small and huge numbers with three digits, and large ones in full."""
+    """Returns a number as text: small and huge numbers with a few digits, and others in full."""
     if 0 < number < _LEAST:
         return f"{number:.2g}"
     if number >= _MOST:
@@ -242,7 +243,7 @@ def few(number: float) -> str:
 
 
 def summary(job: PlanJob, rows: Sequence[NodesPlan]) -> str:
-    """Describes the picture in one sentence: what the smallest and the largest number of nodes need."""
+    """Returns a description of the plot in words: the time and goodput with the fewest and with the most nodes."""
     first, last = rows[0], rows[-1]
     parts = [
         f"{plural(plan.num_nodes, 'node')}: {duration(plan.days * _DAY_SECONDS)}, goodput "
@@ -254,8 +255,9 @@ def summary(job: PlanJob, rows: Sequence[NodesPlan]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AtSize:
-    """What an image of this side, in pixels, costs: the tokens of a transformer (0 for a BiT ResNet), the operations of
-    a forward pass, how many of them are in the products of attention, and the bytes that training needs for it."""
+    """The cost of an image with this side, in pixels: the number of tokens (0 for a BiT ResNet), the operations of a
+    forward pass, how many of these are in the products of attention, and the bytes that training needs for the
+    image."""
 
     image_size: int
     num_tokens: int
@@ -265,8 +267,8 @@ class AtSize:
 
 
 def at_sizes(job: PlanJob) -> list[AtSize]:
-    """Returns the cost at each of `--image-sizes`, in ascending order. UserError for a size that is no multiple of the
-    patch."""
+    """Returns the cost at each of `--image-sizes`, in ascending order. Raises UserError for a size that is not a
+    multiple of the patch."""
     training = job.training
     model = replace(training.model, num_classes=training.model.num_classes or max(1, job.num_classes))
     stride = 1 if model.is_bit else model.stride

@@ -1,8 +1,9 @@
-"""`patchline compare RUN...`: accuracy over compute and over data of several runs, as one page and a table.
+"""`patchline compare RUN...`: accuracy over compute and over data for several runs, as one page and a table.
 
-These are figures 3, 4 and 5 of "An Image is Worth 16x16 Words": a line for each model. The page also has the training
-losses, one picture for each loss, drawn as means over many steps, so that runs that differ by less than the noise of a
-step can be told apart; and a table that a script sorts. The command reads the runs' own files, and changes nothing.
+The plots are like figures 3, 4 and 5 of "An Image is Worth 16x16 Words", with a line for each model. The page also has
+a plot of the training losses for each loss function. They are drawn as means over many steps, so that runs that differ
+by less than the noise of a step can be told apart. A script sorts the page's table. The command only reads the runs'
+files.
 """
 
 import json
@@ -27,7 +28,7 @@ from shards.output.quantities import number, plural
 from shards.output.terminal import printable_name
 from shards.pages.page import Axis, Frame, labelled, log_ticks, page, ticks
 
-NUM_COLOURS = 8  # those of page.css; after the last one they come again, dashed
+NUM_COLOURS = 8  # the colours in page.css; further lines use them again, dashed
 _MOST_RUNS = 2 * NUM_COLOURS
 _LOG_RATIO = 10  # losses that span more than this are drawn on a log scale
 _COLUMNS = (
@@ -42,9 +43,9 @@ _COLUMNS = (
     ("also scored", "text"),
     *(("exaFLOPs", "number"), ("images", "number"), ("model", "text"), ("parameters", "number"), ("px", "number")),
 )
-_MOST_SHOTS = 4  # plots of few-shot accuracy
-_MOST_DIFFERING = 24  # settings
-_ALIKE = 1.01  # points this close on the x axis are not joined, for the line would go straight up: it takes their mean
+_MOST_SHOTS = 4  # at most this many plots of few-shot accuracy
+_MOST_DIFFERING = 24  # at most this many settings are listed
+_ALIKE = 1.01  # a line goes through the mean of points whose x differ by at most this factor
 log = logging.getLogger(__name__)
 _NAME, _MOST_POINTS, _MOST_NOTES, _MOST_SAID = "compare.html", 2000, 3, 6
 _NUMBERS = (3, 4)  # columns of the table that are aligned to the right
@@ -52,15 +53,15 @@ _NUMBERS = (3, 4)  # columns of the table that are aligned to the right
 
 @dataclass(frozen=True, kw_only=True)
 class CompareFlags:
-    """The flags of the command. `out`: the page. `json`: no page is written."""
+    """The flags of the command. `out` is the path of the page. With `json`, no page is written."""
 
     out: str | None = None
     json: bool = False
 
 
 def run(words: list[str]) -> int:
-    """Writes the page and prints the table; with --json, it only prints one object for each point. UserError if there
-    is no run in the folders, or the page cannot be written."""
+    """Writes the page and prints the table. With --json, only prints one object for each point. Raises UserError if
+    there is no run in the folders, or the page cannot be written."""
     flags, folders = take_own_flags(CompareFlags, words)
     if unknown := next((word for word in folders if word.startswith("-")), ""):
         raise UserError(f"unknown flag {shown_value(unknown)}; usage: {usage_of('compare')}")
@@ -85,14 +86,14 @@ def run(words: list[str]) -> int:
 
 
 def _refuse_no_page(out: str) -> None:
-    """UserError if the page cannot have this name, or would replace something else."""
+    """Raises UserError if the page cannot have this path, or would replace a file that is not a page."""
     if Path(out).suffix.lower() not in PAGES:
         raise UserError(f"--out is {shown_value(out)}; allowed: the name of an .html file")
     refuse_no_page(Path(out), name=_NAME)
 
 
 def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:
-    """Returns the points of all runs in these folders, each once, and the notes."""
+    """Returns the points of all runs in these folders, without duplicates, and notes on what cannot be used."""
     points, notes, seen = list[Point](), list[str](), set[Path]()
     for given in folders:
         root = Path(given)
@@ -106,7 +107,7 @@ def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:
 
 
 def _nothing(folders: Sequence[str], notes: Sequence[str]) -> UserError:
-    """Returns the error for folders without a point. The notes say what was there."""
+    """Returns the error for folders without a usable run. `notes` says why the runs found cannot be used."""
     listed, give = ", ".join(map(repr, folders)), "give run directories or folders of them"
     if not notes:
         return UserError(f"no training run in {listed}, down to 3 levels; {give}")
@@ -116,7 +117,7 @@ def _nothing(folders: Sequence[str], notes: Sequence[str]) -> UserError:
 
 
 def point_table(points: Sequence[Point]) -> str:
-    """Returns a line for each point."""
+    """Returns a text table with a line for each point."""
     rows = [
         (
             "run",
@@ -186,7 +187,8 @@ def render(points: Sequence[Point], notes: Sequence[str]) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class PlotPoint:
-    """A point of a plot: `x` above 0; `y` and its `deviation` in percent; `row`: the id of its row in the table."""
+    """A point of a plot. `x` is above 0, `y` and its `deviation` are in percent, and `row` is the id of the point's row
+    in the page's table."""
 
     x: float
     y: float
@@ -198,7 +200,8 @@ class PlotPoint:
 
 def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Markup]]:
     """Returns the plots, each with its title: for each dataset, accuracy over compute and over data; then few-shot
-    accuracy over data. Only points that are scored on one dataset share a plot. A plot without points is left out."""
+    accuracy over data. Points share a plot only if they are scored on the same dataset. A plot without points is left
+    out."""
     also = [more for one in points for more in one.also]
     measured = [(shots, one.fewshot_dataset) for one in points for shots in one.fewshot]
     measured += [(one.shots, one.dataset) for one in also if one.shots]
@@ -218,7 +221,8 @@ def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Mar
 
 
 def _marks(points: Sequence[Point], shots: int, dataset: str, axis: str) -> Iterator[PlotPoint]:
-    """Yields the points that have a score on a dataset. `shots`: of a few-shot accuracy, else 0."""
+    """Yields the points that have a score on a dataset. `shots` is the number of shots of a few-shot accuracy, or 0 for
+    the usual accuracy."""
     for place, one in enumerate(points):
         x = one.exaflops if axis == "compute" else one.num_images
         y, spread = _score_on(one, shots, dataset)
@@ -230,8 +234,8 @@ def _marks(points: Sequence[Point], shots: int, dataset: str, axis: str) -> Iter
 
 
 def _score_on(one: Point, shots: int, dataset: str) -> tuple[float | None, float | None]:
-    """Returns a score and its deviation. A few-shot accuracy from RUN/fewshot, which may be of the best weights, is
-    preferred to the run's own; any other accuracy is preferred from the run itself."""
+    """Returns a score and its deviation. For few-shot accuracy, a score from RUN/fewshot is preferred to the one
+    measured during training. For any other accuracy, the run's own score is preferred."""
     also = [(more.score, more.deviation) for more in one.also if (more.dataset, more.shots) == (dataset, shots)]
     if shots:
         own = (one.fewshot.get(shots), one.fewshot_deviation.get(shots)) if one.fewshot_dataset == dataset else None
@@ -240,8 +244,8 @@ def _score_on(one: Point, shots: int, dataset: str) -> tuple[float | None, float
 
 
 def scatter(marks: Sequence[PlotPoint], *, x_name: str, y_name: str, lines: Sequence[str]) -> Markup:
-    """Draws the marks, and joins those of one line. `lines`: all lines of the page; the place of each gives its
-    colour."""
+    """Draws the marks, and joins those of the same line. `lines` has all lines of the page; a line's index in it gives
+    the colour."""
     x_low, x_high = min(one.x for one in marks), max(one.x for one in marks)
     y_low = min(one.y - one.deviation for one in marks)
     y_high = max(one.y + one.deviation for one in marks)
@@ -258,7 +262,7 @@ def scatter(marks: Sequence[PlotPoint], *, x_name: str, y_name: str, lines: Sequ
 
 
 def dot_class(place: int) -> str:
-    """Returns the CSS class of a line's marks, from the line's place among all."""
+    """Returns the CSS class of a line's marks. `place` is the line's index among all lines."""
     colour = place % NUM_COLOURS
     return f"part-{colour}" if place < NUM_COLOURS else f"ring line-{colour}"
 
@@ -279,7 +283,8 @@ def _line(marks: Sequence[PlotPoint], place: int, frame: Frame) -> list[str]:
 
 
 def _joined(marks: Sequence[PlotPoint]) -> list[tuple[float, float]]:
-    """Returns the points that a line goes through: each mark, or the mean of marks that are alike in x."""
+    """Returns the points that a line goes through: each mark, or the mean of marks with nearly the same x. Without the
+    mean, the line would be vertical there."""
     groups: list[list[PlotPoint]] = []
     for one in sorted(marks, key=lambda one: one.x):
         if groups and one.x <= _ALIKE * groups[-1][0].x:
@@ -291,8 +296,8 @@ def _joined(marks: Sequence[PlotPoint]) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, kw_only=True)
 class LossPlot:
-    """The losses of several runs in one picture. `keys`: the class of each line and the name of its run. `words`: what
-    is not drawn."""
+    """The losses of several runs in one picture. `keys` has the CSS class of each line and the name of its run. `words`
+    says how many runs are not drawn."""
 
     title: str
     picture: Markup
@@ -301,7 +306,7 @@ class LossPlot:
 
 
 def loss_plots(points: Sequence[Point]) -> list[LossPlot]:
-    """Draws a picture for each loss that the runs train with. Runs with fewer than two means are left out."""
+    """Draws a picture for each loss function. Runs with fewer than two means are left out."""
     drawn = sorted((one for one in points if len(one.losses) > 1), key=lambda one: one.loss_name)
     groups = [list(group) for _, group in groupby(drawn, key=lambda one: one.loss_name)]
     return [_plot(group, is_only=len(groups) == 1) for group in groups]
@@ -309,7 +314,7 @@ def loss_plots(points: Sequence[Point]) -> list[LossPlot]:
 
 def _plot(points: list[Point], *, is_only: bool) -> LossPlot:
     shown, num_left = points[:_MOST_RUNS], max(0, len(points) - _MOST_RUNS)
-    of_images = len({one.global_batch for one in shown}) > 1  # steps of other batches are no measure of progress
+    of_images = len({one.global_batch for one in shown}) > 1  # runs with different batch sizes are compared by images
     lines = [[(step * (one.global_batch if of_images else 1), loss) for step, loss in one.losses] for one in shown]
     xs, ys = [x for line in lines for x, _ in line], [y for line in lines for _, y in line]
     is_log = min(ys) > 0 and max(ys) / min(ys) > _LOG_RATIO

@@ -1,5 +1,5 @@
-"""What tells the points of a comparison apart: the sizes of models of one name, and the images that an accuracy is of.
-Pure."""
+"""Finds names that tell the points of a comparison apart: for models of the same name by their sizes, and for the
+datasets on which accuracy is measured. All functions are pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,21 +12,21 @@ from shards.config import HeldOutConfig, SubsetConfig
 from shards.output.quantities import plural
 
 _SIZES = ("patch", "depth", "width", "mlp_width", "num_heads", "resnet_units", "resnet_factor")
-# Fields that change no result, that the other columns show, or that belong to how a run is scored.
+# Fields that do not change the result, that other columns show, or that only say how a run is scored.
 _NOT_TOLD = (
     *("run_dir", "device", "threads", "micro_batch", "engine.", "checkpoint.", "evaluation.", "fewshot.", "hang."),
     *("loggers.", "log_every_steps", "norms_every_steps", "similarity_every_steps", "max_skipped_updates", "guard."),
     *("data.reading.", "data.num_threads", "data.steps_ahead", "data.memory_limit_bytes", "data.max_quarantined"),
     *("data.allow_other_decoder", "model.name", "model.num_classes", "model.image_size"),
 )
-_VAGUE = ("name", "url", "share", "count", "decay")  # names that say nothing alone
+_VAGUE = ("name", "url", "share", "count", "decay")  # field names that are unclear without their group
 _MOST_VALUE_CHARACTERS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredOn:
-    """What a score is measured on: a dataset, or the `part` of one that is held out of the training, in words. A mix
-    has several addresses."""
+    """What a score is measured on: a whole dataset or, if `part` is not empty, the part held out of the training,
+    described in words. A mix of datasets has several URLs."""
 
     urls: tuple[str, ...]
     part: str = ""
@@ -38,8 +38,8 @@ class ScoredOn:
 
 
 def scored_on(job: TrainingJob) -> ScoredOn | None:
-    """Returns what a run's accuracy is measured on; None if it has none. A part that is held out takes precedence over
-    a dataset of its own."""
+    """Returns what a run's accuracy is measured on; None if it is not measured. A held-out part takes precedence over a
+    separate dataset."""
     data = job.data
     if not data.held_out.is_none:
         urls = (data.url,) if data.url else tuple(url for url, _ in data.mix)
@@ -48,7 +48,7 @@ def scored_on(job: TrainingJob) -> ScoredOn | None:
 
 
 def fewshot_on(few: FewshotImages | FewshotInTraining) -> ScoredOn | None:
-    """Returns what a few-shot accuracy is measured on; None if there is none."""
+    """Returns what a few-shot accuracy is measured on; None if it is not measured."""
     if not few.url:
         return None
     if not few.held_out.is_none:
@@ -57,7 +57,8 @@ def fewshot_on(few: FewshotImages | FewshotInTraining) -> ScoredOn | None:
 
 
 def dataset_names(found: Iterable[ScoredOn]) -> dict[ScoredOn, str]:
-    """Returns a name for each dataset. Names that would be equal get as many more of the last folders as it takes."""
+    """Returns a name for each dataset. If names would be equal, they include as many parent folders as needed to
+    differ."""
     names = {one: one.name() for one in found}
     most = max((url.count("/") for one in names for url in one.urls), default=0)
     for num_folders in range(2, most + 2):
@@ -96,7 +97,7 @@ def sizes_of(model: ModelConfig) -> dict[str, str]:
 
 
 def model_name(name: str, sizes: Mapping[str, str], *, others: Sequence[Mapping[str, str]] = ()) -> str:
-    """Returns the name, with the sizes in which the model differs from the published model of this name, or from
+    """Returns the name, followed by the sizes in which the model differs from the published model of this name or from
     `others`."""
     own = sizes_of(ModelConfig(name=name)) if name in NAMES else {}
     differing = {field for field in sizes if any(one.get(field) != sizes[field] for one in others)}
@@ -105,9 +106,9 @@ def model_name(name: str, sizes: Mapping[str, str], *, others: Sequence[Mapping[
 
 
 def what_differs(settings: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
-    """Returns for each run the settings that are not equal in all runs, such as `learning_rate 0.001`, in the order of
-    its record. Empty values are left out. A field is named by its last word, unless that says too little or is the name
-    of two fields. `settings`: values by field. Pure."""
+    """Returns the settings of each run that are not equal in all runs, such as `learning_rate 0.001`. `settings` has
+    the values of each run by field. Empty values are left out. A field is named by its last word if that is clear and
+    unique, otherwise by its whole path."""
     fields = [name for name in dict.fromkeys(name for one in settings for name in one) if _is_told(name)]
     told = [name for name in fields if len({one.get(name) for one in settings}) > 1]
     words = {name: name.rpartition(".")[2] for name in told}

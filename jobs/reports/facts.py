@@ -1,7 +1,8 @@
-"""What `patchline report` says about a run, read from its folder while it may be training.
+"""Reads what `patchline report` says about a run from the run's folder. The run may still be training.
 
-Any file but the record may be missing, half-written or damaged: each fault is a note beside the other facts. How the
-last try of a run's jobs ended is in the line that stage.sbatch left in RUN/submit/tries.jsonl.
+Any file except the record may be missing, half-written or damaged. Each such fault becomes a note, and the other facts
+are still shown. stage.sbatch writes a line to RUN/submit/tries.jsonl for each try of a run's jobs, which says how it
+ended.
 """
 
 import glob
@@ -22,12 +23,12 @@ from jobs.resolve import recipe_job
 from jobs.stages import WITH_SMOKE
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointManifest, id_from_path, manifest_from_json
 from pipeline.runs.curves import NO_CURVES, Curves, read_curves
-from pipeline.runs.facts import LEDGER, METRICS, RunFacts, read_facts
+from pipeline.runs.facts import LEDGER, METRICS, Notes, RunFacts, read_facts
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import MOST_SECONDS, read_starts
 from pipeline.runs.time import ACCOUNTS, RunTime, time_of, topology_of
 from shards.config_values import whole_number
-from shards.errors import InvalidDataError, UserError
+from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import (
     Line,
     is_finite,
@@ -84,15 +85,14 @@ def last_try(run_dir: Path) -> tuple[Line | None, int]:
 
 
 def said_of_last_try(run_dir: Path) -> str:
-    """Returns how the newest try ended. Empty while it runs, and if no other will follow: a marker or the table says
-    so."""
+    """Returns how the newest try ended. Empty while the try runs, and for ends that the run's state already tells."""
     line, _ = last_try(run_dir)
     is_said = line is None or line["end"] in _SAID_ALREADY or not is_newest(run_dir, line)
     return "" if is_said else f"its last try {try_words(line)}"  # type: ignore[arg-type]
 
 
 def is_newest(run_dir: Path, line: Line) -> bool:
-    """Whether no try has begun since: each try has a folder from its beginning."""
+    """Whether no try has begun after the one in `line`. Each try has a folder from its beginning."""
     try:
         names = [entry.name for entry in os.scandir(run_dir / "submit")]
     except OSError:
@@ -111,7 +111,7 @@ def line_breaks(path: Path, num_bytes: int) -> int:
 
 
 def try_words(line: Line) -> str:
-    """Returns how a try ended, such as `crashed (exit code 9) on n2 alone, and is to be continued`. Pure."""
+    """Returns how a try ended, such as `crashed (exit code 9) on n2 alone, and is to be continued`."""
     end, codes = str(line["end"]), list(_codes(line))
     if end != "crashed":
         return _KNOWN.get(end, f"ended as: {end[:_MOST_WORD]}")
@@ -132,8 +132,8 @@ def _codes(line: Line) -> Iterator[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class Bad:
-    """The samples in quarantine: how many lines name how many samples (every start lists those that it meets), the most
-    frequent reasons without their numbers, and some of the samples."""
+    """The samples in quarantine: the number of lines and of different samples (each start of the run lists the samples
+    again), the most frequent reasons with the numbers in them left out, and some of the samples."""
 
     num_lines: int
     num_samples: int
@@ -143,11 +143,11 @@ class Bad:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
-    """Everything that the report shows. `last_try`: how the last try ended, if that is known and `state` does not say
-    it. `num_images`: how many images the run has trained on, repeats included. `scored_on`: what its accuracy is
-    measured on. `changes` lists settings that differ from the recipe's, and `places` paths and other fields that are no
-    settings: field, the recipe's value, the run's value. `environment`: names and values. `notes`: what is missing or
-    cannot be read."""
+    """Everything that the report shows. `last_try`: how the last try ended, if that is known and the run's state does
+    not say it. `num_images`: how many images the run has trained on, including repeats. `scored_on`: what the run's
+    accuracy is measured on. `changes`: settings that differ from the recipe, as field, the recipe's value and the run's
+    value. `places`: paths and other fields that are not settings, in the same form. `environment`: names and values.
+    `notes`: what is missing or cannot be read. `damaged`: the notes about files that cannot be used."""
 
     name: str
     run: RunFacts
@@ -166,32 +166,30 @@ class ReportFacts:
     data: tuple[tuple[str, str], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    damaged: tuple[Finding, ...] = ()
 
 
-class _Notes:
-    """Collects the faults of single files."""
-
-    def __init__(self) -> None:
-        self.all: list[str] = []
+class _Notes(Notes):
+    """Collects notes on files that cannot be read."""
 
     @contextmanager
     def judging(self, name: str) -> Iterator[None]:
-        """Turns a fault inside into a note."""
+        """Turns an error inside the `with` block into a note."""
         try:
             yield
         except OSError as error:
-            self.all.append(f"{name} cannot be read: {error.strerror or error}")
+            self.fault(name, f"{name} cannot be read: {error.strerror or error}")
         except (ValueError, InvalidDataError) as error:
-            self.all.append(f"{name} is damaged: {error}")
+            self.fault(name, f"{name} is damaged: {error}")
 
 
 def gather(run_dir: Path) -> ReportFacts:
-    """Returns the facts of the run in a folder. UserError if there is no run."""
+    """Returns the facts of the run in a folder. Raises UserError if there is no run in it."""
     leaves = _record(run_dir)
     stage, notes = leaves["stage"], _Notes()
     num_steps = whole_number(leaves.get("job.steps", ""))
     run = read_facts(run_dir, num_steps=num_steps, is_scored=is_scored(leaves))
-    notes.all += run.reasons
+    notes.all, notes.damaged = list(run.reasons), list(run.damaged)
     is_running = run.state == "running"
     curves = _curves(run_dir, notes, is_running=is_running)
     ledger, starts, findings = _ledger(run_dir, notes, is_running=is_running), [], []
@@ -221,6 +219,7 @@ def gather(run_dir: Path) -> ReportFacts:
         data=_data(leaves, manifest),
         environment=_environment(manifest, topology_of(starts[-1]) if starts else ""),
         notes=tuple(notes.all),
+        damaged=tuple(notes.damaged),
     )
 
 
@@ -235,9 +234,9 @@ def _record(run_dir: Path) -> Leaves:
         what = f"no run in {str(run_dir)!r}: it has no {_RECORD}" if is_there else f"no folder {str(run_dir)!r}"
         raise UserError(f"there is {what}; {advice}") from None
     except OSError as error:
-        raise UserError(f"cannot read {str(run_dir / _RECORD)!r}: {error.strerror}; {advice}") from error
+        raise UserError(f"cannot read {str(run_dir / _RECORD)!r}: {error.strerror}", todo=advice) from error
     except InvalidDataError as error:
-        what = printable_name(str(error))  # which may name the folder, whatever is in its name
+        what = printable_name(str(error))  # the error may contain the folder's name
         raise UserError(f"{str(run_dir / _RECORD)!r} is not the record of a run: {what}; {advice}") from error
     if leaves["stage"] not in WITH_SMOKE:
         allowed = " or ".join(WITH_SMOKE)
@@ -246,8 +245,8 @@ def _record(run_dir: Path) -> Leaves:
 
 
 def _scored_on(leaves: Leaves) -> str:
-    """Returns what the run's accuracy is measured on; empty if the run is not scored as it trains."""
-    if is_scored(leaves | {"job.evaluation.url": ""}):  # a part that is held out goes before a dataset of its own
+    """Returns what the run's accuracy is measured on; empty if the run is not scored during training."""
+    if is_scored(leaves | {"job.evaluation.url": ""}):  # a held-out part takes precedence over a dataset
         return "on the held-out part"
     url = leaves.get("job.evaluation.url", "")
     return f"on {url}" if url else ""
@@ -260,7 +259,7 @@ def _curves(run_dir: Path, notes: _Notes, *, is_running: bool) -> Curves:
         found = read_curves(run_dir / METRICS)
         num_unusable = found.num_unusable + (found.has_half_line and not is_running)
         if num_unusable:
-            notes.all.append(f"{METRICS}: {plural(num_unusable, 'line')} cannot be used and left out")
+            notes.fault(METRICS, f"{METRICS}: {plural(num_unusable, 'line')} cannot be used and left out")
         if not found.curves:
             notes.all.append(f"{METRICS} has no line yet: no curves are drawn")
     if not any(run_dir.glob("events.out.tfevents.*")):
@@ -274,7 +273,7 @@ def _ledger(run_dir: Path, notes: _Notes, *, is_running: bool) -> list[Line]:
         found = read_lines(run_dir / LEDGER, is_usable=_is_of_ledger)
         num_unusable = found.num_unusable - (is_running and found.has_half_line)
         if num_unusable:
-            notes.all.append(f"{LEDGER}: {plural(num_unusable, 'line')} cannot be used; the time is from the others")
+            notes.fault(LEDGER, f"{LEDGER}: {plural(num_unusable, 'line')} cannot be used; the time is from the others")
         elif not found.objects:
             notes.all.append(f"{LEDGER} has no line: nothing has been saved yet")
         return found.objects
@@ -293,7 +292,7 @@ def _is_of_ledger(line: Line) -> bool:
 
 
 def _is_time(value: object) -> bool:
-    """Whether the value is a plausible number of seconds, for a run's time or since 1970."""
+    """Whether the value is a plausible number of seconds: the duration of a run, or Unix time."""
     return is_finite(value) and 0 <= value < MOST_SECONDS  # type: ignore[operator]
 
 
@@ -302,7 +301,7 @@ def _is_finding(line: Line) -> bool:
 
 
 def _quarantine(run_dir: Path, notes: _Notes) -> Bad:
-    """Reads the lists of all ranks, from all starts."""
+    """Reads the quarantine lists of all ranks."""
     reasons: Counter[str] = Counter()
     samples: dict[str, str] = {}
     seen: set[object] = set()
@@ -327,7 +326,7 @@ def _quarantine(run_dir: Path, notes: _Notes) -> Bad:
 
 
 def _bad_lines(run_dir: Path, name: str, notes: _Notes) -> Iterator[Line]:
-    """Reads the lines one by one: a run may have listed millions."""
+    """Yields the lines of a quarantine list. It reads them one by one, because there may be millions."""
     with notes.judging(name):
         try:
             file = open_local_file(run_dir / name)
@@ -344,7 +343,7 @@ def _newest(run_dir: Path, notes: _Notes) -> CheckpointManifest | None:
     """Returns the manifest of the newest checkpoint in the run's folder; None if there is none, or if checkpoints are
     in a bucket."""
     folder = run_dir / "checkpoints"
-    # Unlike Path.glob of Python 3.11, this one goes on after a folder that is removed meanwhile.
+    # Unlike Path.glob in Python 3.11, glob.glob continues if a folder is removed meanwhile.
     names = glob.glob(f"step-*/attempt-*/{MANIFEST_NAME}", root_dir=folder)  # noqa: PTH207
     found = [(one, folder / name) for name in names if (one := id_from_path(name))]
     if not found:
@@ -357,8 +356,8 @@ def _newest(run_dir: Path, notes: _Notes) -> CheckpointManifest | None:
 
 
 def _changes(stage: str, name: str, leaves: Leaves) -> tuple[Change, ...]:
-    """Returns every field in which the run differs from the recipe; none if the recipe has no name. A field that only
-    the run or only the recipe has is shown as well."""
+    """Returns every field in which the run differs from the recipe, including fields that only one of them has. Returns
+    none if `name` is empty."""
     own = {name.removeprefix("job."): value for name, value in leaves.items() if name.startswith("job.")}
     if not name:
         return ()

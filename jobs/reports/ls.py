@@ -1,6 +1,6 @@
-"""`patchline ls`: a table of the runs in a folder, a line for each, with the reasons for its state below it.
+"""`patchline ls`: a table of the runs in a folder, one line per run, with the reasons for its state below it.
 
-It only reads, and never the whole of a large file.
+The command changes nothing, and never reads the whole of a large file.
 """
 
 import json
@@ -22,7 +22,7 @@ from jobs.settings.models import LsJob, SortColumn
 from jobs.stages import WITH_SMOKE
 from pipeline.runs.facts import SIGNS_OF_A_RUN, STATES, RunFacts, read_facts
 from shards.config_values import whole_number
-from shards.errors import InvalidDataError, UserError
+from shards.errors import Finding, InvalidDataError, UserError
 from shards.output.terminal import columns_of, printable_name
 from shards.pool import Pool
 
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 _RECORD = "job.yaml"
 _MOST_DEPTH, _MOST_FOLDERS = 3, 20_000
 _PIPE_COLUMNS = 160
-_THREADS = 8  # a file server takes its time to answer
+_THREADS = 8  # hides the latency of a file server
 _DESCENDING = ("step", "accuracy", "images", "goodput", "seen")
 _HEADS = ("run", "recipe", "state", "step", "loss", "accuracy", "images/s", "goodput", "seen")
 _LEFT = (True, True, True, False, False, False, False, False, False)
 _LEAST_NAME, _LEAST_RECIPE = 12, 8
-_LATEST_TO_GO = ("goodput", "images/s", "accuracy", "loss")  # columns left out of a narrow terminal, the first first
+_LATEST_TO_GO = ("goodput", "images/s", "accuracy", "loss")  # what a narrow terminal leaves out, in order
 _GAP, _INDENT = "  ", "    "
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 Cells = list[str]
@@ -45,8 +45,9 @@ Cells = list[str]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run's folder. If its record does not say, `stage` and `model` are empty, and `num_steps` and `recipe` are None.
-    A `state` that is not empty is shown instead of the state in `facts`."""
+    """A run's folder. What its record does not say is empty (`stage`, `model`) or None (`num_steps`, `recipe`). If
+    `state` is not empty, it is shown instead of the state in `facts`. `findings`: about the run's jobs, if Slurm was
+    asked."""
 
     path: str
     stage: str
@@ -55,11 +56,12 @@ class Run:
     num_steps: int | None
     facts: RunFacts
     reasons: tuple[str, ...]
+    findings: tuple[Finding, ...] = ()
     state: str = ""
 
 
 def run(job: LsJob) -> int:
-    """Prints the table, or a line of JSON for each run. Returns 0 even if there are no runs, or damaged ones."""
+    """Prints the table, or a line of JSON for each run. Returns 0 even if there are no runs, or if some are damaged."""
     now = time.time()
     root = Path(job.dir)
     folders = folders_below(root)
@@ -83,7 +85,7 @@ def run(job: LsJob) -> int:
 
 
 def run_table(runs: Sequence[Run], *, now: float, columns: int) -> str:
-    """Returns the lines of the table. Only commands to paste may be longer than `columns`. Names are shortened to fit,
+    """Returns the lines of the table. Only commands to copy may be longer than `columns`. Names are shortened to fit,
     and their control characters are escaped."""
     cells = [_cells(one, now) for one in runs]
     kept = _columns_that_fit(cells, columns)
@@ -92,11 +94,12 @@ def run_table(runs: Sequence[Run], *, now: float, columns: int) -> str:
     for one, own in zip(runs, cells, strict=True):
         shown = [fitted(own[at], width) if at < 2 else own[at] for at, width in zip(kept, widths, strict=True)]
         lines.append(_line(shown, kept, widths))
-        for reason in one.reasons:
-            width = max(columns - len(_INDENT), _LEAST_NAME)
-            is_advice = reason.startswith("> ")
-            parts = advice(reason[2:], width) if is_advice else wrapped(reason, width, most_lines=3)
-            lines += [f"{_INDENT}{part}" for part in parts]
+        width = max(columns - len(_INDENT), _LEAST_NAME)
+        parts = [part for reason in one.reasons for part in wrapped(reason, width, most_lines=3)]
+        for finding in one.findings:
+            parts += wrapped(finding.found, width, most_lines=3)
+            parts += advice(finding.todo, width) if finding.todo else []
+        lines += [f"{_INDENT}{part}" for part in parts]
     return "".join(f"{line}\n" for line in lines)
 
 
@@ -119,7 +122,8 @@ def _cells(one: Run, now: float) -> Cells:
 
 
 def _ago(seconds: float) -> str:
-    """Returns words such as `12 s ago` or `3 h ago`. The clock of another host may be ahead."""
+    """Returns words such as `12 s ago` or `3 h ago`. Negative seconds, from a host whose clock is ahead, give `0 s
+    ago`."""
     unit, name = next(((unit, name) for unit, name in _UNITS if seconds >= unit), (1, "s"))
     return f"{max(0, seconds) // unit:.0f} {name} ago"
 
@@ -129,7 +133,7 @@ def _widest(cells: Sequence[Cells], at: int) -> int:
 
 
 def _columns_that_fit(cells: Sequence[Cells], columns: int) -> list[int]:
-    """Returns all columns, or as many as a narrow terminal has room for."""
+    """Returns the indices of the columns that fit into the terminal."""
     kept = list(range(len(_HEADS)))
     for name in ("", *_LATEST_TO_GO):
         kept = [at for at in kept if _HEADS[at] != name]
@@ -140,7 +144,7 @@ def _columns_that_fit(cells: Sequence[Cells], columns: int) -> list[int]:
 
 
 def _widths(cells: Sequence[Cells], kept: Sequence[int], columns: int) -> list[int]:
-    """Returns the columns' widths. The names of runs and recipes share the room that the others leave."""
+    """Returns the columns' widths. The first two columns, runs and recipes, share the space that the others leave."""
     others = [_widest(cells, at) for at in kept[2:]]
     room = max(_LEAST_NAME + _LEAST_RECIPE, columns - sum(others) - len(_GAP) * (len(kept) - 1))
     name, recipe = _widest(cells, 0), _widest(cells, 1)
@@ -161,8 +165,8 @@ def _line(texts: Sequence[str], kept: Sequence[int], widths: Sequence[int]) -> s
 
 
 def in_order(runs: Sequence[Run], *, by: SortColumn, reverse: bool) -> list[Run]:
-    """Sorts the runs by a column: numbers and times from the largest, losses and words from the smallest. Runs without
-    a value come last in either direction."""
+    """Sorts the runs by a column. Losses and words are in ascending order, other numbers and times in descending order;
+    `reverse` turns this around. Runs without a value always come last."""
     by_name = sorted(runs, key=lambda one: one.path)
     known = [one for one in by_name if _is_known(_key(one, by))]
     known.sort(key=lambda one: _key(one, by), reverse=(by in _DESCENDING) != reverse)
@@ -174,7 +178,7 @@ def _is_known(key: Any) -> bool:
 
 
 def _key(one: Run, by: SortColumn) -> Any:
-    """Returns what a run is sorted by; None if it is not known."""
+    """Returns the value that a run is sorted by; None if it is not known."""
     facts = one.facts
     return {
         "run": one.path,
@@ -190,12 +194,14 @@ def _key(one: Run, by: SortColumn) -> Any:
 
 
 def folders_below(root: Path) -> list[Path]:
-    """Returns the folders at and below the root that may be runs. UserError if the root cannot be listed."""
+    """Returns the folders at and below the root that may be runs. Raises UserError if the root cannot be listed."""
     try:
         if _may_be_run({entry.name for entry in os.scandir(root)}):
             return [root]
     except OSError as error:
-        raise UserError(f"cannot list {str(root)!r}: {error.strerror}; give a folder of runs, or a run") from error
+        raise UserError(
+            f"cannot list {str(root)!r}: {error.strerror}", todo="give a folder of runs, or a run"
+        ) from error
     found: list[Path] = []
     level, num_folders = [root], 0
     for _ in range(_MOST_DEPTH):
@@ -214,8 +220,8 @@ def folders_below(root: Path) -> list[Path]:
 
 
 def _inside(level: Sequence[Path]) -> Iterator[tuple[Path, bool, set[str] | None]]:
-    """Yields each folder in these folders, whether it is a link, and the names in it; None instead of the names if it
-    cannot be listed."""
+    """Yields each folder in these folders, whether it is a symbolic link, and the names in it (None: it cannot be
+    listed)."""
     for folder in level:
         with os.scandir(folder) as entries:
             inner = sorted((entry.name, entry.is_symlink()) for entry in entries if _is_folder(entry))
@@ -230,13 +236,13 @@ def _inside(level: Sequence[Path]) -> Iterator[tuple[Path, bool, set[str] | None
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link in a circle
+    except OSError:  # a link that leads back to itself
         return False
 
 
 def _may_be_run(names: set[str]) -> bool:
-    """Whether the folder has a record, or at least two of a run's other files: other tools may write one file of the
-    same name."""
+    """Whether a folder with these names has a record, or at least two of a run's other files. One such file may be
+    another tool's."""
     return _RECORD in names or sum(name in names for name in SIGNS_OF_A_RUN) > 1
 
 
@@ -272,13 +278,14 @@ def run_at(root: Path, path: Path, now: float) -> Run | None:
 
 
 def is_unstarted(path: Path) -> bool:
-    """Whether the folder belongs to a run that was submitted and has not begun: its first start writes the record."""
+    """Whether the folder belongs to a run that was submitted and has not started. The record is written at the first
+    start."""
     others = (_RECORD, *SIGNS_OF_A_RUN, "checkpoints")
     return (path / "submit").is_dir() and not any((path / name).exists() for name in others)
 
 
 def as_json(one: Run) -> dict[str, Any]:
-    """Returns the run as an object. Numbers that are not finite, as a loss may be, are null."""
+    """Returns the run as a JSON object. Numbers that are not finite become null."""
     facts = one.facts
     numbers = {
         "loss": facts.loss,

@@ -1,11 +1,13 @@
-"""What `patchline compare` knows of each run: accuracy, and what it cost in compute and data, from the runs' own files.
+"""Reads what `patchline compare` shows of each run from the run's files: its accuracy, and its cost in compute and
+data.
 
-A fine-tuned run has the compute of the run that its weights are from as well, and that run's data, if its folder is
-still where the job says. The repetitions of a sweep are one point. What is not known is None, with the reason.
+The compute of a fine-tuned run includes that of the run that its weights are from, and its data is that run's. Both are
+known only if that run's folder is still where the job says. The repetitions of a sweep are one point. Facts that are
+not known are None, and the point gives the reason.
 
-If a run averages its weights, its accuracy is that of the averaged ones, which are in RUN/weights, if it is known.
-Further scores are those on other datasets, and few-shot accuracy: measured in the run, or by `patchline fewshot
-RUN/best --run-dir RUN/fewshot`.
+If a run averages its weights, its accuracy is that of the averaged weights (those in RUN/weights), if it was measured.
+A point can have further scores: on other datasets, and few-shot accuracy, which is measured during training or by
+`patchline fewshot RUN/best --run-dir RUN/fewshot`.
 """
 
 import json
@@ -42,15 +44,15 @@ _RAW, _AVERAGED = "test_accuracy", "test_ema_accuracy"
 _FOLDER, _RESULTS, _MOST_BYTES = "fewshot", "fewshot.json", 16 << 20
 _RECORD, _METRICS = "job.yaml", "metrics.jsonl"
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
-_BEFORE = "pretrained_by"  # the key, in the sizes of a fine-tuned model, of the optimiser of its pre-training
+_BEFORE = "pretrained_by"  # this key in `sizes` has the optimiser that pre-trained the weights
 _OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlsoScored:
-    """A further score of a run. `shots`: of a few-shot accuracy, else 0. `dataset`: the name of what it is measured on.
-    `weights`: the weights it belongs to, if they are not the run's last. `deviation`: over choices of shots or, if the
-    point stands for repetitions, over these."""
+    """A further score of a run. `shots`: the number of shots of a few-shot accuracy, else 0. `dataset`: the name of
+    what it is measured on. `weights`: the name of the weights if they are not the run's last. `deviation`: the standard
+    deviation over choices of shots or, for a point of several repetitions, over the repetitions."""
 
     on: ScoredOn
     score: float
@@ -68,8 +70,8 @@ class AlsoScored:
 
 
 def accuracies(lines: Sequence[Line]) -> tuple[list[float], bool]:
-    """Returns all accuracies, and whether they are those of the averaged weights: they are if the last line with a
-    score has one."""
+    """Returns all accuracies, and whether they are those of the averaged weights. They are if the last line with a
+    score has that of the averaged weights."""
     key = _key(lines)
     return [float(line[key]) for line in lines if is_share(line.get(key))], key == _AVERAGED
 
@@ -88,15 +90,15 @@ def fewshot_in(lines: Sequence[Line]) -> dict[int, float]:
 def also_of(
     run_dir: Path, lines: Sequence[Line], job: TrainingJob, *, is_best: bool
 ) -> tuple[tuple[AlsoScored, ...], list[str]]:
-    """Returns all further scores of a run, and why some cannot be used."""
+    """Returns all further scores of a run, and reasons why some cannot be used."""
     few, why = fewshot_of(run_dir)
     found = [*also_in(lines, job, is_best=is_best), *few]
     return tuple(replace(one, dataset=one.on.name()) for one in found), [why] if why else []
 
 
 def also_in(lines: Sequence[Line], job: TrainingJob, *, is_best: bool) -> list[AlsoScored]:
-    """Returns the scores on the other datasets that the run is scored on, after its last scored step or, with
-    `is_best`, after the step with the best accuracy (early stopping)."""
+    """Returns the scores on the run's other evaluation datasets, at its last scored step or, with `is_best`, at the
+    step with the best accuracy (early stopping)."""
     key = _key(lines)
     scored = [line for line in lines if is_share(line.get(key))]
     if not scored:
@@ -109,8 +111,8 @@ def also_in(lines: Sequence[Line], job: TrainingJob, *, is_best: bool) -> list[A
 
 
 def fewshot_of(run_dir: Path) -> tuple[list[AlsoScored], str]:
-    """Returns what `patchline fewshot ... --run-dir RUN/fewshot` has measured for this run's weights, and why it cannot
-    be used; nothing if the command was not run."""
+    """Returns the scores that `patchline fewshot ... --run-dir RUN/fewshot` measured for this run's weights, and the
+    reason why they cannot be used. Both are empty if the command was not run."""
     folder = run_dir / _FOLDER
     if not (folder / _RESULTS).exists():
         return [], ""
@@ -134,7 +136,8 @@ def fewshot_of(run_dir: Path) -> tuple[list[AlsoScored], str]:
 
 
 def means_of(runs: Sequence[Sequence[AlsoScored]]) -> tuple[tuple[AlsoScored, ...], list[str]]:
-    """Returns the further scores of repetitions as means with deviations, and which repetitions lack some."""
+    """Returns the further scores of repetitions as means with deviations, and notes on repetitions without some
+    score."""
     kinds = dict.fromkeys((one.on, one.shots, one.weights) for run in runs for one in run)
     found, lacking = list[AlsoScored](), list[str]()
     for kind in kinds:
@@ -149,7 +152,7 @@ def means_of(runs: Sequence[Sequence[AlsoScored]]) -> tuple[tuple[AlsoScored, ..
 
 
 def deviation_of(found: Sequence[float]) -> float | None:
-    """Returns the standard deviation of a sample; None for one value."""
+    """Returns the sample standard deviation; None for fewer than two values."""
     return statistics.stdev(found) if len(found) > 1 else None
 
 
@@ -165,14 +168,15 @@ def _key(lines: Sequence[Line]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A run, or the repetitions of a sweep, whose scores are means with the deviation of a sample.
+    """A run, or the repetitions of a sweep. The scores of repetitions are means with a sample standard deviation.
 
-    `num_images`: of the data that the model was pre-trained on. `exaflops`: of all training, counted in completed
-    steps. `accuracy`: the last one; `is_averaged` if it is that of averaged weights. `fewshot`: accuracy by the number
-    of shots. `dataset` and `fewshot_dataset`: names of what they are measured on. `also`: further scores. `label`: the
-    model's name, with what tells it from others. `losses`: means of the training loss `loss_name`, each with its last
-    step. `settings`: values by field, only those that all repetitions share. `differs`: the settings in which the runs
-    of its stage differ. `reasons`: why something is not known.
+    `num_images`: the size of the dataset that the model was pre-trained on. `exaflops`: the compute of the completed
+    steps, with that of pre-training. `accuracy`: the last accuracy. `is_averaged`: whether it is that of averaged
+    weights. `fewshot`: accuracy by the number of shots. `dataset`, `fewshot_dataset`: the names of what the two are
+    measured on. `also`: further scores. `label`: the model's name, with the sizes that tell it from others. `losses`:
+    means of the training loss `loss_name`, each with its last step. `settings`: values by field; for repetitions, only
+    those that all share. `differs`: its values of the settings in which the runs of its stage differ. `reasons`: why
+    something is not known.
     """
 
     name: str
@@ -208,20 +212,21 @@ class Point:
 
     @property
     def line(self) -> str:
-        """The line of a plot that the point belongs to: the points of one model after one stage are joined."""
+        """The name of the plot line that the point belongs to. Points with the same label and stage are joined by a
+        line."""
         return f"{self.label}, fine-tuned" if self.stage == "finetune" else self.label
 
     @property
     def drawn(self) -> tuple[float | None, float | None]:
-        """The accuracy that a plot shows, with its deviation: after pre-training the best one ("An Image is Worth 16x16
-        Words", section 4.3), after fine-tuning the last one."""
+        """The accuracy that a plot shows, with its deviation: the best one for pre-training ("An Image is Worth 16x16
+        Words", section 4.3), the last one for fine-tuning."""
         is_tuned = self.stage == "finetune"
         return (self.accuracy, self.deviation) if is_tuned else (self.best_accuracy, self.best_deviation)
 
 
 @dataclass(kw_only=True)
 class _Sweep:
-    """What is found of a sweep: the points of its repetitions, and the names of its other runs."""
+    """The runs found of a sweep: the points of its repetitions, and the names of its other runs."""
 
     name: str
     facts: dict[str, Any] | None
@@ -230,14 +235,13 @@ class _Sweep:
 
 
 def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[str]]:
-    """Returns a point for each run, and a note for each folder that cannot be used. `root`: the folder that names are
-    relative to."""
+    """Returns a point for each run, and a note for each folder that cannot be used. Names are relative to `root`."""
     points, notes = list[Point](), list[str]()
     sweeps: dict[Path, _Sweep] = {}
     for folder in folders:
         try:
             if read_leaves(folder / _RECORD).get("stage") not in WITH_SMOKE and folder != root:
-                continue  # an evaluation's folder, say
+                continue  # for example an evaluation's folder
             point = point_of(folder, name=_name(folder, root))
         except (OSError, UserError, InvalidDataError) as error:
             notes.append(f"{_name(folder, root)}: {error}")
@@ -251,7 +255,7 @@ def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[st
             sweeps[path] = _Sweep(name=name, facts=read_sweep(path))
         if is_repetition(folder, sweeps[path].facts):
             sweeps[path].seeds.append(point)
-        else:  # a try, say, which chose the values, on held-out data
+        else:  # for example a try, which was scored on held-out data to choose the values
             sweeps[path].others.append(name_in_sweep(folder))
     points += [repeated(one.seeds, name=one.name) for one in sweeps.values() if one.seeds]
     notes += [f"{one.name}: {left_out(one.others, one.facts)}" for one in sweeps.values() if one.others]
@@ -264,13 +268,13 @@ def told_apart(points: Sequence[Point]) -> list[Point]:
     known = [(one.scored_on, one.fewshot_on, *(more.on for more in one.also)) for one in points]
     names = dataset_names([on for each in known for on in each if on])
     kinds = {(one.model, one.stage, tuple(one.sizes.items())) for one in points}
-    # Among those of one stage, in order: two stages have other settings anyway.
+    # Settings are compared within a stage, because different stages have different settings anyway.
     differing = {
         stage: iter(what_differs([one.settings for one in points if one.stage == stage])) for stage in WITH_SMOKE
     }
     found = []
     for one in points:
-        # Fine-tuning at a higher resolution, by another optimiser, is a line of its own anyway.
+        # Resolution and optimiser are compared only within a stage: fine-tuned points have their own lines.
         own = {name: one.sizes[name] for name in ("image_size", "optimizer", _BEFORE) if name in one.sizes}
         alike = [(stage, dict(sizes)) for model, stage, sizes in kinds if model == one.model]
         others = [sizes if stage == one.stage else sizes | own for stage, sizes in alike]
@@ -291,7 +295,8 @@ def _order(one: Point) -> tuple[str, bool, int, str, float, str]:
 
 
 def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
-    """Returns the point of one run. Raises OSError, UserError or InvalidDataError if its record is no training job."""
+    """Returns the point of one run. Raises OSError, UserError or InvalidDataError if its record cannot be read or is
+    not a training job's."""
     stage = read_leaves(folder / _RECORD).get("stage", "")
     if stage not in WITH_SMOKE:
         raise UserError(f"its job.yaml is of {stage or 'no stage'}; allowed: {', '.join(WITH_SMOKE)}")
@@ -346,7 +351,8 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
 
 
 def repeated(runs: Sequence[Point], *, name: str) -> Point:
-    """Returns the repetitions of one recipe as one point, with the mean of each score and the deviation of a sample."""
+    """Returns one point for the repetitions of a recipe, with the mean and the sample standard deviation of each
+    score."""
     lasts = [one.accuracy for one in runs if one.accuracy is not None]
     bests = [one.best_accuracy for one in runs if one.best_accuracy is not None]
     shots = sorted({number for one in runs for number in one.fewshot})
@@ -379,7 +385,7 @@ def repeated(runs: Sequence[Point], *, name: str) -> Point:
 
 
 def point_json(point: Point) -> dict[str, Any]:
-    """Returns the facts as --json has them: without what only pictures show, and with settings only if they differ."""
+    """Returns the point as a JSON object for --json, without `losses` and `settings`."""
     by_shots = {"fewshot": point.fewshot, "fewshot_deviation": point.fewshot_deviation}
     facts = asdict(replace(point, losses=(), settings={}))
     facts |= {name: {str(shots): x for shots, x in found.items()} for name, found in by_shots.items()}
@@ -387,7 +393,8 @@ def point_json(point: Point) -> dict[str, Any]:
 
 
 def mean_losses(lines: Sequence[Line], *, columns: int = 200) -> tuple[tuple[int, float], ...]:
-    """Returns the training loss as at most `columns` means over equally many steps, each with its last step."""
+    """Returns the training loss as at most `columns` means, each over the same number of steps and with its last
+    step."""
     found = [(int(line["step"]), float(line["loss"])) for line in lines if is_finite(line.get("loss"))]
     if not found:
         return ()
@@ -399,15 +406,16 @@ def mean_losses(lines: Sequence[Line], *, columns: int = 200) -> tuple[tuple[int
 
 
 def final_run_of(weights: str) -> Path | None:
-    """Returns the run whose final weights these are (RUN or RUN/weights); None if there is none. Any other folder in
-    RUN may have the weights of any checkpoint."""
-    path = Path(weights).absolute()  # so that a dot has a name
+    """Returns the run whose final weights these are (RUN or RUN/weights); None if there is none. Weights in any other
+    folder of RUN may come from any checkpoint, so they do not count."""
+    path = Path(weights).absolute()  # `.` has no name
     folder = path.parent if path.name == "weights" and not (path / _RECORD).is_file() else path
     return folder if (folder / _RECORD).is_file() else None
 
 
 def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
-    """Returns the run that the weights are from, as far as it is known, and why something is not known."""
+    """Returns the run that the weights are from (None: not known), and the reason if something about it is not
+    known."""
     final = final_run_of(weights)
     folder = final or Path(weights).parent
     if ancestors >= _MOST_ANCESTORS or not (folder / _RECORD).is_file():
@@ -425,8 +433,8 @@ def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
 def _cost(
     job: TrainingJob, lines: Sequence[Line], source: Point | None, *, flops: float
 ) -> tuple[int | None, float | None]:
-    """Returns the images of pre-training, and the exaFLOPs of all training. `source`: the run that the weights are
-    from, if it is known. `flops`: of this run alone."""
+    """Returns the number of images in the pre-training dataset, and the exaFLOPs of all training. `source` is the run
+    that the initial weights are from (None: none, or not known). `flops` is the compute of this run alone."""
     if not job.initial.weights:
         return _num_images(lines, global_batch=job.global_batch), flops / 1e18
     before = source.exaflops if source else None
@@ -434,8 +442,8 @@ def _cost(
 
 
 def _num_images(lines: Sequence[Line], *, global_batch: int) -> int | None:
-    """Returns the samples of an epoch, from how many epochs the run has done. The number is exact once the epoch has
-    enough digits."""
+    """Returns the number of samples in an epoch, computed from the step and the epoch in the run's metrics. It becomes
+    exact once the epoch has enough digits."""
     for line in reversed(lines):
         epoch = line.get("epoch")
         if epoch is not None and is_finite(epoch) and epoch > 0:
@@ -444,7 +452,7 @@ def _num_images(lines: Sequence[Line], *, global_batch: int) -> int | None:
 
 
 def _num_classes(folder: Path) -> int:
-    """Returns the number of classes of the model that the run left; 0 if there is none yet."""
+    """Returns the number of classes in the run's final weights; 0 if there are none yet."""
     try:
         found = parse_json(read_local_file(folder / "weights" / "config.json", most_bytes=_MOST_CONFIG_BYTES))
         number = found["model"]["num_classes"] if isinstance(found, dict) else 0

@@ -1,6 +1,6 @@
 """`patchline report`: what a run did, in a few lines and as one HTML page without a script. The run may be running.
 
-`kind_of` says how each curve is shown: its title, its unit, and how its values are written.
+`kind_of` decides how each curve is shown: its title, its unit, and the format of its values.
 """
 
 import logging
@@ -65,9 +65,10 @@ def run(job: ReportJob) -> int:
 
 def summary(
     facts: ReportFacts,
-    scores: ScoreSheet = ScoreSheet(),  # noqa: B008 - frozen
+    scores: ScoreSheet = ScoreSheet(),  # noqa: B008 - it is frozen
 ) -> str:
-    """Returns the report in lines of at most 80 columns: first how the run ended, and what the model confuses."""
+    """Returns the report as text with lines of at most 80 columns. It begins with how the run ended and what the model
+    confuses."""
     lacks = lacks_confusions(facts, scores)
     lines = [*_outcome(facts), *_confusions(scores), *([lacks] if lacks else []), *_time(facts)]
     for one in facts.time.restarts:
@@ -89,7 +90,7 @@ def summary(
 
 
 def _outcome(facts: ReportFacts) -> list[str]:
-    """Returns how the run ended, how far it came, and how good it is."""
+    """Returns lines on the run's state, its steps and speed, and its loss and accuracy."""
     found, loss, accuracy = facts.run, facts.curves.named("loss"), facts.curves.named("test_accuracy")
     step = f"{found.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
     parts = [f"step {step}"]
@@ -110,7 +111,7 @@ def _outcome(facts: ReportFacts) -> list[str]:
 
 
 def _confusions(scores: ScoreSheet) -> list[str]:
-    """Returns the most frequent confusions of an evaluation; nothing without one."""
+    """Returns lines with the most frequent confusions of an evaluation; no lines if there was no evaluation."""
     if not scores.classes or not scores.scores:
         return []
     found = scores.classes.confusions()
@@ -166,20 +167,20 @@ def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
 
 
 def lacks_confusions(facts: ReportFacts, scores: ScoreSheet) -> str:
-    """Returns the command that finds the confusions of a finished classifier; empty if they are known, or of no
-    interest."""
+    """Returns a line with the command that finds the confusions of a completed classifier. Empty if they are known, or
+    if the run is not a completed classifier."""
     is_open = facts.run.state == "done" and facts.run.accuracy is not None and not scores.scores and not scores.reasons
     return "no confusions yet: patchline evaluate RUN --data.url URL --run-dir RUN/scores" if is_open else ""
 
 
 def value_words(value: object) -> str:
-    """Returns a value from a file in words. It should be a number, and may be anything."""
+    """Returns a value from a file as text. It should be a number, but a damaged file may contain anything."""
     return number(value) if is_finite(value) else shown(str(value)[:40], 16)  # type: ignore[arg-type]
 
 
 def time_bar(parts: Mapping[str, float], words: Mapping[str, str]) -> Markup:
-    """Draws one bar with a part for each cause. The parts have the CSS classes part-0, part-1 and so on, in the order
-    of `parts`."""
+    """Draws a bar of `parts`, which are seconds by name. `words` describes each part. The CSS classes are part-0,
+    part-1 and so on, in the order of `parts`."""
     total = sum(parts.values()) or 1.0
     body, at = [], 0.0
     for place, seconds in enumerate(parts.values()):
@@ -193,9 +194,9 @@ def time_bar(parts: Mapping[str, float], words: Mapping[str, str]) -> Markup:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """How a curve is shown. `unit`: the name of its axis. `text`: writes a value in words. `is_cost`: the curve says
-    what a step costs, not how the model does. `may_be_log`: a log scale is used if the values span much; a schedule is
-    recognised by its shape on a linear one."""
+    """How a curve is shown. `unit`: the name of its axis. `text`: a function that formats a value. `is_cost`: the curve
+    shows what a step costs, not the quality of the model. `may_be_log`: use a log scale if the values span a wide
+    range; a schedule keeps a linear scale, on which its shape is recognised."""
 
     title: str
     unit: str
@@ -206,7 +207,7 @@ class Kind:
 
 @dataclass(frozen=True, kw_only=True)
 class ShownCurve:
-    """A curve on the page: its picture, and the words below it."""
+    """A curve on the page, with the words below it."""
 
     title: str
     plot: Markup
@@ -259,7 +260,7 @@ def shown_curves(curves: Sequence[Curve], *, marks: Sequence[int], is_cost: bool
 
 
 def _shown(curve: Curve, kind: Kind, *, marks: Sequence[int]) -> ShownCurve:
-    if len(curve.values) == 1:  # a picture would be empty but for a dot
+    if len(curve.values) == 1:  # a plot would show only a dot
         words = f"{kind.text(curve.values[0])} at step {curve.steps[0]:,}"
         return ShownCurve(title=kind.title, plot=Markup(), words=words, samples=())
     (least_at, least), (most_at, most) = curve.extreme(most=False), curve.extreme(most=True)

@@ -1,9 +1,10 @@
-"""Jobs as text, without torch.
+"""Shows and compares jobs as text. torch is not loaded.
 
-`patchline show [STAGE] RECIPE|FILE|RUN [--any.field VALUE ...]`: the job with every field, as YAML for its stage.
+`patchline show [STAGE] RECIPE|FILE|RUN [--any.field VALUE ...]`: prints the job with every field, as YAML that its
+stage can read.
 
-`patchline diff [STAGE] A B`: the fields in which two jobs differ, one per line. Exit code 0: no difference; 1: some, as
-diff(1) has it.
+`patchline diff [STAGE] A B`: lists the fields in which two jobs differ, one per line. As with diff(1), the exit code is
+0 if there is no difference and 1 if there are some.
 """
 
 import sys
@@ -27,13 +28,14 @@ USAGES = {
 DIFFERENT = 1
 _COLUMNS = 80
 _GAP = "  "
-Override = Callable[[Any, list[str], str], Any]  # a job, flags, the words before them -> the job with the flags' values
+# A job, flags, the two words before them -> the job with the flags' values.
+Override = Callable[[Any, list[str], tuple[str, str]], Any]
 Row = tuple[str, str, str]
 
 
 def run(words: list[str], *, command: str, override: Override) -> int:
-    """Prints the job, or the differences of two, and returns the exit code. UserError if the words name no job, or jobs
-    of several stages."""
+    """Prints the job, or the differences between two jobs, and returns the exit code. Raises UserError if the words
+    name no job, or jobs of several stages."""
     stage, rest = split_stage(words)
     is_whole = len(rest) == 2 and not any(word.startswith("-") for word in rest)
     if not (is_whole if command == "diff" else rest and not rest[0].startswith("-")):
@@ -45,7 +47,7 @@ def run(words: list[str], *, command: str, override: Override) -> int:
 
 def _show(stage: str, word: str, flags: list[str], override: Override) -> int:
     stage = stage or _only_stage(word)
-    job = override(job_of(word, stage), flags, f"patchline show {stage} {word}")
+    job = override(job_of(word, stage), flags, ("show", f"{stage} {word}"))
     put(record_text(stage, job))
     return exit_codes.DONE
 
@@ -70,7 +72,8 @@ def _diff(stage: str, first: str, second: str) -> int:
 
 
 def _comparable(first: str, second: str) -> tuple[Any, Any]:
-    """Reads the two jobs as jobs of stages with the same fields, if possible of one stage."""
+    """Reads the two jobs. If a word can belong to several stages, both are read as the same stage or, if that is
+    impossible, as stages whose jobs have the same fields."""
     pairs = [(a, b) for a in stages_found(first) for b in stages_found(second) if job_class(a) is job_class(b)]
     pairs = [(a, b) for a, b in pairs if a == b] or pairs
     kinds = dict.fromkeys(job_class(a) for a, _ in pairs)
@@ -85,7 +88,8 @@ def _comparable(first: str, second: str) -> tuple[Any, Any]:
 
 
 def table(rows: list[Row]) -> str:
-    """Returns lines of three aligned columns. A row that is too long for the terminal does not shift the others."""
+    """Returns lines of three aligned columns. A row that is too long for the terminal does not widen the columns of the
+    others."""
     name = max(len(row[0]) for row in rows)
     fitting = [len(row[1]) for row in rows if name + len(row[1]) + len(row[2]) + 2 * len(_GAP) <= _COLUMNS]
     value = max(fitting, default=0)

@@ -1,8 +1,8 @@
-"""What a run is worth, for its report: its compute and device-days, its accuracy beside the paper's Table 2, the
-figures of `patchline inspect`, and what `patchline evaluate --run-dir RUN/scores` left: scores, confusions, and images
-that the model gets right or wrong.
+"""Gathers what a report says about the cost and the quality of a run: its compute and device-days, its accuracy next to
+the paper's Table 2, the figures of `patchline inspect`, and the results of `patchline evaluate --run-dir RUN/scores`
+(scores, confusions, and images that the model gets right or wrong).
 
-The files may be anybody's: they are checked before they are believed, and what cannot be used is a reason.
+The files may come from anyone, so they are checked. For each file that cannot be used, the result has a reason.
 """
 
 import base64
@@ -61,7 +61,7 @@ TABLE_2 = {
     "VTAB (19 tasks)": ("77.63 ± 0.23", "76.28 ± 0.46", "72.72 ± 0.21", "76.29 ± 1.70", "–"),
 }
 CORE_DAYS = ("2.5k", "0.68k", "0.23k", "9.9k", "12.3k")  # TPUv3-core-days of pre-training
-_NAMES = {  # of a dataset's folder, without its split
+_NAMES = {  # the name of a dataset's folder, without its split -> its name in Table 2
     **dict.fromkeys(("imagenet", "imagenet1k", "ilsvrc2012"), "ImageNet"),
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
@@ -71,10 +71,10 @@ _NAMES = {  # of a dataset's folder, without its split
 _VTAB = {"natural": "natural", "specialized": "specialised", "structured": "structured", "mean": "VTAB (19 tasks)"}
 _SPLIT = re.compile(r"[-_.](test|val|validation|valid)$")
 FOLDER, _SCORES = "scores", "scores.json"
-_MOST_SEARCHED = 1000  # folders that may have an evaluation
+_MOST_SEARCHED = 1000  # folders searched for an evaluation
 _MOST_BYTES, _MOST_IMAGE_BYTES = 256 << 20, 1 << 20
 _MOST_LISTED, _MOST_EXAMPLES, _NAME_CHARACTERS = 10, 64, 18
-_MOST_DRAWN = 30  # classes of a confusion matrix
+_MOST_DRAWN = 30  # a confusion matrix with more classes is not drawn
 _KINDS = {"image/png": b"\x89PNG\r\n\x1a\n", "image/jpeg": b"\xff\xd8\xff"}
 _WORDS = {
     "num_images": "images",
@@ -94,8 +94,8 @@ Count = Annotated[int, Range(0)]
 
 @dataclass(frozen=True, kw_only=True)
 class Repeats:
-    """The same recipe with several seeds: how many, the mean of their scores by the sweep's `metric`, and the deviation
-    of a sample."""
+    """The runs of one recipe with several seeds: their number, and the mean and sample standard deviation of their
+    scores. `metric` is the score that the sweep uses."""
 
     num_runs: int
     mean: float
@@ -105,11 +105,11 @@ class Repeats:
 
 @dataclass(frozen=True, kw_only=True)
 class Worth:
-    """What a run is worth. `device_days`: of all ranks over all starts. `dataset`: the dataset of Table 2 on which the
-    run is scored, or empty, and `accuracy` the accuracy there. `is_held_out`: the point's accuracy is that of a part of
-    the training data instead. `repeats`: of all repetitions of a sweep, if the run is one. `vtab`: the means in
-    RUN/vtab over groups of tasks and over all, with deviations over seeds. `figures`: title and data URI of each.
-    `reasons`: why something is not known."""
+    """The cost and the quality of a run. `device_days`: the sum over all ranks and all starts. `dataset`: the dataset
+    of Table 2 on which the run is scored (empty: none), and `accuracy`: the accuracy on it. `is_held_out`: the point's
+    accuracy is that on a held-out part of the training data instead. `repeats`: the result of all repetitions, if the
+    run is one of a sweep's. `vtab`: the means in RUN/vtab over groups of tasks and over all tasks, with deviations over
+    seeds. `figures`: the title and the data URI of each figure. `reasons`: why something is not known."""
 
     point: Point | None
     device_days: float | None
@@ -123,7 +123,8 @@ class Worth:
 
 
 def worth_of(run_dir: Path, *, wall_seconds: float) -> Worth:
-    """Returns what the run is worth, from its own files. What cannot be read becomes a reason."""
+    """Returns the cost and the quality of the run, read from its files. If something cannot be read, the result has the
+    reason."""
     reasons: list[str] = []
     point, url, days = None, "", None
     try:
@@ -151,8 +152,8 @@ def worth_of(run_dir: Path, *, wall_seconds: float) -> Worth:
 
 
 def _accuracy_on(url: str, run_dir: Path) -> float | None:
-    """Returns the last accuracy on --evaluation.url of a run that is also scored on a held-out part; that of the
-    averaged weights if there are any."""
+    """Returns the last accuracy on --evaluation.url, for a run that is also scored on a held-out part. The accuracy of
+    averaged weights is preferred."""
     names = EvaluationConfig(url=url).sets(has_held_out=True)
     keys = [f"eval/{name}/{kind}accuracy" for name in names for kind in ("ema_", "")]
     for line in reversed(read_lines(run_dir / METRICS_FILE, is_usable=lambda _: True).objects):
@@ -164,7 +165,8 @@ def _accuracy_on(url: str, run_dir: Path) -> float | None:
 
 
 def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None:
-    """Adds up the time of each start until the next, times its ranks. Returns None if no start is recorded."""
+    """Returns the sum over all starts of the time until the next start times the number of ranks. Returns None if no
+    start is recorded."""
     if not starts:
         return None
     ends = [*(one.total_seconds for one in starts[1:]), wall_seconds]
@@ -173,7 +175,7 @@ def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None
 
 
 def _repeats(run_dir: Path) -> Repeats | None:
-    """Returns the mean that sweep.json has for the repetitions of a sweep."""
+    """Returns the mean and the deviation in sweep.json, if the run is one of a sweep's repetitions; otherwise None."""
     sweep = sweep_of(run_dir)
     found = read_sweep(sweep) if sweep else None
     if found is None or not is_repetition(run_dir, found):
@@ -187,7 +189,7 @@ def _repeats(run_dir: Path) -> Repeats | None:
 
 
 def _vtab(path: Path) -> tuple[tuple[str, float, float | None], ...]:
-    """Returns the means that `patchline vtab --run-dir RUN/vtab` left, with their deviations over several seeds."""
+    """Returns the means that `patchline vtab --run-dir RUN/vtab` wrote, with their deviations over seeds."""
     try:
         found = parse_json(read_local_file(path, most_bytes=_MOST_SWEEP_BYTES))
     except (OSError, ValueError, InvalidDataError):
@@ -203,7 +205,7 @@ def _vtab(path: Path) -> tuple[tuple[str, float, float | None], ...]:
 
 
 def _dataset(url: str) -> str:
-    """Returns the dataset of Table 2 that the last part of an address names; empty for any other."""
+    """Returns the dataset of Table 2 that the last part of a URL names; empty for any other dataset."""
     name = _SPLIT.sub("", url.rstrip("/").rpartition("/")[2].lower())
     return _NAMES.get(re.sub(r"[^a-z0-9]", "", name), "")
 
@@ -237,10 +239,10 @@ class ScoreLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Classes:
-    """The content of classes.json: for each label of the dataset, its images and how many of them were classified
-    right. `confusion`: [label, class, images] for each pair that occurs, empty if it would be too large.
-    `confusion_right`: those of its images that count as right, which a class map, lists of labels or several labels may
-    allow under another name."""
+    """The content of classes.json: the number of images of each label of the dataset, and how many of them were
+    classified correctly. `confusion`: [label, class, number of images] for each pair that occurs; empty if it would be
+    too large. `confusion_right`: the same for the answers that count as right. A class map, ImageNet-ReaL's lists or
+    several labels per image can make an answer with another name right."""
 
     labels: tuple[str, ...]
     images: tuple[Count, ...]
@@ -257,15 +259,15 @@ class Classes:
                 raise ValueError(f"confusion has {list(cell[:4])}; allowed: [label, class, images], numbers in range")
 
     def _right(self) -> dict[tuple[int, int], int]:
-        """Returns how many answers are right, by label and class."""
+        """Returns the number of right answers by label and class."""
         return {(row, column): count for row, column, count in self.confusion_right}
 
     def _is_own(self, row: int, column: int) -> bool:
         return self.labels[row] == self.classes[column]
 
     def confusions(self) -> list[tuple[str, str, int, float]]:
-        """Returns the most frequent confusions: label, answer, images, and their share of the label's images. No label
-        counts as confused with itself, even if ImageNet-ReaL's lists do not have it."""
+        """Returns the most frequent confusions: label, answer, number of images, and share of the label's images. An
+        answer equal to the label is never a confusion, even if ImageNet-ReaL's lists call it wrong."""
         right = self._right()
         wrong = [(row, column, count - right.get((row, column), 0)) for row, column, count in self.confusion]
         wrong = [cell for cell in wrong if cell[2] > 0 and not self._is_own(cell[0], cell[1])]
@@ -276,7 +278,7 @@ class Classes:
         ]
 
     def hardest(self) -> list[tuple[str, int, float]]:
-        """Returns the labels with the lowest accuracy: name, images, accuracy."""
+        """Returns the labels with the lowest accuracy: name, number of images, accuracy."""
         found = [
             (name, count, right / count)
             for name, count, right in zip(self.labels, self.images, self.right, strict=True)
@@ -285,7 +287,8 @@ class Classes:
         return sorted(found, key=lambda one: one[2])[:_MOST_LISTED]
 
     def picture(self) -> Markup | None:
-        """Draws the matrix, unless there are too many classes. A cell counts as right if most of its images are."""
+        """Draws the confusion matrix; None if there are too many classes. A cell counts as right if most of its images
+        were classified correctly."""
         rows = [row for row, count in enumerate(self.images) if count]
         if not self.confusion or max(len(rows), len(self.classes)) > _MOST_DRAWN:
             return None
@@ -307,7 +310,7 @@ class Classes:
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleImage:
-    """An image of examples.json. `image`: a data URI."""
+    """An image in examples.json. `image` is a data URI."""
 
     sample_id: Count
     source: str
@@ -330,9 +333,10 @@ class ExampleImage:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreSheet:
-    """An evaluation of a run. `dataset`: its address. `weights`: empty for the run's own weights. `settings`: the flags
-    that decide which images are scored and what is right. `is_part`: only a part of the dataset is scored. `is_real`:
-    ImageNet-ReaL's lists say what is right. `facts`: the name and text of each score."""
+    """An evaluation of a run. `dataset`: its URL. `weights`: the evaluated weights; empty for the run's own.
+    `settings`: the flags that decide which images are scored and which answers are right. `is_part`: only a part of the
+    dataset is scored. `is_real`: ImageNet-ReaL's lists decide which answers are right. `facts`: the name and the text
+    of each score."""
 
     dataset: str = ""
     weights: str = ""
@@ -348,8 +352,8 @@ class ScoreSheet:
 
 
 def read_scores(run_dir: Path) -> ScoreSheet:
-    """Reads RUN/scores. If it is missing, reads the newest evaluation of this run's weights, in a folder of the run or
-    beside it; empty if there is none."""
+    """Reads RUN/scores. If it is missing, reads the newest evaluation of this run's weights in a nearby folder (see
+    `_newest_evaluation`). The result is empty if there is none."""
     folder = run_dir / FOLDER
     if not (folder / _SCORES).is_file():
         found = _newest_evaluation(run_dir)
@@ -377,8 +381,8 @@ def read_scores(run_dir: Path) -> ScoreSheet:
 
 
 def _newest_evaluation(run_dir: Path) -> Path | None:
-    """Returns the folder of the newest evaluation of this run's own weights: in the run, beside it or, in a chain with
-    several runs, in the folder of the same number of another step."""
+    """Returns the folder of the newest evaluation of this run's own weights. It may be in the run's folder or next to
+    it. In a chain whose steps have several runs, it may also be the folder with the run's number in another step."""
     own = run_dir.resolve()
     places = ((own, "*"), (own.parent, "*"), (own.parent.parent, f"*/{glob.escape(own.name)}"))
     there = (path for parent, pattern in places for path in parent.glob(f"{pattern}/{_SCORES}"))
@@ -393,8 +397,8 @@ def _newest_evaluation(run_dir: Path) -> Path | None:
 
 
 def _others_weights(weights: str, run_dir: Path) -> str:
-    """Returns the weights if they are not the run's own, else nothing. They are its own even if its folder was moved
-    since, under the same name."""
+    """Returns `weights` if they are not the run's own, otherwise an empty text. Weights at a path that no longer exists
+    count as the run's own if the path has the run's name: the run was probably moved."""
     own, said = run_dir.resolve(), Path(weights).resolve()
     was = said.parent if said.name == "weights" else said
     is_own = was == own or (was.name == own.name and not was.exists())
@@ -402,7 +406,7 @@ def _others_weights(weights: str, run_dir: Path) -> str:
 
 
 def _settings(leaves: Leaves, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the settings of the record that are not the default, as flags."""
+    """Returns those of the record's settings `names` that are not the default, as flags."""
     usual = leaves_of(EvaluateJob())
     given = {name: leaves.get(f"job.{name}", value) for name, value in usual.items() if name.startswith(names)}
     flags = {f"--{name}".replace("_", "-"): value for name, value in given.items() if value != usual[name]}

@@ -1,4 +1,4 @@
-"""The jobs' dataclasses, which load nothing heavy."""
+"""The jobs' dataclasses. These modules load no large library."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """The jobs of the stages that make and check datasets: the settings of `pack`, `index`, `verify` and `card`.
 
-Configurations only: help and mistakes are answered without loading what a stage needs.
+The module has only configurations, so that help and mistakes are answered without loading what a stage needs.
 """
 
 from dataclasses import dataclass, field
@@ -16,15 +16,15 @@ from shards.packing.config import MOST_SEED, About, DatasetSettings, Dedup, Pack
 from shards.sources.archives import ClassTarsSource, TarOfTarsSource
 from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ManifestSource, ParquetSource, VtabSource
 
-_MOST_PICTURES = 96  # each is embedded in the card
+_MOST_PICTURES = 96  # every picture is embedded in the card
 Phase = Literal["all", "scan", "plan", "shards", "merge"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackJob:
-    """What to pack, and where to.
+    """What to pack, and where to write it.
 
-    `run_dir` is not part of the dataset, whose bytes do not depend on who packed it.
+    `run_dir` is not in the dataset, so its bytes do not depend on who packed it.
     """
 
     out: str = ""
@@ -93,11 +93,11 @@ class PackJob:
             raise UserError(
                 "--split-test is given for a task of VTAB-1k, which has a test set; pack it with --split test"
             )
-        self.about()  # refuses a text that is too long now, not after packing
+        self.about()  # refuses a text that is too long before packing
 
     @property
     def share(self) -> tuple[int, int]:
-        """`part` as numbers."""
+        """`part` as two numbers, I and N."""
         first, _, count = self.part.partition("/")
         number, num_parts = whole_number(first), whole_number(count)
         if number is None or num_parts is None or number >= num_parts:
@@ -106,7 +106,7 @@ class PackJob:
         return number, num_parts
 
     def about(self) -> About:
-        """The texts that the manifest has for people."""
+        """Returns the texts for people in the manifest."""
         return About(description=self.description, licence=self.licence)
 
 
@@ -152,7 +152,7 @@ class IndexJob:
         self.about()
 
     def about(self) -> About:
-        """The texts that the manifest has for people."""
+        """Returns the texts for people in the manifest."""
         return About(description=self.description, licence=self.licence)
 
 

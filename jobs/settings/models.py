@@ -1,8 +1,8 @@
 """The jobs of the stages around models and clusters: the settings of `evaluate`, `fewshot`, `plan`, `verify-resume`,
 `ls`, `weights`, `import`, `export`, `doctor`, `demo` and `preflight`.
 
-These are configurations only: help and mistakes are answered without loading torch. The settings of training are in
-pipeline/training/settings/job.py.
+The module has only configurations, so that help and mistakes are answered without loading torch. The settings of
+training are in pipeline/training/settings/job.py.
 """
 
 from dataclasses import dataclass, fields
@@ -23,7 +23,7 @@ SortColumn = Literal["run", "recipe", "state", "step", "loss", "accuracy", "imag
 
 @dataclass(frozen=True, kw_only=True)
 class OnNodes:
-    """Nodes to plan for, and what is assumed of them."""
+    """Nodes to plan for, and what is assumed about them."""
 
     nodes: tuple[Annotated[int, Range(1, 1_000_000)], ...] = ()
     """Numbers of nodes to compare, such as --nodes 8 16 32: for each, S3 traffic, checkpoint interval, goodput, days
@@ -57,8 +57,8 @@ class OnNodes:
 
 
 def refuse_wrong_nodes(job: OnNodes, *, gpu: str, is_num_gpus_given: bool, is_drawn: bool) -> None:
-    """UserError for flags that contradict each other, or say nothing without --nodes. `is_drawn`: --out is for more
-    than nodes."""
+    """Raises UserError if flags contradict each other, or have no effect without --nodes. `is_drawn`: whether --out has
+    an effect without --nodes."""
     if job.out and not job.out.lower().endswith(SUFFIXES):
         raise UserError(f"--out is {job.out!r}; allowed: a name that ends in {' or '.join(SUFFIXES)}")
     for field in fields(OnNodes):
@@ -80,7 +80,7 @@ def refuse_wrong_nodes(job: OnNodes, *, gpu: str, is_num_gpus_given: bool, is_dr
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightJob:
-    """What of a cluster to check before the first job is submitted; what is empty is left out."""
+    """What to check of a cluster before the first job is submitted. An empty field leaves its check out."""
 
     cluster: str = ""
     """YAML file of your cluster's settings, as `patchline example cluster.yaml` prints it; empty: Slurm is left out."""
@@ -110,7 +110,7 @@ class PreflightJob:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateJob:
-    """Which weights to evaluate, and on which dataset. Images are prepared as in the weights' own evaluation unless
+    """Which weights to evaluate, and on which dataset. Images are prepared as in the weights' own evaluation, unless
     flags say otherwise."""
 
     weights: str = ""
@@ -224,7 +224,8 @@ class PlanJob(OnNodes):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyResumeJob(TrainingJob):
-    """The training job whose continuation is tried, and how: every flag of training, and those of the trial."""
+    """The training job whose continuation is verified, and how: every flag of training, and those of
+    `verify-resume`."""
 
     kills: Annotated[int, Range(1, 1000)] = 3
     """Times that each run is killed with SIGKILL, in saves and between them."""
@@ -264,7 +265,7 @@ class VerifyResumeJob(TrainingJob):
 
 @dataclass(frozen=True, kw_only=True)
 class LsJob(CheckedJob):
-    """Says where the runs are, and how they are listed."""
+    """Where the runs are, and how they are listed."""
 
     dir: str = ""
     """Folder to look for runs in, three levels down; or a run directory."""
@@ -278,7 +279,7 @@ class LsJob(CheckedJob):
 
 @dataclass(frozen=True, kw_only=True)
 class ReportJob(CheckedJob):
-    """Which run is reported, and where the page goes."""
+    """Which run to report on, and where to write the page."""
 
     run: str = ""
     """Run directory; the run may still be training."""
@@ -288,7 +289,7 @@ class ReportJob(CheckedJob):
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorJob(CheckedJob):
-    """What to look at beside the machine itself."""
+    """What to check in addition to the machine itself."""
 
     run: str = ""
     """Run directory: what went wrong with this run, instead of the machine."""
@@ -313,7 +314,7 @@ class DoctorJob(CheckedJob):
 
 @dataclass(frozen=True, kw_only=True)
 class InspectJob(CheckedJob):
-    """Which weights to look into, and on which images."""
+    """Which weights to inspect, and on which images."""
 
     weights: str = ""
     """Weights folder (RUN/weights), or the run directory."""
@@ -332,7 +333,7 @@ class InspectJob(CheckedJob):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsJob:
-    """Which checkpoint of a run, and where its weights go."""
+    """From which checkpoint of a run to take weights, and where to write them."""
 
     run: str = ""
     """Run directory; the run may still be training."""
@@ -357,7 +358,7 @@ class WeightsJob:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportJob(Hints, Change):
-    """Weights from elsewhere, and what their file does not say."""
+    """Weights of other libraries, and what their file does not say."""
 
     path: str = ""
     """Weights to import: a published .npz file (vision_transformer's, big_vision's or big_transfer's), a timm or

@@ -1,4 +1,4 @@
-"""`patchline demo`: the whole pipeline on real images, and proof that a killed run continues bit for bit."""
+"""`patchline demo`: runs the whole pipeline on real images, and shows that a killed run continues bit for bit."""
 
 import importlib.util
 import json
@@ -37,7 +37,8 @@ _STEPS_PAST_A_CHECKPOINT = 10  # so that the continued run repeats some steps
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """The continued run and the unbroken one: losses after the continuation, and how many are bit-identical."""
+    """A continued run beside the unbroken one: the number of losses after the continuation, and how many of them are
+    bit-identical."""
 
     killed_at: int
     continued_from: int
@@ -46,14 +47,14 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """True if every loss after the continuation is identical."""
+        """Whether every loss after the continuation is identical, and there is at least one."""
         return self.num_losses > 0 and self.num_losses == self.num_identical
 
 
 def run(job: DemoJob, *, environ: Mapping[str, str]) -> int:
-    """Runs every stage by the command that a user would type; the table at the end shows whether it all worked.
+    """Runs every stage with the command that a user would type. A table at the end shows whether everything worked.
 
-    `environ`: the caller's environment, which only the command line may read.
+    `environ`: the environment, passed on because only the command line may read it.
     """
     began = time.monotonic()
     folder = _fresh_folder(Path(job.run_dir))
@@ -129,7 +130,7 @@ def _evaluate_words(folder: Path, name: str) -> list[str]:
 
 
 def _run_and_kill(stages: _Stages) -> int:
-    """Starts the run, kills every rank once more than half of the steps are logged, and returns that step."""
+    """Starts the run, kills all ranks once more than half of the steps are logged, and returns the last logged step."""
     run_dir = stages.folder / "pretrain"
     with stages.start(stages.pretrain_words("pretrain"), num_ranks=stages.job.num_ranks) as running:
         while running.poll():
@@ -145,14 +146,14 @@ def _run_and_kill(stages: _Stages) -> int:
 
 
 def last_step(run_dir: Path) -> int:
-    """The last step in a run's metrics.jsonl, 0 before there is one."""
+    """Returns the last step in a run's metrics.jsonl, or 0 if there is none yet."""
     if not (run_dir / "metrics.jsonl").exists():
         return 0
     return max((int(line["step"]) for line in read_metrics(run_dir)), default=0)
 
 
 def compare(unbroken: Path, continued: Path, *, killed_at: int) -> Comparison:
-    """Losses of the two runs for every step after the continuation, compared bit for bit."""
+    """Compares the losses of the two runs, bit for bit, in every step after the continuation."""
     attempts = sorted((continued / "checkpoints" / "attempts").glob("*.json"))
     origin = json.loads(attempts[-1].read_text())["resumed_from"]
     start = int(origin["step"]) if origin else 0
@@ -198,7 +199,8 @@ def _table(job: DemoJob, folder: Path, comparison: Comparison, *, seconds: float
 
 
 def _fresh_folder(folder: Path) -> Path:
-    """The work folder, emptied if an earlier demo made it; any other folder that is not empty is refused."""
+    """Returns the demo's folder, emptied if an earlier demo made it. Raises UserError if it is any other folder that is
+    not empty."""
     if folder.exists() and any(folder.iterdir()):
         if not (folder / _MARKER).is_file():
             raise UserError(f"{folder} is not empty and was not made by an earlier demo; give another --run-dir")
@@ -209,7 +211,7 @@ def _fresh_folder(folder: Path) -> Path:
 
 
 def _environment(environ: Mapping[str, str], endpoint: str) -> dict[str, str]:
-    """The caller's environment with the demo's own S3 settings in place of any profile or proxy."""
+    """Returns the environment with the demo's own S3 settings in place of any profile or proxy."""
     dropped = ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3")
     kept = {name: value for name, value in environ.items() if name not in dropped}
     own = {"AWS_ENDPOINT_URL": endpoint, "AWS_ACCESS_KEY_ID": "demo", "AWS_SECRET_ACCESS_KEY": "demo"}
@@ -218,7 +220,8 @@ def _environment(environ: Mapping[str, str], endpoint: str) -> dict[str, str]:
 
 @contextmanager
 def _s3_server(folder: Path) -> Iterator[str]:
-    """An S3-compatible server on a free loopback port, with the bucket `demo`, until the block ends."""
+    """Runs an S3-compatible server with the bucket `demo` on a free loopback port, until the block ends. Yields its
+    address."""
     for package, module in (("moto[server,s3]", "moto"), ("scikit-learn", "sklearn")):
         if importlib.util.find_spec(module) is None:
             raise UserError(f"the demo needs {package}, which is not installed; run: pip install 'patchline[demo]'")
@@ -236,7 +239,7 @@ def _s3_server(folder: Path) -> Iterator[str]:
 
 
 def _wait_for_server(server: subprocess.Popen[bytes], endpoint: str, folder: Path) -> None:
-    """Waits until the server has created the bucket (it checks no credentials)."""
+    """Waits until the server has created the bucket. The server does not check credentials."""
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + _SERVER_SECONDS
     while time.monotonic() < deadline and server.poll() is None:

@@ -1,4 +1,5 @@
-"""`patchline pretrain` and `patchline finetune` train a model on a packed dataset; the same command continues it."""
+"""`patchline pretrain` and `patchline finetune`: train a model on a packed dataset. The same command continues a
+run."""
 
 from pathlib import Path
 
@@ -27,8 +28,9 @@ def run(
     profile: range = NO_STEPS,
     origin: Origin = NO_ORIGIN,
 ) -> int:
-    """Runs one training stage; the exit code says whether it is done or to be continued. `extend`: the job may have
-    more steps than the run that it continues. `profile`: the steps to trace. `origin`: where the job is from."""
+    """Runs one training stage. The exit code says whether it is done or can be continued. `extend`: whether the job may
+    have more steps than the run that it continues. `profile`: the steps to trace. `origin`: where the job comes
+    from."""
     if stage == "finetune" and not job.initial.weights:
         raise UserError("--initial.weights is missing: give a run or published weights (docs/from-weights.md)")
     refuse_later_steps(profile, num_steps=job.steps)
@@ -44,5 +46,5 @@ def run(
     except UnreachableError as error:
         if not (run_dir / "job.yaml").exists():
             raise
-        raise StorageError(str(error)) from error  # the address was right when the run began
+        raise StorageError(str(error)) from error  # the address worked when the run began
     return _CODES[ending]

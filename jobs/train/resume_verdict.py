@@ -1,10 +1,10 @@
-"""The verdict of `patchline verify-resume` on one interrupted run: a table, an object for scripts, a line a difference.
+"""The verdict of `patchline verify-resume` on interrupted runs: a table, a JSON object for scripts, and lines that
+explain differences.
 
-On the same topology every loss and every tensor must have the same bits. Another topology adds up in another order, so
-its losses may differ by rounding: by `tolerance`, or by ROUNDING, which the tests of elastic continuation hold in fp32,
-or by a few times what unbroken runs on the same topologies differ by, if that is more. Tensors are then compared, but
-not judged: Adam turns the rounding of a gradient that is zero in theory, such as that of a key's bias, into whole
-steps.
+On the same topology, every loss and every tensor must have the same bits. Another topology adds numbers in another
+order, so losses may differ by rounding: by `tolerance` if it is given; otherwise by ROUNDING, or by a few times the
+difference between unbroken runs on these topologies, if that is more. Tensors are then compared, but not judged: if a
+gradient is zero in theory, such as that of a key's bias, Adam turns its rounding error into a full step.
 """
 
 import math
@@ -27,20 +27,21 @@ from pipeline.runs.comparison import (
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
-ROUNDING = {"fp32": 1e-5, "bf16": 1e-2}  # relative, of a loss
+ROUNDING = {"fp32": 1e-5, "bf16": 1e-2}  # relative difference of a loss
 _TIMES_UNBROKEN = 4.0
 _HEADS = ("killed and continued", "kills", "from steps", "losses", "tensors", "verdict")
 
 
 def resumed_from(run: StoredRun) -> list[int]:
-    """Returns the step that each start of a run continued from, 0 for its beginning."""
+    """Returns the step from which each start of a run continued; 0 for the beginning."""
     return [attempt.resumed_from.step if attempt.resumed_from else 0 for attempt in read_attempts(run.store)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeOutcome:
-    """An interrupted run beside its unbroken twin. `limit` is the largest relative difference of losses that is
-    allowed. `checkpoint` is the first one that differs, or the last one compared."""
+    """The comparison of an interrupted run with the unbroken one. `limit`: the largest relative difference of losses
+    that is allowed; 0 if the bits must be the same. `checkpoint`: the first checkpoint that differs, or the last one
+    compared."""
 
     title: str
     kills: tuple[str, ...]
@@ -58,12 +59,12 @@ class ResumeOutcome:
 
     @property
     def is_right(self) -> bool:
-        """Whether it is what was promised."""
+        """Whether the differences are within what is allowed."""
         return self.first_above is None if self.limit else self.is_exact
 
     @property
     def first_above(self) -> LossDifference | None:
-        """The first loss that differs by more than is allowed."""
+        """The first loss that differs by more than `limit`."""
         return next((each for each in self.losses if each.relative > self.limit), None)
 
     @property
@@ -81,8 +82,8 @@ def outcome_of(
     found: StoredRun,
     others: Sequence[StoredRun] = (),
 ) -> ResumeOutcome:
-    """Compares an interrupted run with an unbroken one. `others` are the unbroken runs of the other topologies; without
-    them, the bits must be the same."""
+    """Compares an interrupted run with an unbroken one. `others`: the unbroken runs on the other topologies; if it is
+    empty, the bits must be the same."""
     num_losses, losses = different_losses(expected, found)
     steps = _steps_to_compare(job, expected, found)
     compared: list[CheckpointComparison] = []
@@ -103,7 +104,8 @@ def outcome_of(
 
 
 def _steps_to_compare(job: VerifyResumeJob, expected: StoredRun, found: StoredRun) -> list[int]:
-    """Returns the steps of checkpoints that both runs have. The last one is always compared."""
+    """Returns the steps of the checkpoints to compare: those that both runs have, or the last step alone. The last step
+    is always compared."""
     common = expected.checkpoints().keys() & found.checkpoints().keys()
     return sorted({*common, job.steps}) if job.compare == "all" else [job.steps]
 
@@ -116,8 +118,8 @@ def _limit(job: VerifyResumeJob, expected: StoredRun, others: Sequence[StoredRun
 
 
 def rounding_of(precision: str, unbroken: Sequence[LossDifference]) -> float:
-    """Returns the largest relative difference that counts as rounding. `unbroken` has the differences between runs that
-    were never interrupted; an infinite one says nothing about the others."""
+    """Returns the largest relative difference that counts as rounding. `unbroken`: the differences between runs that
+    were not interrupted; infinite ones are ignored."""
     apart = [each.relative for each in unbroken if math.isfinite(each.relative)]
     return max([ROUNDING[precision], *(_TIMES_UNBROKEN * each for each in apart)])
 
@@ -142,7 +144,7 @@ def outcome_table(job: VerifyResumeJob, outcomes: Sequence[ResumeOutcome], *, fo
 
 
 def explanations(outcomes: Sequence[ResumeOutcome]) -> list[str]:
-    """Returns a line for each run that differs: where first, and by how much."""
+    """Returns lines for each run that differs: where it differs first, and by how much."""
     return [line for one in outcomes if not one.is_exact for line in _explained(one)]
 
 

@@ -1,8 +1,8 @@
 """`patchline sweep STAGE RECIPE --flag A B C ...`: a run for each point of a grid, then the best with several seeds.
 
-Each run is a command of its own in a folder of its own. The same sweep again runs what is not done, and continues what
-was interrupted; with more values or seeds, only those are new. A sweep that is started again with other values or fewer
-seeds leaves runs behind, in `seeds` and in `earlier`: only the repetitions in sweep.json that have its values count.
+Each run is a separate command in its own folder. If the sweep is started again, it runs what is not done and continues
+what was interrupted. With more values or seeds, it runs only the new ones. With other values or fewer seeds, old runs
+stay in `seeds` and `earlier`, but only the repetitions that sweep.json lists, with the values given there, count.
 """
 
 import json
@@ -34,18 +34,18 @@ _LEAST_FOR_AN_EDGE = 3
 _SWEEP, _MOST_BYTES = "sweep.json", 16 << 20
 _MOST_NAMED = 3
 _KINDS = ("tries", "seeds", "earlier")
-_MOVES = "--data.url"  # a dataset may have another address by now
+_MOVES = "--data.url"  # not compared: a dataset may move
 log = logging.getLogger(__name__)
 
 
 def best_of(scores: Sequence[TrialScore]) -> TrialScore | None:
-    """Returns the highest score, the first of several, or None if no run has one."""
+    """Returns the highest score, the first of several equal ones, or None if no run has a score."""
     scored = [one for one in scores if one.accuracy is not None]
     return max(scored, key=lambda one: one.accuracy or 0.0) if scored else None
 
 
 def scores_of(plan: SweepPlan, override: Override) -> tuple[list[TrialScore], list[TrialScore]]:
-    """Returns the scores of the tries, and those of the repetitions of the best one once there is one."""
+    """Returns the scores of the tries, and those of the repetitions of the best try, once there is one."""
     tries = [score_of(one, override) for one in plan.tries()]
     best = best_of(tries)
     if plan.grid and best is None:
@@ -149,14 +149,14 @@ def read_sweep(sweep: Path) -> dict[str, Any] | None:
 
 
 def is_repetition(run_dir: Path, facts: Mapping[str, Any] | None) -> bool:
-    """Whether the sweep's facts list the run among its repetitions, with the values that the run has."""
+    """Returns whether the sweep's facts list the run among its repetitions, with the values that the run has."""
     name = name_in_sweep(run_dir)
     own = [one for one in facts["seeds"] if isinstance(one, dict) and one.get("folder") == name] if facts else []
     return bool(own) and all(_has_values(run_dir, one.get("values", {})) for one in own)
 
 
 def left_out(names: Sequence[str], facts: Mapping[str, Any] | None) -> str:
-    """Returns the note on runs of a sweep, by these names, that are not its repetitions."""
+    """Returns a note on runs that are in a sweep's folder but not among its repetitions. `names`: their names."""
     if facts is None:
         return f"its {_SWEEP} cannot be read, so its repetitions are not known; the same sweep again writes it"
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
@@ -165,7 +165,8 @@ def left_out(names: Sequence[str], facts: Mapping[str, Any] | None) -> str:
 
 
 def _has_values(folder: Path, values: Any) -> bool:
-    """Whether the run's record has the values of these flags. A value that it does not have is no difference."""
+    """Returns whether the run's record has these flags' values. A flag that the record does not have is not
+    compared."""
     if not isinstance(values, dict):
         return False
     try:
@@ -176,7 +177,7 @@ def _has_values(folder: Path, values: Any) -> bool:
 
 
 def _plain(path: Path) -> Path:
-    """Returns the absolute path without dots; links stay."""
+    """Returns the absolute path without `.` and `..`. Symbolic links are kept."""
     return Path(os.path.normpath(path.absolute()))
 
 
@@ -195,7 +196,8 @@ def _is_same(recorded: str | None, given: Any) -> bool:
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
     """Runs what is not done, writes sweep.json and prints the table. Returns the exit code of the first run that
-    failed, but for one that cannot succeed, which is no candidate. Raises UserError for what a run would refuse."""
+    failed. Runs that cannot succeed do not count as failed; they only have no score. Raises UserError if a run would
+    refuse its settings."""
     if len(words) < 2 or words[0] not in WITH_SMOKE or words[1].startswith("-"):
         raise UserError(f"usage: {usage_of('sweep')}")
     plan = plan_of(words, default_job(words[0], words[1]))
@@ -214,15 +216,15 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     make_room(repeated, override, free=swept_fields(plan, override))
     code = run_all(repeated, environ, override)
     if code == exit_codes.USER_MISTAKE:
-        return code  # the run has said why
+        return code  # the run has already said why
     write(plan, override)
     put(sweep_table(plan, *scores_of(plan, override)))
     return code
 
 
 def check(plan: SweepPlan, override: Override) -> None:
-    """Raises UserError for what one of the runs would refuse, for tries that were run with other values, and for
-    repetitions that are scored on nothing."""
+    """Raises UserError if one of the runs would refuse its settings, if a try was already run with other values, or if
+    the repetitions have no dataset to be scored on."""
     for trial in plan.tries():
         job_of_words(list(trial.words), override)
     repeated = job_of_words(list(_likely(plan)[0].words), override)
@@ -244,7 +246,7 @@ def write(plan: SweepPlan, override: Override) -> None:
 
 
 def swept_fields(plan: SweepPlan, override: Override) -> set[str]:
-    """Returns the fields of the job in which the points of the grid differ, with those that follow from them."""
+    """Returns the fields of the job in which the points of the grid differ, and fields that depend on them."""
     last = tuple((flag, values[-1]) for flag, values in plan.grid)
     jobs = [
         asdict(job_of_words(list(plan.repetitions(values)[0].words), override))
@@ -254,8 +256,8 @@ def swept_fields(plan: SweepPlan, override: Override) -> set[str]:
 
 
 def _shown(plan: SweepPlan, tries: Sequence[TrialScore]) -> tuple[tuple[str, str], ...]:
-    """Returns the values of the repetitions for --dry-run: the best, or the first before the best are known, with a
-    note."""
+    """Returns the values that --dry-run shows for the repetitions: the best ones or, if these are not known yet, the
+    first ones, with a note."""
     best = best_of(tries)
     if best and all(one.state in ("done", "failed") for one in tries):
         return best.trial.values
@@ -270,8 +272,8 @@ def _likely(plan: SweepPlan) -> list[Trial]:
 
 
 def _best(plan: SweepPlan, tries: Sequence[TrialScore]) -> tuple[tuple[str, str], ...]:
-    """Returns the values of the best try. Raises UserError if some are not over, and WillNotSucceedError if none has a
-    score."""
+    """Returns the values of the best try. Raises UserError if some tries are not done, and WillNotSucceedError if none
+    has a score."""
     if not plan.grid:
         return ()
     waiting = [one for one in tries if one.state not in ("done", "failed")]

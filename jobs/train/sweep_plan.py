@@ -1,4 +1,5 @@
-"""What a sweep runs, from its words: a try for each point of the grid, then the best with several seeds. Pure."""
+"""Parses a sweep's arguments into the runs that it makes: a try for each point of the grid, then the best with several
+seeds. Pure."""
 
 import itertools
 import re
@@ -23,18 +24,18 @@ _OPTIONS = {
     "--phase": "tries, seeds",
     "--part": "I/N",
 }
-_HELD_OUT = "--data.held-out."  # of the tries; the repetitions are trained on all
+_HELD_OUT = "--data.held-out."  # for the tries only; the repetitions are trained on all data
 _DRY = "--dry-run"
-_ALSO = "--evaluation.also"  # of the repetitions; the tries are compared on one dataset
+_ALSO = "--evaluation.also"  # for the repetitions only; the tries are compared on one dataset
 _NOT_SWEPT = {"--run-dir": "the sweep has one folder", "--seed": "the best is repeated with --seeds N"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """The arguments of a sweep, parsed. `grid` has the values of each swept flag; without them there are only
-    repetitions. The tries are scored on the dataset `select_on`, or on what the flags `held_out` hold out of the
-    training data, and all runs are compared by `metric`. A task of an array runs the runs of `phase` from number `part`
-    on, every `parts`-th."""
+    """The arguments of a sweep, parsed. `grid`: the values of each swept flag; if it is empty, there are only
+    repetitions. The tries are scored on the dataset `select_on`, or on the part of the training data that the flags
+    `held_out` hold out. All runs are compared by `metric`. A task of an array takes every `parts`-th run of `phase`,
+    starting at number `part`."""
 
     stage: str
     recipe: str
@@ -53,7 +54,8 @@ class SweepPlan:
     is_dry: bool = False
 
     def tries(self) -> list[Trial]:
-        """Returns a run for each point of the grid, scored on what is held out; without a grid there are none."""
+        """Returns a run for each point of the grid, scored on `select_on` or on held-out training data. Without a grid
+        there are none."""
         if not self.grid:
             return []
         flags = [flag for flag, _ in self.grid]
@@ -62,7 +64,7 @@ class SweepPlan:
         return [replace(one, words=(*one.words, f"--evaluation.url={self.select_on}", *self.held_out)) for one in found]
 
     def repetitions(self, best: tuple[tuple[str, str], ...]) -> list[Trial]:
-        """Returns the runs with the best values, one for each seed from the recipe's on, scored as the command says."""
+        """Returns the runs with the best values, one for each seed from `first_seed` on, scored as the command says."""
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         found = [self._trial("seeds", best, name=str(seed)) for seed in seeds]
         return [
@@ -71,11 +73,11 @@ class SweepPlan:
         ]
 
     def first_values(self) -> tuple[tuple[str, str], ...]:
-        """Returns the first value of each swept flag, in place of the best before they are known."""
+        """Returns the first value of each swept flag, which stands in for the best one until that is known."""
         return tuple((flag, values[0]) for flag, values in self.grid)
 
     def own(self, trials: Sequence[Trial]) -> list[Trial]:
-        """Returns those trials that this task of an array runs."""
+        """Returns the trials that this task of an array runs."""
         return list(trials[self.part :: self.parts])
 
     def _trial(self, kind: str, values: tuple[tuple[str, str], ...], *, name: str = "") -> Trial:
@@ -86,8 +88,8 @@ class SweepPlan:
 
 
 def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
-    """Returns the sweep that `STAGE RECIPE ...` asks for; `default` is the recipe's job. Raises UserError for what a
-    sweep does not allow."""
+    """Returns the sweep that `STAGE RECIPE ...` asks for. `default`: the recipe's job. Raises UserError if the
+    arguments are not allowed in a sweep."""
     flags = [*flags_of(default), *shown_run_flags(words[0])]
     found = _sorted(words[2:], flags, command=f"patchline {words[0]} {words[1]}")
     options, given = found.options, whole_number(value_in(found.fixed, "--seed"))
@@ -115,7 +117,7 @@ def plan_of(words: Sequence[str], default: Any) -> SweepPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sorted:
-    """The arguments of a sweep, by what they are for."""
+    """The arguments of a sweep, grouped by purpose."""
 
     options: dict[str, str] = field(default_factory=dict)
     grid: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -125,7 +127,7 @@ class _Sorted:
 
 
 def _sorted(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> _Sorted:
-    """Sorts the arguments. Raises UserError for a flag that neither a sweep nor its runs know."""
+    """Sorts the arguments. Raises UserError if neither a sweep nor its runs have a flag."""
     found, known = _Sorted(), {name: flag for flag in flags for name in flag.names}
     for flag, values in _groups(words):
         name = flag.replace("_", "-")
@@ -147,7 +149,7 @@ def _sorted(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> _So
 
 
 def _groups(words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Returns each flag with its values. Raises UserError for a value without a flag."""
+    """Returns each flag with its values. Raises UserError if a value has no flag before it."""
     groups: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--"):
@@ -171,7 +173,7 @@ def _different(flag: Flag, values: list[str]) -> tuple[str, ...]:
     name = flag.name
     if name in _NOT_SWEPT:
         raise UserError(f"{name} cannot be swept: {_NOT_SWEPT[name]}")
-    # what two values share, and what to say of it
+    # what two values may share: the words for it, and its value for each
     shared = {"are the same number": [_number(flag, value) for value in values]}
     shared |= {"would share a folder": [_in_folder(value) for value in values]}
     for why, found in shared.items():
@@ -236,8 +238,7 @@ def _refuse_wrong(plan: SweepPlan, options: Mapping[str, str]) -> None:
 
 
 def _folder_name(values: Sequence[tuple[str, str]]) -> str:
-    """Returns a name such as `learning-rate=0.03,steps=500`, with whole flags where the last words alone are the
-    same."""
+    """Returns a name such as `learning-rate=0.03,steps=500`. Flags whose last word is the same are named in full."""
     short = [flag.removeprefix("--").rpartition(".")[2] for flag, _ in values]
     names = [
         one if short.count(one) == 1 else flag.removeprefix("--") for one, (flag, _) in zip(short, values, strict=True)

@@ -1,4 +1,4 @@
-"""Runs of a command that starts several, one after the other, each in a folder of its own, and their scores.
+"""The runs of a command that starts several, one after the other, each in its own folder, and their scores.
 
 Chains, sweeps, VTAB and `patchline submit` share one rule for whether an existing run has a job's own values.
 """
@@ -37,14 +37,14 @@ _OFF = ("0", "0.0")
 
 
 def run_changes(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: bool, extends: bool) -> list[Difference]:
-    """What differs between a run's recorded job and another one: what `other_values` compares, and the data. Of these:
+    """Returns what differs between a run's recorded job and another one: what `other_values` compares, and the data:
 
-    seed, global_batch, data  must stay, apart from how the data is read, which training does not compare either
-    data.url, data.mix        compared as text: a dataset may move, and the caller decides about its content
-    steps                     must stay; more of them are no difference if the job `extends` the run
-    schedule.warmup_steps     must stay; not compared if the job `extends` the run, which keeps its own
-    model.num_classes         must stay; 0 now stands for what the run took from its dataset
-    paths of other inputs     may be written differently (training itself is stricter), but an empty one is no path
+    seed, global_batch, data must stay, apart from how the data is read, which training does not compare either
+    data.url, data.mix compared as text: a dataset may move, and the caller decides about its content steps must stay;
+    more steps are not a difference if the job `extends` the run schedule.warmup_steps must stay; not compared if the
+    job `extends` the run, which keeps its warm-up model.num_classes must stay; 0 now stands for what the run took from
+    its dataset paths of other inputs may be spelled differently (training itself is stricter), but must not become
+    empty
     """
     own = [each for each in differences(before, now) if each.field.startswith((*OF_POSITION, STEPS))]
     found = other_values(before, now, is_done=is_done) + own
@@ -62,8 +62,8 @@ def _is_free(change: Difference, *, extends: bool) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A run of a sweep. `values` has what it takes from the grid, by flag; `words` is its whole command after
-    `patchline`; `metric` is the score by which runs are compared."""
+    """A run of a command that starts several. `values`: its values of the grid, by flag. `words`: its whole command
+    after `patchline`. `metric`: the score by which runs are compared."""
 
     folder: Path
     values: tuple[tuple[str, str], ...]
@@ -80,8 +80,8 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialScore:
-    """What is known of a run. `accuracy` is the last score by the trial's metric, or None until the run is done or if
-    it has none. It is that of the averaged weights if the run has them, as in RUN/weights."""
+    """What is known of a run. `accuracy`: the last score by the trial's metric; None if the run is not done or has no
+    score. If the run averages its weights, as in RUN/weights, it is the score of the averaged weights."""
 
     trial: Trial
     state: State
@@ -90,7 +90,7 @@ class TrialScore:
 
 
 def score_of(trial: Trial, override: Override) -> TrialScore:
-    """Reads the score from the run's folder. A run that does not exist, or is done with other values, has never
+    """Reads the score from the run's folder. A run that does not exist, or is done with other values, counts as never
     started."""
     facts = _facts(trial)
     if facts is None:
@@ -107,7 +107,7 @@ def score_of(trial: Trial, override: Override) -> TrialScore:
 
 
 def refuse_others(trials: Sequence[Trial], override: Override) -> None:
-    """Raises UserError if one of the folders has a run that is done with other values."""
+    """Raises UserError if one of the folders has a finished run with other values."""
     for trial in trials:
         facts = _facts(trial)
         if facts and facts.state == "done":
@@ -115,8 +115,8 @@ def refuse_others(trials: Sequence[Trial], override: Override) -> None:
 
 
 def make_room(trials: Sequence[Trial], override: Override, *, free: Collection[str]) -> None:
-    """Moves runs that differ from these trials only in the fields `free` into SWEEP/earlier. Raises UserError for other
-    differences, and for a run that is running."""
+    """Moves runs that differ from these trials only in the fields `free` into SWEEP/earlier. Raises UserError if a run
+    differs in other fields, or if a run to be moved is running."""
     for trial in trials:
         facts = _facts(trial)
         if facts is None:
@@ -146,9 +146,9 @@ def _facts(trial: Trial) -> RunFacts | None:
 
 
 def _changes(trial: Trial, override: Override, *, is_done: bool, exactly: bool = False) -> list[Difference]:
-    """Returns what the trial's words change in the job that its folder has on record. Raises UserError if that cannot
-    be read. Unless `exactly`, a dataset may move, since the run itself compares its content, and --extend may extend
-    the run."""
+    """Returns what the trial's words change in the job that is recorded in its folder. Raises UserError if the record
+    cannot be read. Unless `exactly`, a dataset may move, since the run itself compares its content, and --extend may
+    add steps."""
     record = read_record(trial.folder / "job.yaml", stage=trial.words[0], kind=TrainingJob)
     before, now = asdict(record), asdict(job_of_words(list(trial.words), override))
     found = run_changes(before, now, is_done=is_done, extends="--extend" in trial.words and not exactly)
@@ -170,7 +170,7 @@ def _refuse(trial: Trial, changed: Sequence[Difference]) -> None:
 
 
 def _earlier(trial: Trial) -> Path:
-    """Returns a free name, such as SWEEP/earlier/seeds-0."""
+    """Returns an unused path, such as SWEEP/earlier/seeds-0."""
     folder, name, number = trial.folder.parent.parent / _EARLIER, trial.name.replace("/", "-"), 1
     while (place := folder / (name if number == 1 else f"{name}-{number}")).exists():
         number += 1
@@ -178,8 +178,8 @@ def _earlier(trial: Trial) -> Path:
 
 
 def run_all(trials: Sequence[Trial], environ: Mapping[str, str], override: Override) -> int:
-    """Runs the trials that are not done. Returns 0, or the code of the first that ended otherwise and may still
-    succeed."""
+    """Runs the trials that are not done. Stops at the first one that fails but may still succeed, and returns its exit
+    code. Returns 0 otherwise."""
     for number, trial in enumerate(trials, start=1):
         if _is_done(trial, override):
             log.info("run %s of %s, %s: done before", number, len(trials), printable_name(trial.name))
@@ -198,6 +198,7 @@ def run_all(trials: Sequence[Trial], environ: Mapping[str, str], override: Overr
 
 
 def _is_done(trial: Trial, override: Override) -> bool:
-    """Whether the trial is done. The command itself decides about a dataset that has moved, and about more steps."""
+    """Returns whether the trial is done. Returns False if its dataset has moved or it has more steps: the command
+    itself then decides."""
     facts = _facts(trial)
     return facts is not None and facts.state == "done" and not _changes(trial, override, is_done=True, exactly=True)

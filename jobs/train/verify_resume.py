@@ -1,8 +1,8 @@
-"""`patchline verify-resume`: does a killed run of this recipe, on this machine, continue exactly?
+"""`patchline verify-resume`: checks whether a killed run of this recipe continues exactly on this machine.
 
-Each topology trains once to the end, and once with kills; the two must be the same bits. If there are several, one more
-run changes from each to the next; it can only be the same to rounding. The ranks are real processes, killed with
-SIGKILL and continued.
+Each topology trains once without a break, and once with kills; the two runs must have the same bits. If there are
+several topologies, one more run changes from each to the next; it can only be equal to rounding. The ranks are real
+processes, killed with SIGKILL.
 """
 
 import json
@@ -33,21 +33,27 @@ from shards.store import open_store
 
 _POLL_SECONDS = 0.01
 
-_MOST_DELAY_SECONDS = 5.0  # within a step
 
-_SAVE_DELAY_SECONDS = 0.03  # after the first file of a save is there
+_MOST_DELAY_SECONDS = 5.0  # longest wait within a step
+
+
+_SAVE_DELAY_SECONDS = 0.03  # longest wait once the first file of a save exists
+
 
 _TAIL_LINES, _TAIL_BYTES = 12, 1 << 16
 
+
 __all__ = ["VerifyResumeJob", "run", "verify"]
 
+
 log = logging.getLogger(__name__)
+
 
 _S3 = "s3://"
 
 
 class StartRanks(Protocol):
-    """Starts `patchline WORDS` on some ranks; all of them write to log_dir/rank-N.log."""
+    """Starts `patchline WORDS` on a number of ranks. Rank N writes to log_dir/rank-N.log."""
 
     def __call__(self, words: list[str], *, num_ranks: int, log_dir: Path) -> Ranks: ...
 
@@ -65,8 +71,9 @@ class TrialTopology:
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """When a run is killed: after the line of `step`, or while the checkpoint of `step` is saved, one of which is saved
-    every `save_steps`. `delay` is the share of a step, or of a short while, to wait then."""
+    """When a run is killed: after the metrics of `step` are written, or while the checkpoint of `step` is saved
+    (`is_in_save`). `save_steps`: the steps between two checkpoints. `delay`: how long to wait then, as a share of a
+    step or of a short time."""
 
     step: int
     save_steps: int
@@ -76,8 +83,8 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A run: its words, and what it writes. `start` starts its ranks, and `tick` is called while it runs, with its
-    latest step."""
+    """A run: its words, and what it writes. `start`: starts its ranks. `tick`: called with the latest step while it
+    runs."""
 
     name: str
     words: tuple[str, ...]
@@ -97,9 +104,9 @@ class Command:
 
 
 def planned_moments(num_kills: int, *, num_steps: int, save_steps: int, seed: int) -> list[Moment]:
-    """Spreads kills over the run after its first save, one in each of as many equal parts: alternately in a save and
-    between two, as far as a part has both."""
-    draw = random.Random(seed)  # noqa: S311 - moments, no secrets
+    """Spreads kills over the run after its first save, one in each of `num_kills` equal parts. Kills during a save and
+    between two saves alternate, if a part has both."""
+    draw = random.Random(seed)  # noqa: S311 - moments, not secrets
     num_left = max(1, num_steps - 1 - save_steps)
     moments = []
     for number in range(num_kills):
@@ -114,14 +121,14 @@ def planned_moments(num_kills: int, *, num_steps: int, save_steps: int, seed: in
 
 
 def run_whole(command: Command, topology: TrialTopology) -> None:
-    """Trains to the end. Raises the run's own error if it fails."""
+    """Trains to the end. Raises the error for the run's exit code if it fails."""
     ranks = command.begin(topology)
     _finish(command, ranks)
 
 
 def run_killed(command: Command, topologies: Sequence[TrialTopology], moments: Sequence[Moment]) -> list[str]:
-    """Kills the run at each moment that it reaches, and continues it to the end, with start i on topology i modulo
-    their number. Returns what was done, in words."""
+    """Kills the run at each moment that it reaches, and continues it to the end. Each start uses the next topology in
+    turn. Returns a description of each kill."""
     done: list[str] = []
     for number, moment in enumerate(moments):
         with command.begin(topologies[number % len(topologies)]) as ranks:
@@ -136,7 +143,7 @@ def run_killed(command: Command, topologies: Sequence[TrialTopology], moments: S
 
 
 def last_step(run_dir: Path) -> int:
-    """Returns the latest step in the metrics, or 0 before there is one."""
+    """Returns the latest step in the metrics, or 0 if there is none yet."""
     try:
         return max((int(line["step"]) for line in read_metrics(run_dir)[-1:]), default=0)
     except FileNotFoundError:
@@ -149,7 +156,7 @@ def _finish(command: Command, ranks: Ranks) -> None:
 
 
 def _wait_for(command: Command, ranks: Ranks, moment: Moment) -> bool:
-    """Waits for the moment; False if the run ended before it."""
+    """Waits for the moment. Returns False if the run ended before it."""
     seen, began, step_seconds = 0, time.monotonic(), 0.0
     saved = max(command.run.checkpoints(), default=0)
     while ranks.poll():
@@ -169,8 +176,8 @@ def _wait_for(command: Command, ranks: Ranks, moment: Moment) -> bool:
 
 
 def _is_between(run: StoredRun, moment: Moment, step: int, *, saved: int) -> bool:
-    """Whether the step is reached and the last save before it is committed, unless that takes longer than the steps to
-    the next. `saved` is the newest checkpoint at the start."""
+    """Returns whether the moment's step is reached and the last save before it is committed. It does not wait for that
+    save any more once the next one is due. `saved`: the newest checkpoint when the ranks were started."""
     if step < moment.step:
         return False
     due = (moment.step - 1) // moment.save_steps * moment.save_steps
@@ -178,14 +185,15 @@ def _is_between(run: StoredRun, moment: Moment, step: int, *, saved: int) -> boo
 
 
 def _is_saving(run: StoredRun, step: int, latest: int) -> bool:
-    """Whether a file of this step's checkpoint is there, finished or not."""
+    """Returns whether a file of this step's checkpoint exists, finished or not."""
     if run.store.url.startswith("s3:"):
         return latest >= step - 1 and any(True for _ in run.store.list(f"step-{step:08d}"))
     return any(Path(run.store.url).glob(f"step-{step:08d}/*/*"))
 
 
 def _refuse_failure(command: Command, code: int) -> None:
-    """Raises the error that a run ended with, with the last lines of its first rank."""
+    """Raises the error for the exit code of a run, with the last lines of its first rank. Does nothing if the run is
+    done."""
     if code == exit_codes.DONE:
         return
     message = f"{command.name} ended with code {code}; its last lines:\n{_tail(log_of(command.log_dir, 0))}"
@@ -206,15 +214,15 @@ def _tail(path: Path) -> str:
 
 
 def run(job: VerifyResumeJob, *, environ: Mapping[str, str]) -> int:
-    """Runs, kills, continues and compares. Returns 1 if any run differs.
+    """Runs, kills, continues and compares. Returns 1 if any run differs, otherwise 0.
 
-    `environ` is the caller's environment, which only the command line may read.
+    `environ`: the environment, passed on because only the command line may read it.
     """
     return verify(job, start=partial(start_ranks, environ=environ, is_quiet=True))
 
 
 def verify(job: VerifyResumeJob, *, start: StartRanks) -> int:
-    """Does the same with ranks that `start` starts."""
+    """Does the work of `run`, with ranks that `start` starts."""
     if job.command == "finetune" and not job.initial.weights:
         raise UserError("--initial.weights is missing: a fine-tuning recipe starts from weights; give RUN/weights")
     with _folder(job) as (folder, kept):
@@ -236,7 +244,7 @@ def verify(job: VerifyResumeJob, *, start: StartRanks) -> int:
 
 
 class _Trial:
-    """The runs of one trial, in a folder."""
+    """The runs of one verification, in a folder."""
 
     def __init__(self, job: VerifyResumeJob, *, folder: Path, start: StartRanks) -> None:
         self._job, self._folder, self._start = job, folder, start
@@ -251,7 +259,7 @@ class _Trial:
         self._num_begun = 0
 
     def outcomes(self) -> list[ResumeOutcome]:
-        """Returns every comparison that was asked for."""
+        """Makes all runs, and returns every comparison."""
         found, unbroken = [], dict[TrialTopology, StoredRun]()
         for number, topology in enumerate(self._topologies):
             whole = self._whole(f"unbroken-{number}", topology)
@@ -267,13 +275,13 @@ class _Trial:
             return command.run
 
     def _interrupted(self, name: str, topologies: list[TrialTopology], *, expected: StoredRun) -> ResumeOutcome:
-        """Compares a run with kills with an unbroken one on the same topology."""
+        """Compares a killed run with an unbroken one on the same topology."""
         title = str(topologies[0])
         run, kills = self._killed(name, title, topologies, expected)
         return outcome_of(self._job, title=title, kills=kills, expected=expected, found=run)
 
     def _changing(self, unbroken: dict[TrialTopology, StoredRun]) -> ResumeOutcome:
-        """Compares a run that goes from topology to topology with the unbroken one of the first."""
+        """Compares a run that changes from topology to topology with the unbroken run of the first one."""
         first = unbroken[self._topologies[0]]
         run, kills = self._killed("changing", "changing topology", self._topologies, first)
         title = f"{self._topologies[0]}, then each other in turn"
@@ -305,12 +313,13 @@ class _Trial:
         return command.run, kills
 
     def _same_micro_batch(self, expected: StoredRun) -> tuple[str, ...]:
-        """Returns the unbroken run's micro-batch, whatever memory is free now: another one would make a difference."""
+        """Returns the flag for the unbroken run's micro-batch. Another one, chosen by the memory that is free now,
+        would change the bits."""
         return ("--micro-batch", str(expected.engine()[0]))
 
     @contextmanager
     def _command(self, name: str, shown: str, *, more: tuple[str, ...] = ()) -> Iterator[Command]:
-        """Yields a command with its progress on the terminal."""
+        """Yields a command, and shows its progress on the terminal."""
         self._num_begun += 1
         log.info("run %d of %d: %s", self._num_begun, self._num_runs, shown)
         run_dir, url = self._folder / name, self._training.checkpoint.url
@@ -333,8 +342,8 @@ def _shown(steps: list[int]) -> str:
 
 
 def _training_job(job: VerifyResumeJob) -> TrainingJob:
-    """Returns the job of all runs. It saves often enough for every kill to find another checkpoint, and sends no curves
-    to services, since these are not the user's runs."""
+    """Returns the job of all runs. It saves often enough for each kill to find a new checkpoint, and has no loggers,
+    since these are not the user's runs."""
     training = TrainingJob(**{field.name: getattr(job, field.name) for field in fields(TrainingJob)})
     every = training.checkpoint.every_steps
     if not every or every * job.kills >= job.steps:
@@ -349,14 +358,15 @@ def _training_job(job: VerifyResumeJob) -> TrainingJob:
 
 @contextmanager
 def _folder(job: VerifyResumeJob) -> Iterator[tuple[Path, list[Path]]]:
-    """Makes a folder for the runs. It is removed at the end with their checkpoints, unless it is put into the list."""
+    """Yields a new folder for the runs, and a list. The folder and its checkpoints are removed at the end, unless the
+    folder is put into the list or a run fails."""
     try:
         Path(job.run_dir or ".").mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="verify-resume-", dir=job.run_dir or None)).resolve()
     except OSError as error:
         raise UserError(
-            f"cannot make a folder in {job.run_dir or tempfile.gettempdir()!r}: {error.strerror}; give --run-dir a "
-            "folder that this user may write to"
+            f"cannot make a folder in {job.run_dir or tempfile.gettempdir()!r}: {error.strerror}",
+            todo="give --run-dir a folder that this user may write to",
         ) from error
     kept: list[Path] = []
     try:
@@ -373,7 +383,7 @@ def _folder(job: VerifyResumeJob) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def _remove(job: VerifyResumeJob, folder: Path) -> None:
-    """Removes the runs, and their checkpoints elsewhere."""
+    """Removes the runs, and their checkpoints if they are in another place."""
     url = job.checkpoint.url
     if url.startswith(_S3):
         store = open_store(f"{url.rstrip('/')}/{folder.name}")

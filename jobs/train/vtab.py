@@ -1,9 +1,9 @@
 """`patchline vtab WEIGHTS --data-root URL --run-dir DIR`: fine-tunes on each task of VTAB-1k, and shows the means.
 
-A task is a dataset URL/TASK of 1,000 images with its test set URL/TASK-test, as `patchline pack vtab` makes them. Each
-is a run of `patchline finetune vtab_TASK` in DIR/TASK, one after the other; with --seeds N, in DIR/seed-0/TASK and so
-on. The same command again runs what is missing, and continues what was interrupted. With several seeds there is one
-mean for each, and the mean and deviation of these, as in the last row of the paper's Table 2.
+A task is a dataset URL/TASK of 1,000 images with a test set URL/TASK-test, as `patchline pack vtab` makes them. The
+tasks are run one after the other, with `patchline finetune vtab_TASK` in DIR/TASK or, with --seeds N, in
+DIR/seed-0/TASK and so on. The same command again runs what is missing, and continues what was interrupted. With several
+seeds there is a mean for each seed, and the mean and deviation of these, as in the last row of the paper's Table 2.
 """
 
 import json
@@ -28,6 +28,7 @@ from shards.dataset import open_dataset
 from shards.errors import UnreachableError, UserError
 from shards.files.local_files import write_whole
 from shards.output.terminal import printable_name
+from shards.what_is_there import NoDatasetError
 
 log = logging.getLogger(__name__)
 USAGE = "patchline vtab WEIGHTS --data-root URL --run-dir DIR [--tasks NAME ...] [--seeds N] [--any.field VALUE ...]"
@@ -36,7 +37,7 @@ _NUM_IMAGES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRow:
-    """A task and its run. `lacks` says what is missing of its data."""
+    """A task and its run. `lacks`: what is missing of its data, in words."""
 
     task: VtabTask
     score: TrialScore | None = None
@@ -44,7 +45,7 @@ class TaskRow:
 
     @property
     def accuracy(self) -> float | None:
-        """The task's accuracy; None: not known yet, or never."""
+        """The task's accuracy; None if it is not known."""
         return self.score.accuracy if self.score else None
 
 
@@ -65,14 +66,16 @@ def task_facts(rows: Sequence[TaskRow]) -> dict[str, Any]:
 
 
 def task_table(rows: Sequence[TaskRow]) -> str:
-    """Returns a line for each task, the mean of each whole group, and the mean of all 19, or how many are missing."""
+    """Returns the table: a line for each task, and for each group and all 19 tasks the mean, or how many have a
+    score."""
     return lines_of(rows, words=words_of, summary=partial(_summary, rows))
 
 
 def lines_of(
     rows: Sequence[TaskRow], *, words: Callable[[TaskRow], str], summary: Callable[[Sequence[VtabTask]], str]
 ) -> str:
-    """Returns the table, with these words for each task, for each group, and for all 19 tasks."""
+    """Returns the table. `words`: makes the text of a task. `summary`: makes the text of a group, and of all 19
+    tasks."""
     lines = []
     for name, tasks in GROUPS.items():
         own = [row for row in rows if row.task in tasks]
@@ -123,9 +126,9 @@ class VtabFlags:
 
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
-    """Runs the tasks whose data is there, writes DIR/vtab.json and prints the table. Returns the exit code of the first
-    run that failed, but for one that cannot succeed. Raises UserError if there is no data for any task, or if one was
-    run with other values."""
+    """Runs the tasks that have data, writes DIR/vtab.json and prints the table. Returns the exit code of the first run
+    that failed; runs that cannot succeed do not count as failed. Raises UserError if no task has data, or if a task was
+    already run with other values."""
     if not words or words[0].startswith("-"):
         raise UserError(f"usage: {USAGE}")
     flags, more = take_own_flags(VtabFlags, words[1:])
@@ -151,7 +154,7 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
     refuse_others(list(trials.values()), override)
     code = run_all(list(trials.values()), environ, override)
     if code == exit_codes.USER_MISTAKE:
-        return code  # the run has said why
+        return code  # the run has already said why
     scores = {key: score_of(trial, override) for key, trial in trials.items()}
     rows = {
         seed: [TaskRow(task=task, score=scores.get((seed, task.name)), lacks=lacks[task.name]) for task in tasks]
@@ -182,13 +185,16 @@ def _seeds(flags: VtabFlags, more: Sequence[str]) -> tuple[int | None, ...]:
 
 
 def _lacks(root: str, task: VtabTask) -> str:
-    """Returns what is missing of a task's data, and warns of a training set of another size than VTAB-1k's."""
+    """Returns what is missing of a task's data, or empty text. Warns if the training set does not have VTAB-1k's
+    size."""
     try:
         train, _ = (open_dataset(f"{root}/{task.name}{ending}") for ending in ("", "-test"))
     except UnreachableError:
         raise
+    except NoDatasetError as error:
+        return error.brief
     except UserError as error:
-        return str(error).partition(";")[0].partition(",")[0]
+        return error.what
     if train.num_samples != _NUM_IMAGES:
         log.warning("%s has %s images; VTAB-1k has %s", task.name, f"{train.num_samples:,}", f"{_NUM_IMAGES:,}")
     return ""
@@ -256,7 +262,8 @@ def _means(by_seed: Rows, tasks: Sequence[VtabTask]) -> list[float | None]:
 
 
 def _spread(found: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Returns the mean and the deviation of a sample: None if a value is missing, and no deviation for a single one."""
+    """Returns the mean and the standard deviation. Both are None if a value is missing; the deviation is None for a
+    single value."""
     known = [one for one in found if one is not None]
     if len(known) < len(found):
         return None, None

@@ -1,4 +1,4 @@
-"""Checkpoints: fragments of tensors in files, manifests, attempts, and which of them count.
+"""Checkpoints: fragments of tensors in files, manifests, attempts, and which checkpoints count.
 
-What only describes a checkpoint is loaded without torch: a light process can write and read manifests.
+Modules that only describe checkpoints do not load torch, so a light process can write and read manifests.
 """

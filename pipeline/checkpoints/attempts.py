@@ -1,13 +1,13 @@
-"""The attempts of a run, that is its starts, and which of their checkpoints count.
+"""The attempts (starts) of a run, and which of their checkpoints count.
 
 `attempts/0003-5f1c2a9e.json` says which checkpoint an attempt resumed from, and which data steps it leaves out. A
-listing may be late, so the last checkpoint in the run's ledger counts, and so does its attempt, listed or not.
+listing may be late, so the last checkpoint in the run's ledger and its attempt count even if they are not listed.
 
-The fence against processes that live on after their run was restarted is on the reading side and needs nothing from the
-store: attempts are numbered, each says what it resumed from, and a manifest is ignored if a later attempt exists that
-did not resume from it or from its descendant. Before a writer commits, it asks whether a later attempt has taken over
-the run, or whether the run was deleted. For that it needs only the names of the records: one listing and one request,
-however often the run was started.
+Processes that survive a restart of their run must not interfere with it. The fence against them is on the reading side,
+and relies on no feature of the store. Attempts are numbered, and each records what it resumed from. A manifest is
+ignored if a later attempt exists that did not resume from it or from its descendant. Before a writer commits, it checks
+that no later attempt has taken over the run, and that the run was not deleted. For that it needs only the names of the
+records: one listing and one request, however often the run was started.
 """
 
 import re
@@ -24,17 +24,17 @@ from shards.pool import each_at_once
 from shards.store import MissingObjectError, Store
 
 ATTEMPTS = "attempts"
-MOST_TOKEN_DIGITS = 18  # of an attempt's number
+MOST_TOKEN_DIGITS = 18  # the most digits of an attempt's number
 _RECORD = re.compile(rf"{ATTEMPTS}/([0-9]{{4,{MOST_TOKEN_DIGITS}}}-[0-9a-f]{{8}})\.json")
-# What damaged objects raise when they are read; faults of the store are others.
+# The errors that reading a damaged object raises. Faults of the store raise others.
 FAULTS = (ValueError, EOFError, MissingObjectError, InvalidDataError, IsADirectoryError, NotADirectoryError)
-_MOST_BYTES = 1 << 16  # of an attempt's record
+_MOST_BYTES = 1 << 16  # the largest record of an attempt
 
 
 def gone_message(what: object, *, is_run: bool = False) -> str:
-    """The message of a run that cannot be continued because its files were deleted while it ran. `is_run`: its whole
-    folder was deleted, so the same command starts from the beginning; with the ledger still there, it would be
-    refused."""
+    """Returns the message of a run that cannot be continued because its files were deleted while it ran. `is_run`:
+    whether the whole folder of the run was deleted. Then the same command starts from the beginning; if the ledger were
+    still there, the command would be refused."""
     again = "run the same command to start from the beginning" if is_run else "start again in another --run-dir"
     return (
         f"{what} was deleted or moved while the run was using it, so nothing saved from now on could be continued; "
@@ -44,10 +44,10 @@ def gone_message(what: object, *, is_run: bool = False) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of the run: its token sorts by number; `resumed_from` is None for a start from scratch. `skipped`: the
-    data steps that it leaves out.
+    """One start of the run. `token` begins with its number.
 
-    `is_unreadable`: its record is damaged, so nobody knows what it resumed from.
+    `resumed_from` is None for a start from scratch. `skipped`: the data steps that it leaves out. `is_unreadable`:
+    whether its record is damaged, so that it is unknown what it resumed from.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -65,36 +65,36 @@ _ATTEMPT = TypeAdapter(Attempt)
 
 
 def attempt_to_json(attempt: Attempt) -> bytes:
-    """UTF-8 JSON of an attempt's record, with a digest of itself."""
+    """Returns an attempt's record as UTF-8 JSON that contains its own digest."""
     return sealed(_ATTEMPT.dump_json(attempt, exclude={"is_unreadable"}))
 
 
 def attempt_from_json(data: bytes) -> Attempt:
-    """The attempt. ValueError if the JSON is broken, or does not have the digest that it carries."""
+    """Returns the attempt. Raises ValueError if the JSON is broken, or does not match the digest in it."""
     return _ATTEMPT.validate_json(unsealed(data))
 
 
 def record_path(token: str) -> str:
-    """The path of the record of the attempt with this token."""
+    """Returns the path of the record of the attempt with this token."""
     return f"{ATTEMPTS}/{token}.json"
 
 
 def token_from_path(path: str) -> str:
-    """The token of the attempt whose record is at `path`; empty for any other file."""
+    """Returns the token of the attempt whose record is at `path`; empty for any other file."""
     found = _RECORD.fullmatch(path)
     return found[1] if found else ""
 
 
 def list_committed(store: Store, *, recorded: CheckpointId | None = None) -> list[CheckpointId]:
-    """Every checkpoint that has a manifest. `recorded`: one that has, whether it is listed or not."""
+    """Returns every checkpoint that has a manifest. `recorded`: a checkpoint that has one, even if it is not listed."""
     found = [id_from_path(path) for path in store.list()]
     committed = [each for each in found if each is not None]
     return committed if recorded is None or recorded in committed else [*committed, recorded]
 
 
 def read_attempts(store: Store, *, recorded: CheckpointId | None = None) -> list[Attempt]:
-    """All recorded attempts, sorted by the paths of their records. Files with other names are ignored. `recorded`: a
-    checkpoint whose attempt counts, whether it is listed or not."""
+    """Returns all recorded attempts, sorted by the paths of their records. Files with other names are ignored.
+    `recorded`: a checkpoint whose attempt counts even if it is not listed."""
     paths = {path for path in store.list(f"{ATTEMPTS}/") if token_from_path(path)}
     if recorded and token_from_path(record_path(recorded.attempt)):
         paths.add(record_path(recorded.attempt))
@@ -102,8 +102,8 @@ def read_attempts(store: Store, *, recorded: CheckpointId | None = None) -> list
 
 
 def read_attempt(store: Store, path: str) -> Attempt:
-    """The recorded attempt. It is unreadable if the record is damaged or names another attempt. Its number counts all
-    the same, since an attempt that is not counted would not be overtaken."""
+    """Returns the recorded attempt. It is marked as unreadable if the record is damaged or names another attempt. Its
+    number still counts: otherwise, the next attempt could get the same or a lower number and would not overtake it."""
     token = token_from_path(path)
     unreadable = Attempt(token=token, resumed_from=None, skipped=(), is_unreadable=True)
     try:
@@ -114,14 +114,14 @@ def read_attempt(store: Store, path: str) -> Attempt:
 
 
 def token_order(token: str) -> tuple[int, str]:
-    """Sort key of an attempt's token: its number, then the nonce."""
+    """Returns the sort key of an attempt's token: its number, then the nonce."""
     number, _, nonce = token.partition("-")
     return int(number), nonce
 
 
 def next_token(attempts: list[Attempt], *, nonce: str) -> str:
-    """Token of a new attempt: a number above all others, and a nonce in case two start at once. InvalidDataError if
-    there is none left: somebody put a record there."""
+    """Returns the token of a new attempt: a number above all others, and a nonce in case two attempts start at once.
+    Raises InvalidDataError if the highest number is taken, as by a record that somebody put there."""
     last = max((attempt.token for attempt in attempts), key=token_order, default="0-")
     number = token_order(last)[0] + 1
     if number >= 10**MOST_TOKEN_DIGITS:
@@ -132,8 +132,9 @@ def next_token(attempts: list[Attempt], *, nonce: str) -> str:
 def next_attempt(
     attempts: list[Attempt], *, token: str, origin: CheckpointManifest | None, skip: StepRange | None
 ) -> Attempt:
-    """A new attempt that resumes from `origin`. It leaves out what the checkpoint did, what the latest attempt was to
-    leave out after it (it may have ended before it saved anything), and `skip`."""
+    """Returns a new attempt that resumes from `origin`. It leaves out the data steps that this checkpoint left out,
+    those that the latest attempt was going to leave out after it (that attempt may have ended before it saved
+    anything), and `skip`."""
     if origin is None:
         return Attempt(token=token, resumed_from=None, skipped=())
     found, recorded = origin.position, [each for each in attempts if not each.is_unreadable]
@@ -143,18 +144,19 @@ def next_attempt(
 
 
 def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt]) -> list[CheckpointId]:
-    """Committed checkpoints that the fence lets through, newest first.
+    """Returns the committed checkpoints that the fence lets through ("standing"), newest first.
 
-    Walk back from the latest attempt along what each resumed from. Of an attempt on this line, the checkpoints up to
-    the one that its successor resumed from stand. Everything else was written by an attempt that was overtaken. Without
-    any attempt on record, all stand: they were copied here, from a backup or another run.
+    It follows the line from the latest attempt back through what each attempt resumed from. Of each attempt on this
+    line, the checkpoints stand up to the one from which its successor resumed. All others were written by attempts that
+    were overtaken. If no attempt is recorded, all checkpoints stand: they were copied here from a backup or another
+    run.
     """
     if not attempts:
         return sorted(committed, key=lambda c: (c.step, c.attempt), reverse=True)
     by_token = {attempt.token: attempt for attempt in attempts}
     standing: list[CheckpointId] = []
     token = max(by_token, key=token_order, default=None)
-    limit = None  # the latest attempt's own checkpoints stand without limit
+    limit = None  # all checkpoints of the latest attempt stand
     while token is not None:
         own = [c for c in committed if c.attempt == token and (limit is None or c.step <= limit)]
         standing += own
@@ -168,8 +170,8 @@ def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt])
 
 
 def foreign_to(committed: list[CheckpointId], attempts: list[Attempt]) -> list[str]:
-    """The folders of committed checkpoints that no recorded attempt has written or resumed from, in the order of their
-    steps; empty if no attempt is recorded."""
+    """Returns the folders of committed checkpoints whose attempt is neither recorded nor one that a recorded attempt
+    resumed from, in the order of their steps. Returns nothing if no attempt is recorded."""
     if not attempts:
         return []
     known = {attempt.token for attempt in attempts} | {a.resumed_from.attempt for a in attempts if a.resumed_from}
@@ -177,13 +179,13 @@ def foreign_to(committed: list[CheckpointId], attempts: list[Attempt]) -> list[s
 
 
 def _before(token: str, by_token: dict[str, Attempt]) -> str | None:
-    """The attempt before an unreadable one. The line continues with it, up to the first checkpoint of the unreadable
-    attempt, so that no checkpoint of an overtaken attempt comes before those of the later one."""
+    """Returns the attempt before an unreadable one. The line continues with it, but only up to the first checkpoint of
+    the unreadable attempt, so that no later checkpoint of an overtaken attempt stands."""
     return max((t for t in by_token if token_order(t) < token_order(token)), key=token_order, default=None)
 
 
 def why_over(store: Store, own: str, *, run_dir: Path) -> str:
-    """Why the attempt with the token `own` must end; empty if it may continue."""
+    """Returns why the attempt with the token `own` must end; empty if it may continue."""
     tokens = [token for path in store.list(f"{ATTEMPTS}/") if (token := token_from_path(path))]
     later = max([t for t in tokens if token_order(t) > token_order(own)], key=token_order, default="")
     if later:
@@ -193,6 +195,6 @@ def why_over(store: Store, own: str, *, run_dir: Path) -> str:
         )
     if not run_dir.is_dir():
         return gone_message(run_dir, is_run=True)
-    if not store.exists(record_path(own)):  # not from the listing, which may be late
+    if not store.exists(record_path(own)):  # asked for by name, since the listing may be late
         return gone_message(f"{store.url}/{record_path(own)}")
     return ""

@@ -1,7 +1,8 @@
 """Sharded checkpoints: each rank writes the fragments it owns, the manifest comes last, loading verifies checksums.
 
-Any number of ranks, under any ZeRO stage and optimiser, reads any checkpoint: fragments of logical tensors are
-addressed by byte. It works in folders and on S3 alike, since it needs no more than writes that are whole or absent.
+Any number of ranks, under any ZeRO stage and optimiser, can read any checkpoint, since fragments of logical tensors are
+addressed by byte. This works in folders and on S3 alike: all it needs is that a file is written as a whole or not at
+all.
 """
 
 import hashlib
@@ -44,7 +45,7 @@ from shards.errors import StorageError, UserError, WillNotSucceedError
 from shards.store import Store
 
 log = logging.getLogger(__name__)
-_HELD_PART = 8  # of a host's free memory, one in 8 bytes may keep what was verified until it is loaded
+_HELD_PART = 8  # 1 / 8 of a host's free memory may hold verified bytes until they are loaded
 _NOT_THERE = "checkpoint %s is the last in the ledger of %s, but its manifest is not in %s; looking for an earlier one"
 _FOREIGN = (
     "{folder} in {where} was written by another run, and this one has been started from scratch before; move {where}/"
@@ -58,10 +59,10 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Fragment:
-    """Elements `start` .. `start + length - 1` of a logical tensor, flattened, as this rank holds them.
+    """Elements `start` .. `start + length - 1` of a flattened logical tensor, which this rank holds.
 
     `slots`: flat views into the engine's own buffers, by name: `master`, the optimiser's moments, and `average` if the
-    weights are averaged. All are float32, but a moment may be bfloat16; files have its values as float32.
+    weights are averaged. All are float32, except that a moment may be bfloat16; in files, its values are float32, too.
     """
 
     name: str
@@ -71,11 +72,11 @@ class Fragment:
 
 
 class Checkpoints:
-    """The checkpoints of one run, seen by all ranks together; saves.py writes them. Every public method but `manifest`
-    and `loaded` is collective.
+    """The checkpoints of one run, as all ranks together see them; saves.py writes them. Every public method but
+    `manifest` and `loaded` is collective.
 
-    Two questions to the run's ledger, which is read each time: `recorded`, the checkpoint in its last line, and
-    `has_records`, whether it has any line."""
+    Two functions ask the run's ledger, which they read on each call: `recorded` returns the checkpoint in its last
+    line, and `has_records` returns whether it has any line."""
 
     def __init__(
         self,
@@ -89,11 +90,12 @@ class Checkpoints:
         self.store, self.world, self.run_dir = store, world, run_dir
         self._last_recorded, self._has_records = recorded, has_records
         self.attempt = Attempt(token="", resumed_from=None, skipped=())
-        self._files: RankFiles | None = None  # of the checkpoint that was found, until it is loaded
+        self._files: RankFiles | None = None  # the files of the checkpoint that was found, until it is loaded
 
     def newest(self, *, at_most: int | None = None) -> CheckpointManifest | None:
-        """The newest standing checkpoint that every rank can verify; None if none was ever committed. `at_most`: only
-        checkpoints of this step or an earlier one count; None if there is none."""
+        """Returns the newest standing checkpoint that every rank can verify. Returns None if none was ever committed;
+        raises an error if there are checkpoints but none can be used. `at_most`: only checkpoints of this step or an
+        earlier one count, and None is returned if none of them can be used."""
         candidates, foreign = list[str](), list[str]()
         if self.world.is_first:
             recorded = self._recorded()
@@ -128,7 +130,8 @@ class Checkpoints:
         return None
 
     def _recorded(self) -> CheckpointId | None:
-        """The last checkpoint in the run's ledger, if it is in the store, whose listing may be late or lack it."""
+        """Returns the last checkpoint in the run's ledger if its manifest is in the store, whose listing may be late;
+        else None."""
         last = self._last_recorded()
         if last is None or self.store.exists(f"{last.folder}/{MANIFEST_NAME}"):
             return last
@@ -136,8 +139,8 @@ class Checkpoints:
         return None
 
     def _usable(self, folder: str) -> CheckpointManifest | None:
-        """The manifest in a folder if every rank can verify it and its share of the files; else the log says why not.
-        Collective."""
+        """Returns the manifest in a folder if every rank can verify it and its share of the files. Otherwise logs why
+        not, and returns None. Collective."""
         data, fault, manifest = b"", "", None
         try:
             data = self.store.read(f"{folder}/{MANIFEST_NAME}")
@@ -162,10 +165,10 @@ class Checkpoints:
         return None
 
     def begin_attempt(self, resumed_from: CheckpointManifest | None, *, skip: StepRange | None = None) -> bool:
-        """Registers this start, which resumes from a checkpoint that was found (None: there is none); False if it has
-        been retired meanwhile, and another one must be found. It leaves out the data steps that the checkpoint and the
-        attempts before it left out, and those of `skip`. Call it once the job is accepted: a refused command must not
-        take a run over."""
+        """Registers this attempt, which resumes from a checkpoint that was found (None: a start from scratch). Returns
+        False if that checkpoint has been deleted in the meantime, so that another one must be found. The attempt leaves
+        out the data steps that the checkpoint and the latest attempt left out, and those of `skip`. Call this only once
+        the job is accepted: a refused command must not take over a run."""
         record = b""
         if self.world.is_first:
             attempts = read_attempts(self.store, recorded=self._last_recorded())
@@ -176,8 +179,8 @@ class Checkpoints:
         return bool(broadcast_json(is_registered, device=self.world.device))
 
     def _register(self) -> bool:
-        """Records this attempt. Returns False, without leaving a record, if an older process, still alive until it
-        reads the record, has in the meantime retired the checkpoint that this attempt resumes from."""
+        """Records this attempt. An older process may still be alive until it reads that record, and may have deleted
+        the checkpoint from which this attempt resumes. If so, deletes the record again and returns False."""
         path = record_path(self.attempt.token)
         self.store.write(path, attempt_to_json(self.attempt))
         origin = self.attempt.resumed_from
@@ -188,16 +191,16 @@ class Checkpoints:
         return False
 
     def refuse_if_overtaken(self) -> None:
-        """Collective. Raises WillNotSucceedError if a later attempt of this run has started elsewhere, or if what this
-        one needs to be continued was deleted."""
+        """Raises WillNotSucceedError if a later attempt of this run has started elsewhere, or if the run's folder or
+        this attempt's record was deleted. Collective."""
         mine = why_over(self.store, self.attempt.token, run_dir=self.run_dir) if self.world.is_first else ""
         reason = broadcast_json(mine, device=self.world.device)
         if reason:
             raise WillNotSucceedError(reason)
 
     def manifest(self, checkpoint: CheckpointId) -> CheckpointManifest:
-        """The manifest of a committed checkpoint, read from the store (not collective). StorageError if it is not as it
-        was written."""
+        """Reads the manifest of a committed checkpoint from the store (not collective). Raises StorageError if it is
+        missing or damaged."""
         path = f"{checkpoint.folder}/{MANIFEST_NAME}"
         try:
             return manifest_from_json(self.store.read(path))
@@ -205,8 +208,8 @@ class Checkpoints:
             raise StorageError(f"{self.store.url}/{path}, which this run has committed: {error}") from error
 
     def load(self, manifest: CheckpointManifest, wanted: Iterable[tuple[Fragment, str]]) -> None:
-        """Fills these slots of fragments from the files that hold their elements, with few requests however many there
-        are. Together the ranks read once what they do not have from verifying."""
+        """Fills these slots of fragments from the files that hold their elements, with few requests even for many
+        fragments. What the ranks have kept from verifying is not read again."""
         files = self._files = self._files or RankFiles(self.store, manifest)
         all_wanted = _wanted(manifest, wanted)
         if self.world.num_ranks == 1:
@@ -216,7 +219,7 @@ class Checkpoints:
             fill_together(files, shares, all_wanted, world=self.world)
 
     def loaded(self) -> None:
-        """Frees what was read ahead while verifying."""
+        """Frees what was kept in memory while verifying."""
         self._files = None
 
 

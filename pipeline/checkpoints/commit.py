@@ -1,8 +1,8 @@
-"""Commits a checkpoint whose files are all written, and deletes those that the run no longer keeps.
+"""Commits a checkpoint whose files are all written, and deletes checkpoints that the run no longer keeps.
 
-Rank 0's writer does this. It asks whether a later attempt has taken over, makes the manifest from every rank's report
-(read many at once), and writes MANIFEST.json last. After a commit, one listing shows the older checkpoints; the one
-that was just committed is never deleted.
+Rank 0's writer does this. It checks that no later attempt has taken over, makes the manifest from every rank's report
+(many are read at once), and writes MANIFEST.json last. After a commit, one listing shows the older checkpoints. The
+checkpoint that was just committed is never deleted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ from shards.errors import StorageError
 from shards.pool import each_at_once
 from shards.store import Store
 
-_FENCE = -1  # beside the ranks: whether this attempt may still commit
+_FENCE = -1  # stands for no rank, but for the question whether this attempt may still commit
 
 
 def retire(
@@ -52,11 +52,11 @@ def retire(
     newest: CheckpointId | None,
     retention: Retention,
 ) -> None:
-    """Deletes what retention does not keep, and what killed or overtaken attempts left. What no attempt of this run has
-    written, such as a checkpoint copied from another run, stays.
+    """Deletes the checkpoints that retention does not keep, and files that killed or overtaken attempts left behind.
+    Files that no attempt of this run has written stay, such as a checkpoint copied from another run.
 
-    `attempt` is this one, and `newest` its newest committed checkpoint: files of later attempts, and of later steps of
-    this one, may still be written. Raises what the store raises.
+    `attempt` is the attempt of this process, and `newest` its newest committed checkpoint. Files of later attempts, and
+    of later steps of this attempt, stay, since they may still be being written. Raises what the store raises.
     """
     paths = list(store.list())
     records = [path for path in paths if token_from_path(path)]
@@ -67,16 +67,16 @@ def retire(
     files = [path for path in paths if is_checkpoint_file(path) and _token_of(path) in attempts]
     unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
     unwanted = [path for path in unwanted if not _may_be_written(path, attempt, newest)]
-    # Manifests first: without it, a checkpoint does not exist, whatever files of it remain.
+    # Manifests go first: a checkpoint without one does not exist, even if some of its files remain.
     for is_first in (True, False):
         each_at_once(store.delete, [path for path in unwanted if path.endswith(MANIFEST_NAME) is is_first])
 
 
 def kept_folders(standing: list[CheckpointId], retention: Retention) -> set[str]:
-    """The folders that stay. `standing`: the standing checkpoints, newest first.
+    """Returns the folders that stay. `standing`: the standing checkpoints, newest first.
 
-    For rewinds, the newest checkpoint that is far enough before the newest of all stays, and the one after it, which
-    takes its place later.
+    For rewinds, two checkpoints stay: the newest of those at least `rewind_steps` before the newest of all, and the one
+    after it, which takes its place later.
     """
     last = max((each.step for each in standing), default=0) - retention.rewind_steps
     far = [each for each in standing if each.step <= last]
@@ -87,7 +87,7 @@ def kept_folders(standing: list[CheckpointId], retention: Retention) -> set[str]
 
 
 def _may_be_written(path: str, attempt: Attempt, newest: CheckpointId | None) -> bool:
-    """Whether a checkpoint's file is of a later attempt, or of a later save of this one."""
+    """Returns whether a checkpoint's file belongs to a later attempt, or to a later save of this attempt."""
     token = _token_of(path)
     if token == attempt.token:
         return newest is not None and int(path.partition("/")[0].removeprefix("step-")) > newest.step
@@ -95,7 +95,7 @@ def _may_be_written(path: str, attempt: Attempt, newest: CheckpointId | None) ->
 
 
 def _token_of(path: str) -> str:
-    """The token of the attempt that wrote a checkpoint's file."""
+    """Returns the token of the attempt that wrote a checkpoint's file."""
     return path.split("/")[1].removeprefix("attempt-")
 
 
@@ -109,7 +109,7 @@ def draft_manifest(
     losses: tuple[float, ...] = (),
     record: dict[str, Any],
 ) -> CheckpointManifest:
-    """A manifest before any file is written: all that rank 0 knows when a save begins."""
+    """Returns a manifest without files: all that rank 0 knows when a save begins."""
     return CheckpointManifest(
         format=FORMAT,
         id=checkpoint_id,
@@ -127,7 +127,7 @@ def draft_manifest(
 
 @dataclass(kw_only=True, slots=True)
 class _Run:
-    """Fragments of one tensor and slot, equally long and at the same byte, in the files of consecutive ranks."""
+    """Fragments of one tensor and slot in the files of consecutive ranks, with the same length and at the same byte."""
 
     rank: int
     file: str
@@ -137,7 +137,7 @@ class _Run:
     num_files: int = 1
 
     def takes(self, rank: int, *, offset: int, start: int, length: int) -> bool:
-        """Adds the fragment of a rank if it continues the run; False if it does not."""
+        """Adds the fragment of a rank if it continues this run of fragments, and returns whether it does."""
         is_next = rank == self.rank + self.num_files and start == self.start + self.num_files * length
         if not is_next or offset != self.offset or length != self.length:
             return False
@@ -145,15 +145,15 @@ class _Run:
         return True
 
     def location(self) -> FragmentLocation:
-        """The entry of the manifest for these fragments."""
+        """Returns the manifest's entry for these fragments."""
         return FragmentLocation(
             file=self.file, offset=self.offset, start=self.start, length=self.length, num_files=self.num_files
         )
 
 
 def with_reports(draft: CheckpointManifest, reports: Sequence[RankReport]) -> CheckpointManifest:
-    """The manifest of a checkpoint from its draft and every rank's report. KeyError for a tensor that is not in the
-    draft, ValueError for a file whose checksums do not fit its size."""
+    """Returns the manifest of a checkpoint, made from its draft and every rank's report. Raises KeyError for a tensor
+    that is not in the draft."""
     runs: dict[str, dict[str, list[_Run]]] = {name: {} for name in draft.tensors}
     for report in sorted(reports, key=lambda each: rank_of(each.file)):
         rank = rank_of(report.file)
@@ -174,12 +174,12 @@ def with_reports(draft: CheckpointManifest, reports: Sequence[RankReport]) -> Ch
 
 
 class OvertakenError(Exception):
-    """This attempt must not commit any more. The message is the reason."""
+    """This attempt must not commit any more. The message says why."""
 
 
 def commit(store: Store, order: CommitOrder) -> CheckpointId:
-    """Writes the manifest. OvertakenError if the attempt is over; StorageError for a report that cannot be used; else
-    what the store raises."""
+    """Writes the manifest. Raises OvertakenError if the attempt is over, StorageError for a report that cannot be used,
+    or what the store raises."""
     draft = draft_from_json(order.draft.encode())
     folder = draft.id.folder
 
@@ -196,7 +196,7 @@ def commit(store: Store, order: CommitOrder) -> CheckpointId:
             raise report
     try:
         data = manifest_to_json(with_reports(draft, [report for report in found if isinstance(report, RankReport)]))
-        manifest_from_json(data)  # refuses now what would be refused when a run resumes
+        manifest_from_json(data)  # refuses now what would otherwise be refused when a run resumes
     except (ValueError, KeyError) as error:
         raise StorageError(f"the ranks' reports in {store.url}/{folder} do not make a checkpoint: {error}") from error
     store.write(f"{folder}/{MANIFEST_NAME}", data)
@@ -204,7 +204,8 @@ def commit(store: Store, order: CommitOrder) -> CheckpointId:
 
 
 def _report(store: Store, folder: str, *, rank: int, save: int) -> RankReport | StorageError:
-    """The report of a rank, or the error: whether the attempt is over comes first."""
+    """Returns the report of a rank, or the error of reading it. The error is not raised here, since `commit` first
+    checks whether the attempt is over."""
     try:
         return read_report(store, folder, rank=rank, save=save)
     except FAULTS as error:

@@ -1,11 +1,11 @@
-"""Settings that say when checkpoints are saved, where, and which are kept.
+"""The settings of checkpoints: when they are saved, where, and which are kept.
 
-`best_interval` chooses how long to train between two checkpoints, from what they cost and how often machines fail:
-J. W. Young, "A first order approximation to the optimum checkpoint interval" (1974); J. T. Daly, "A higher order
-estimate of the optimum checkpoint interval for restart dumps" (2006). With failures that are exponentially distributed
-with the mean M, an interval t and a stall C, a segment takes M exp(R/M) (exp((t + C)/M) - 1) of wall time for t of
-work. The time R to restart is a factor, so the best interval does not depend on it. Nor does it depend on how long a
-checkpoint is written in the background, since each failure loses that time once, whatever the interval is.
+`best_interval` chooses how long to train between two checkpoints, from what they cost and how often machines fail: J.
+W. Young, "A first order approximation to the optimum checkpoint interval" (1974); J. T. Daly, "A higher order estimate
+of the optimum checkpoint interval for restart dumps" (2006). With failures that are exponentially distributed with the
+mean M, an interval t and a stall C, a segment with the time t of work takes the wall time M exp(R/M) (exp((t + C)/M) -
+1). The time R to restart is a factor, so the best interval does not depend on it. Nor does it depend on the time that
+writing a checkpoint in the background takes, since each failure loses that time once, whatever the interval is.
 """
 
 import math
@@ -16,21 +16,21 @@ from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 
 DAY_SECONDS = 86400.0
-LEAST_SECONDS = 10.0  # more often, the requests to the store matter more than the work that a failure loses
-MOST_SECONDS = 7200.0  # no failure loses more, even where failures are so rare that a longer interval would be best
-_MARGIN = 0.25  # of the commit time: saves must not pile up if one takes longer than those before
+LEAST_SECONDS = 10.0  # for shorter intervals, requests to the store would cost more than the work that a failure loses
+MOST_SECONDS = 7200.0  # no failure loses more work than this, even if a longer interval would be best
+_MARGIN = 0.25  # a share of the commit time: saves must not pile up if one takes longer than those before
 
 
 def mean_seconds_to_failure(*, num_nodes: int, failures_per_node_day: float) -> float:
-    """The mean time until any of `num_nodes` nodes fails."""
+    """Returns the mean time until any of `num_nodes` nodes fails."""
     return DAY_SECONDS / (num_nodes * failures_per_node_day)
 
 
 def best_interval(*, stall_seconds: float, commit_seconds: float, mean_seconds: float) -> float:
-    """Seconds of training between two checkpoints that lose the least time, from LEAST_SECONDS to MOST_SECONDS, but
-    never below the time that a commit takes, plus a margin.
+    """Returns the interval between two checkpoints, in seconds of training, that loses the least time.
 
-    `stall_seconds`: how long training waits for a save. `commit_seconds`: from the begin of a save to its commit.
+    It lies between LEAST_SECONDS and MOST_SECONDS, but is never below the commit time plus a margin. `stall_seconds`:
+    how long training waits for a save. `commit_seconds`: the time from the begin of a save to its commit.
     `mean_seconds`: the mean time between failures.
     """
     best = daly_interval(stall_seconds=stall_seconds, mean_seconds=mean_seconds)
@@ -38,8 +38,8 @@ def best_interval(*, stall_seconds: float, commit_seconds: float, mean_seconds: 
 
 
 def daly_interval(*, stall_seconds: float, mean_seconds: float) -> float:
-    """Daly's estimate of the interval with the least wall time: at most 2 % from the true one up to a stall of the mean
-    time between failures, and 6 % up to twice that; beyond, it is the mean."""
+    """Returns Daly's estimate of the interval with the least wall time. It is within 2 % of the true one for a stall up
+    to the mean time between failures, and within 6 % up to twice that mean. For a longer stall, it is the mean."""
     if stall_seconds >= 2 * mean_seconds:
         return mean_seconds
     ratio = stall_seconds / (2 * mean_seconds)
@@ -48,8 +48,9 @@ def daly_interval(*, stall_seconds: float, mean_seconds: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which checkpoints stay after a commit: the newest, those of every N-th step (0: none), one at least
-    `rewind_steps` before the newest, and those in `folders`, such as the best one. commit.py deletes the others."""
+    """Which checkpoints stay after a commit: the newest `keep_newest`, those whose step is a multiple of `keep_every`
+    (0: none), one that is at least `rewind_steps` before the newest, and those in `folders`, such as the best one.
+    commit.py deletes the others."""
 
     keep_newest: Annotated[int, Range(1)]
     keep_every: Annotated[int, Range(0)] = 0
@@ -103,5 +104,5 @@ class CheckpointConfig:
             )
 
     def retention(self, *, rewind_steps: int) -> Retention:
-        """Which checkpoints a run keeps that may go back by `rewind_steps`."""
+        """Returns which checkpoints a run keeps if it may go back by `rewind_steps`."""
         return Retention(keep_newest=self.keep_newest, keep_every=self.keep_every, rewind_steps=rewind_steps)

@@ -1,13 +1,13 @@
-"""A checkpoint's manifest: which files it has, what is in them, and what a run needs to continue. Pure functions.
+"""A checkpoint's manifest: its files, what is in them, and what a run needs to continue. All functions are pure.
 
     step-00000120/attempt-0003-5f1c2a9e/rank-00000.safetensors   fragments of logical tensors
     step-00000120/attempt-0003-5f1c2a9e/rank-00000.json          what this rank wrote, for the manifest
     step-00000120/attempt-0003-5f1c2a9e/MANIFEST.json            written last: the checkpoint exists from then on
 
-A manifest carries a digest of itself (shards/files/typed_json.py), which is compared before anything in it counts.
-Equal fragments that follow each other in the ranks' files are one entry, so that 550,000 fragments of ViT-H/14 on 512
-ranks take 4,400. Each parameter is saved with the moments that the optimiser keeps of it, under PyTorch's names: Muon
-keeps other moments for the matrices of the blocks than for the remaining parameters.
+A manifest contains its own digest (shards/files/typed_json.py), which is checked before anything in the manifest
+counts. Fragments of equal length and offset in the files of consecutive ranks share one entry, so 550,000 fragments of
+ViT-H/14 on 512 ranks take only 4,400 entries. Each parameter is saved with the moments that the optimiser keeps for it,
+under PyTorch's names. Muon keeps different moments for the matrices of the blocks than for the remaining parameters.
 """
 
 import math
@@ -31,11 +31,11 @@ MASTER = "master"
 AVERAGE = "average"
 FORMAT = 4
 MANIFEST_NAME = "MANIFEST.json"
-_MOST_DIMENSIONS = 8  # of a tensor
+_MOST_DIMENSIONS = 8  # the most dimensions of a tensor
 _STRICT = ConfigDict(strict=True, extra="forbid")
 _FOLDER = re.compile(r"step-([0-9]{8,18})/attempt-([0-9]+-[0-9a-z]+)")
 _RANK_FILE = r"rank-[0-9]{5,9}\.safetensors"
-_REPORT = r"rank-[0-9]{5,9}\.json"  # of one rank about its file (rank_file_out.py)
+_REPORT = r"rank-[0-9]{5,9}\.json"  # a rank's report about its file (rank_file_out.py)
 _FILE = re.compile(rf"{_RANK_FILE}|{_REPORT}|{re.escape(MANIFEST_NAME)}")
 Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 Token = Annotated[str, Field(pattern="^[0-9]+-[0-9a-z]+$", max_length=200)]
@@ -45,8 +45,9 @@ Loss = Annotated[float, Field(allow_inf_nan=False)]
 
 @dataclass(frozen=True, kw_only=True)
 class SavedJob:
-    """`model` and `job` are the fields of the model's configuration and of the whole resolved job; `optimizer` is its
-    name. ValueError for a model that this version cannot build, or that lacks fields."""
+    """What a manifest says about the job. `model` has the fields of the model's configuration, `job` those of the whole
+    resolved job, and `optimizer` is the optimiser's name. Raises ValueError for a model that this version cannot build,
+    or whose fields are not those that this version knows."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
@@ -74,8 +75,8 @@ class SavedJob:
 class FragmentLocation:
     """Elements `start` .. `start + length - 1` of a flattened tensor, at byte `offset` of `file`, float32.
 
-    `num_files`: in how many files, of consecutive ranks, `length` elements are at this byte; each file has the elements
-    that follow those of the file before it.
+    `num_files`: the number of files of consecutive ranks that hold `length` elements at this byte. Each file has the
+    elements that follow those in the file before it.
     """
 
     __pydantic_config__ = _STRICT
@@ -88,13 +89,13 @@ class FragmentLocation:
 
     @property
     def num_elements(self) -> int:
-        """The elements that all of its files hold together."""
+        """The number of elements that all of its files hold together."""
         return self.num_files * self.length
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogicalTensor:
-    """A parameter as the model knows it, and the locations of the fragments of its master and moments."""
+    """A parameter as the model knows it, and where the fragments of its slots (master, moments, average) are."""
 
     __pydantic_config__ = _STRICT
 
@@ -103,7 +104,7 @@ class LogicalTensor:
     slots: dict[str, tuple[FragmentLocation, ...]]
 
     def locations(self, slot: str) -> tuple[FragmentLocation, ...]:
-        """The fragments of a slot; the average of a tensor that is not trained is its master."""
+        """Returns the locations of a slot's fragments. The average of a tensor that is not trained is its master."""
         return self.slots[MASTER if slot == AVERAGE and AVERAGE not in self.slots else slot]
 
 
@@ -118,15 +119,15 @@ class CheckpointId:
 
     @property
     def folder(self) -> str:
-        """Path below the checkpoints' root."""
+        """The checkpoint's path, relative to the root of the checkpoints."""
         return f"step-{self.step:08d}/attempt-{self.attempt}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointManifest:
-    """Everything that a run needs to continue. `position`: of the stream of batches. `job`: which jobs may continue the
-    run. `losses`: the latest ones, by which the guard judges the next. `record` is for people and reports; only the
-    micro-batch of a run that continues is taken from it."""
+    """Everything that a run needs to continue. `position`: the position of the stream of batches. `job`: what
+    determines which jobs may continue the run. `losses`: the latest losses, by which the guard judges the next ones.
+    `record` is for people and reports; when a run continues, only the micro-batch is taken from it."""
 
     __pydantic_config__ = _STRICT
 
@@ -149,7 +150,7 @@ class CheckpointManifest:
 
 @dataclass(frozen=True, kw_only=True)
 class _Format:
-    """The first thing read of a manifest."""
+    """The format of a manifest, which is read before anything else."""
 
     format: int
 
@@ -160,13 +161,13 @@ _FORMAT = TypeAdapter(_Format)
 
 
 def manifest_to_json(manifest: CheckpointManifest) -> bytes:
-    """UTF-8 JSON of a manifest, with a digest of itself."""
+    """Returns a manifest as UTF-8 JSON that contains its own digest."""
     return sealed(_MANIFEST.dump_json(manifest))
 
 
 def manifest_from_json(data: bytes) -> CheckpointManifest:
-    """The manifest. ValueError if the JSON is broken, of a format that this version does not know, does not have the
-    digest that it carries, or contradicts itself."""
+    """Returns the manifest. Raises ValueError if the JSON is broken, has a format that this version does not know, does
+    not match its digest, or contradicts itself."""
     try:
         found = _FORMAT.validate_json(data)
         if found.format != FORMAT:
@@ -182,12 +183,13 @@ def manifest_from_json(data: bytes) -> CheckpointManifest:
 
 
 def draft_from_json(data: bytes) -> CheckpointManifest:
-    """A manifest of this version to which the files are still to be added. ValueError if it is none."""
+    """Returns a draft: a manifest of this version without its files. Raises ValueError if the JSON is not a
+    manifest."""
     return _MANIFEST.validate_json(unsealed(data))
 
 
 def _refuse_contradictions(manifest: CheckpointManifest) -> None:
-    """ValueError unless the parts of a manifest agree with each other."""
+    """Raises ValueError unless the parts of a manifest agree with each other."""
     step, num_samples = manifest.id.step, manifest.id.step * manifest.position.global_batch
     if manifest.num_updates > step:
         raise ValueError(f"num_updates is {manifest.num_updates}; allowed: 0 to its step, {step}")
@@ -208,7 +210,7 @@ def _refuse_contradictions(manifest: CheckpointManifest) -> None:
 
 
 class _FileSizes:
-    """Sizes of a checkpoint's files by rank. ValueError for a file whose name is not that of its rank."""
+    """The sizes of a checkpoint's files by rank. Raises ValueError if a file's name is not that of its rank."""
 
     def __init__(self, files: Mapping[str, FileRecord]) -> None:
         for name in files:
@@ -220,7 +222,7 @@ class _FileSizes:
         self._found: dict[tuple[int, int], int] = {}
 
     def smallest(self, location: FragmentLocation) -> int:
-        """The size of the smallest file with fragments of a location; -1 if not all of them are there."""
+        """Returns the size of the smallest of a location's files; -1 if one of them is not in the checkpoint."""
         first, end = rank_of(location.file), rank_of(location.file) + location.num_files
         if (first, end) not in self._found:
             low = self._places.get(first, len(self._ranks))
@@ -231,7 +233,8 @@ class _FileSizes:
 
 
 def _wrong_cover(locations: Iterable[FragmentLocation], *, num_elements: int, sizes: _FileSizes) -> str:
-    """What is wrong if fragments do not hold each element exactly once, inside their files; empty if nothing is."""
+    """Returns what is wrong if fragments do not hold each element exactly once, inside their files; empty if nothing
+    is."""
     end = 0
     for location in sorted(locations, key=lambda each: (each.start, each.num_elements)):
         smallest = sizes.smallest(location)
@@ -247,7 +250,8 @@ def _wrong_cover(locations: Iterable[FragmentLocation], *, num_elements: int, si
 
 
 def id_from_path(path: str) -> CheckpointId | None:
-    """The checkpoint whose manifest is at `path` (relative to the checkpoints' root), or None for any other file."""
+    """Returns the checkpoint whose manifest is at `path` (relative to the root of the checkpoints), or None for any
+    other file."""
     folder, _, name = path.rpartition("/")
     found = _FOLDER.fullmatch(folder)
     if found is None or name != MANIFEST_NAME:
@@ -257,8 +261,8 @@ def id_from_path(path: str) -> CheckpointId | None:
 
 
 def is_checkpoint_file(path: str) -> bool:
-    """True for a file of a checkpoint, committed or not, as this program names them: foreign files stay where they
-    are."""
+    """Returns whether a path is that of a file of a checkpoint, committed or not. Files with other names are not
+    Patchline's and are never deleted."""
     folder, _, name = path.rpartition("/")
     return bool(_FOLDER.fullmatch(folder) and _FILE.fullmatch(name))
 
@@ -266,7 +270,8 @@ def is_checkpoint_file(path: str) -> bool:
 def overlapping(
     locations: tuple[FragmentLocation, ...], *, start: int, length: int
 ) -> list[tuple[FragmentLocation, int, int]]:
-    """Where the elements [start, start + length) lie: (location, first element, number of elements) each."""
+    """Returns where the elements [start, start + length) lie, as (location, first element, number of elements), in
+    rising order."""
     end = start + length
     found = []
     for location in locations:

@@ -1,12 +1,12 @@
-"""Reads the rank files of one checkpoint. No byte is used before its checksum and its place have been compared.
+"""Reads the rank files of one checkpoint. No byte is used before its checksum and its place have been checked.
 
-`verify` reads a whole file, part by part, and keeps as much of it as there is room for, since a resumed rank mostly
-needs its own file. Later reads take bytes from there, or read and compare them again.
+`verify` reads a whole file, part by part, and keeps as much of it in memory as there is room for, since a resumed rank
+mostly needs its own file. Later reads take bytes from memory, or read and check them again.
 
-A rank's file holds its fragments one after the other, each with all of its slots. A slot, a group of tensors or another
-rank needs many short pieces that lie close to each other, while a request costs as much as some megabytes. So
-`plan_ranges` joins pieces into a few large ranges that read no byte twice. Ranges consist of whole parts, which have
-the checksums.
+A rank's file holds its fragments one after the other, each with all of its slots. Reading one slot, a group of tensors
+or another rank's fragments needs many short pieces that lie close to each other, but a request costs as much as reading
+some megabytes. So `plan_ranges` joins pieces into a few large ranges, which read no byte twice. Ranges consist of whole
+parts, since checksums are per part.
 """
 
 import hashlib
@@ -40,20 +40,22 @@ from shards.errors import InvalidDataError, StorageError
 from shards.pool import Pool
 from shards.store import MissingObjectError, Store
 
-_GAP_BYTES = 4 << 20  # between two pieces that one request reads: about what a request to S3 costs
-READ_BYTES = 64 << 20  # of a file being verified, in one request
-RANGE_BYTES = 16 << 20  # of what is filled, in one request
+_GAP_BYTES = 4 << 20  # the largest gap between two pieces that one request reads: about what a request to S3 costs
+READ_BYTES = 64 << 20  # bytes per request while a file is verified
+RANGE_BYTES = 16 << 20  # bytes per request while targets are filled
 _NUM_READERS = 8
 _MOST_UNDER_WAY_BYTES = 128 << 20
-_MOST_HELD_BYTES = 1 << 30  # enough for a share of many ranks' files; few ranks' large files are read twice
+# Enough for a share if there are many ranks; with few ranks, their large files are read twice.
+_MOST_HELD_BYTES = 1 << 30
 _GROUP_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilePieces:
-    """Bytes begins..ends-1 of files, and where they go: to byte `ats` of the target with the number `targets`.
+    """Pieces of files: bytes begins..ends-1 of file `files` go to byte `ats` of target `targets`.
 
-    `names`: all files, of which `files` are the numbers. All others are int64[pieces].
+    `names`: the names of all files. The other fields are int64[pieces]; `files` and `targets` are numbers of files and
+    targets.
     """
 
     names: Sequence[str]
@@ -64,7 +66,7 @@ class FilePieces:
     ats: NDArray[np.int64]
 
     def chosen(self, which: NDArray[np.int64] | NDArray[np.bool_]) -> "FilePieces":
-        """These of the pieces."""
+        """Returns these pieces alone."""
         parts = (self.files, self.begins, self.ends, self.targets, self.ats)
         files, begins, ends, targets, ats = (part[which] for part in parts)
         return replace(self, files=files, begins=begins, ends=ends, targets=targets, ats=ats)
@@ -72,7 +74,7 @@ class FilePieces:
 
 @dataclass(frozen=True, kw_only=True)
 class PartRange:
-    """Parts first..end-1 of a file, and the numbers of the pieces that lie in them, wholly or with an end."""
+    """Parts first..end-1 of a file, and the numbers of the pieces that overlap them."""
 
     file: str
     first: int
@@ -81,7 +83,7 @@ class PartRange:
 
 
 def plan_ranges(pieces: FilePieces, part_bytes: Mapping[str, int], *, most_bytes: int) -> Iterator[PartRange]:
-    """The ranges that hold all pieces, file by file. Each has at most `most_bytes`, or a single part."""
+    """Yields the ranges that hold all pieces, file by file. Each has at most `most_bytes`, or is a single part."""
     order = np.lexsort((pieces.begins, pieces.files))
     order = order[pieces.ends[order] > pieces.begins[order]]  # an empty tensor has no bytes
     numbers, lows = np.unique(pieces.files[order], return_index=True)
@@ -96,8 +98,8 @@ def plan_ranges(pieces: FilePieces, part_bytes: Mapping[str, int], *, most_bytes
 def _ranges_of(
     name: str, own: NDArray[np.int64], parts: NDArray[np.int64], most_parts: int, gap: int
 ) -> Iterator[PartRange]:
-    """The ranges of one file. `own`: its pieces, in rising order of their first part. `parts` int64[2, pieces]: the
-    first part of each, and the one after its last."""
+    """Yields the ranges of one file. `own`: the numbers of its pieces, in rising order of their first part. `parts`,
+    int64[2, pieces]: the first part of each piece, and the one after its last."""
     firsts, ends = parts
     reached = np.maximum.accumulate(ends)
     breaks = np.flatnonzero(firsts[1:] > reached[:-1] + gap) + 1
@@ -112,8 +114,8 @@ def _ranges_of(
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Elements of the fragments of a location, from `first` of their tensor on, to be copied into `target`, flat
-    float32 on any device."""
+    """A request to fill `target`, flat float32 on any device, with the elements of a tensor from number `first` on,
+    which lie in the fragments of `location`."""
 
     location: FragmentLocation
     first: int
@@ -121,7 +123,8 @@ class Wanted:
 
 
 def pieces_of(wanted: Sequence[Wanted], names: Sequence[str]) -> FilePieces:
-    """The pieces that are wanted, one for each file of a location. `names`: all files, in the order of their ranks."""
+    """Returns the pieces that are wanted, one for each file of a location. `names`: all files, in the order of their
+    ranks."""
     numbers = {name: number for number, name in enumerate(names)}
     rows = []
     for number, each in enumerate(wanted):
@@ -129,7 +132,7 @@ def pieces_of(wanted: Sequence[Wanted], names: Sequence[str]) -> FilePieces:
             place, low = each.location, each.first - each.location.start
             rows.append((number, numbers[place.file], place.offset, place.length, low, num_elements))
     targets, files, offsets, lengths, lows, counts = np.array(rows, dtype=np.int64).reshape(-1, 6).T
-    firsts = lows // lengths  # of the files of a location
+    firsts = lows // lengths  # the number of the first file, among those of the location
     num_pieces = -(-(lows + counts) // lengths) - firsts
     row = np.repeat(np.arange(len(rows)), num_pieces)
     number = firsts[row] + np.arange(row.size) - np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
@@ -147,7 +150,7 @@ def pieces_of(wanted: Sequence[Wanted], names: Sequence[str]) -> FilePieces:
 
 
 class Targets:
-    """Flat tensors, all on one device, as bytes that pieces are copied to."""
+    """Flat tensors, all on one device, seen as bytes to which pieces are copied."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         views = [tensor.view(torch.uint8) for tensor in tensors]
@@ -155,7 +158,7 @@ class Targets:
         self._views: Sequence[Any] = [view.numpy() for view in views] if self._is_on_cpu else views  # 10 times faster
 
     def take(self, pieces: FilePieces, data: bytearray, *, begin: int) -> None:
-        """Copies what there is of these pieces in `data`, which begins at byte `begin` of their file."""
+        """Copies the parts of these pieces that are in `data`, which begins at byte `begin` of their file."""
         lows, highs = np.maximum(pieces.begins, begin), np.minimum(pieces.ends, begin + len(data))
         ats = pieces.ats + lows - pieces.begins
         self.put(
@@ -171,7 +174,8 @@ class Targets:
         lows: NDArray[np.int64],
         sizes: NDArray[np.int64],
     ) -> None:
-        """Copies `sizes` bytes of `source`, uint8, from `lows` on, to the bytes `ats` of these targets."""
+        """For each target number in `targets`, copies bytes of `source` (uint8): `sizes` bytes from byte `lows` on, to
+        byte `ats` of the target."""
         data: Any = source.cpu().numpy() if self._is_on_cpu else source
         rows = zip(targets.tolist(), ats.tolist(), lows.tolist(), sizes.tolist(), strict=True)
         for number, at, low, size in rows:
@@ -179,8 +183,8 @@ class Targets:
 
 
 class RankFiles:
-    """The files of the checkpoint with this manifest. `names`: of all files, in the order of their ranks.
-    `most_held_bytes`: of what was verified, to be read from memory later."""
+    """The files of the checkpoint with this manifest. `names`: the names of all files, in the order of their ranks.
+    `most_held_bytes`: how much of what was verified may be kept in memory for later reads."""
 
     def __init__(self, store: Store, manifest: CheckpointManifest, *, most_held_bytes: int = 0) -> None:
         self._store, self._manifest = store, manifest
@@ -191,11 +195,13 @@ class RankFiles:
         self.names = tuple(sorted(manifest.files, key=rank_of))
 
     def verify(self, name: str) -> None:
-        """ValueError, or what the store raises, unless the file has the bytes and the tensors of the manifest."""
+        """Raises ValueError, or what the store raises, unless the file has the bytes and the tensors that the manifest
+        says."""
         self.verify_parts(name, 0, len(self._manifest.files[name].sha256))
 
     def verify_parts(self, name: str, first: int, end: int) -> None:
-        """Verifies parts first..end-1 of the file, and with the first part also the size of the file and its header."""
+        """Verifies parts first..end-1 of the file. With the first part, it also verifies the file's size and its
+        header."""
         record = self._manifest.files[name]
         if first == 0 and self._store.size(self._path(name)) != record.num_bytes:
             raise ValueError(self._changed(name))
@@ -210,8 +216,8 @@ class RankFiles:
                 self._hold(name, number, part, replace=False)
 
     def read(self, name: str, begin: int, end: int, *, hold: bool = True) -> bytearray:
-        """Verified bytes begin..end-1 of a file. StorageError if they have changed since it was verified. `hold`: keep
-        the parts that were read for the next time."""
+        """Returns the verified bytes begin..end-1 of a file. Raises StorageError if they have changed since the file
+        was verified. `hold`: whether to keep the parts that are read in memory."""
         record = self._manifest.files[name]
         size = record.part_bytes
         numbers = range(begin // size, -(-end // size))
@@ -231,11 +237,11 @@ class RankFiles:
         return data
 
     def tensor(self, name: str, *, slot: str) -> torch.Tensor:
-        """One whole logical tensor, float32, in its own shape."""
+        """Returns a whole logical tensor, float32, in its own shape."""
         return self.tensors([name], slot=slot)[name]
 
     def tensors(self, names: Sequence[str], *, slot: str) -> dict[str, torch.Tensor]:
-        """Whole logical tensors, float32, in their own shapes."""
+        """Returns whole logical tensors, float32, in their own shapes."""
         shapes = {name: torch.Size(self._manifest.tensors[name].shape) for name in names}
         flat = {name: torch.empty(shape.numel()) for name, shape in shapes.items()}
         self.fill(
@@ -248,8 +254,8 @@ class RankFiles:
         return {name: flat[name].reshape(shape) for name, shape in shapes.items()}
 
     def fill(self, wanted: Iterable[Wanted]) -> None:
-        """Copies all that is wanted: neighbouring pieces in one request, and some requests at a time. StorageError if a
-        file has changed since it was verified."""
+        """Copies all that is wanted. Neighbouring pieces share a request, and several requests run at a time. Raises
+        StorageError if a file has changed since it was verified."""
         wanted = list(wanted)
         self.copy(pieces_of(wanted, self.names), Targets(each.target for each in wanted))
 
@@ -259,8 +265,8 @@ class RankFiles:
             targets.take(pieces.chosen(numbers), data, begin=begin)
 
     def _ranges(self, pieces: FilePieces) -> Iterator[tuple[int, bytearray, NDArray[np.int64]]]:
-        """Ranges with all of these pieces: the first byte of each, its verified bytes, and the pieces that lie in it.
-        At most _MOST_UNDER_WAY_BYTES, or one range, are in memory."""
+        """Yields the ranges that hold these pieces, as (first byte, verified bytes, numbers of the pieces in it). At
+        most _MOST_UNDER_WAY_BYTES, or one range, are in memory."""
         files = self._manifest.files
         sizes = {name: record.part_bytes for name, record in files.items()}
         waiting: deque[tuple[PartRange, Future[bytearray]]] = deque()
@@ -276,7 +282,8 @@ class RankFiles:
                 yield _arrived(*waiting.popleft(), sizes)
 
     def _checked(self, name: str, first: int, end: int) -> dict[int, memoryview]:
-        """The parts first..end-1 of a file, each compared with its checksum."""
+        """Reads the parts first..end-1 of a file, and returns them by number. Raises ValueError if a checksum
+        differs."""
         record = self._manifest.files[name]
         begin, size = first * record.part_bytes, record.part_bytes
         data = memoryview(self._store.read_range(self._path(name), begin, min(end * size, record.num_bytes)))
@@ -287,7 +294,7 @@ class RankFiles:
         return parts
 
     def _hold(self, name: str, number: int, part: memoryview, *, replace: bool) -> None:
-        """Keeps a part if there is room, or in place of the oldest ones."""
+        """Keeps a part in memory if there is room. `replace`: whether it may replace the oldest parts."""
         while replace and self._held and self._held_bytes + len(part) > self._most_held_bytes:
             self._held_bytes -= len(self._held.pop(next(iter(self._held))))
         if self._held_bytes + len(part) <= self._most_held_bytes and (name, number) not in self._held:
@@ -295,8 +302,8 @@ class RankFiles:
             self._held_bytes += len(part)
 
     def _refuse_other_tensors(self, name: str, record: FileRecord, *, verified: int) -> None:
-        """ValueError unless the file's own header has the fragments of the manifest, and nothing else. `verified`: how
-        many parts of it have been verified; the header may be longer."""
+        """Raises ValueError unless the file's header lists exactly the fragments that the manifest has for it.
+        `verified`: how many parts of the file have been verified; the header may reach beyond them."""
         path, expected = self._path(name), self._expected.in_file(name)
         try:
             length = header_length(bytes(self.read(name, 0, LENGTH_BYTES)), num_bytes=record.num_bytes)
@@ -330,10 +337,11 @@ def _arrived(
 
 
 class _Expected:
-    """The fragments in each file, by the names that its header has for them. ValueError for two of the same name."""
+    """The fragments in each file, by the names that they have in its header. Raises ValueError if a file holds two with
+    the same name."""
 
     def __init__(self, manifest: CheckpointManifest) -> None:
-        self._runs: dict[tuple[int, int], list[tuple[str, FragmentLocation]]] = {}  # by first rank and number of files
+        self._runs: dict[tuple[int, int], list[tuple[str, FragmentLocation]]] = {}  # by (first rank, number of files)
         for name, tensor in manifest.tensors.items():
             for slot, locations in tensor.slots.items():
                 key, end = f"{slot}:{name}", 0
@@ -344,18 +352,18 @@ class _Expected:
                     self._runs.setdefault((first, location.num_files), []).append((key, location))
 
     def in_file(self, name: str) -> dict[str, FragmentLocation]:
-        """The fragments in one file."""
+        """Returns the fragments in one file, by name."""
         rank = rank_of(name)
         here = (each for (first, number), each in self._runs.items() if first <= rank < first + number)
         return {key: location for runs in here for key, location in runs}
 
 
 def tensors_in_order(files: RankFiles, manifest: CheckpointManifest, *, slot: str) -> Callable[[str], torch.Tensor]:
-    """A function that returns the tensor of a name, float32, in its own shape: quickly if it is asked for the names in
-    the manifest's order, each once, as a weights file is written.
+    """Returns a function from a name to its tensor, float32, in its own shape.
 
-    Of ViT-H/14 under ZeRO-3, 512 ranks hold 184,000 fragments. So tensors are read in groups, each with all the pieces
-    that one file has of it in one request: at most groups x files requests, with one group in memory.
+    The function is fast if it is called for each name once, in the manifest's order, as when a weights file is written.
+    Under ZeRO-3, 512 ranks hold 184,000 fragments of ViT-H/14. So tensors are read in groups, with one request for all
+    the pieces of a group in one file. That takes at most groups x files requests, with one group in memory.
     """
     names, held = list(manifest.tensors), dict[str, torch.Tensor]()
 
@@ -369,7 +377,7 @@ def tensors_in_order(files: RankFiles, manifest: CheckpointManifest, *, slot: st
 
 
 def _group(manifest: CheckpointManifest, names: list[str]) -> list[str]:
-    """The first names, with at most _GROUP_BYTES together, at least one."""
+    """Returns the first names whose tensors have at most _GROUP_BYTES together, but at least one name."""
     num_bytes = 0
     for number, name in enumerate(names):
         num_bytes += torch.Size(manifest.tensors[name].shape).numel() * FLOAT_BYTES
@@ -383,9 +391,10 @@ class RetiredError(Exception):
 
 
 def open_checkpoint(store: Store, checkpoint: CheckpointId) -> tuple[CheckpointManifest, RankFiles]:
-    """A checkpoint whose every file has the bytes that its manifest promises.
+    """Returns the manifest and the files of a checkpoint, after it has verified all of them.
 
-    InvalidDataError if one has not, and RetiredError if the checkpoint is no longer there.
+    Raises InvalidDataError if a file does not have the bytes that the manifest says, and RetiredError if the checkpoint
+    was deleted.
     """
     try:
         manifest = manifest_from_json(store.read(f"{checkpoint.folder}/{MANIFEST_NAME}"))
@@ -401,6 +410,6 @@ def open_checkpoint(store: Store, checkpoint: CheckpointId) -> tuple[CheckpointM
 
 
 def refuse_retired(store: Store, checkpoint: CheckpointId) -> None:
-    """RetiredError if a checkpoint is not there any more: manifests are the first to be deleted."""
+    """Raises RetiredError if a checkpoint's manifest is missing. Manifests are deleted before the other files."""
     if not store.exists(f"{checkpoint.folder}/{MANIFEST_NAME}"):
         raise RetiredError(f"checkpoint {checkpoint.folder} was deleted while it was read")

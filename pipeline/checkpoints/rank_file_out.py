@@ -1,11 +1,11 @@
-"""Writes one rank's file of a checkpoint, and a small report beside it, from which rank 0's writer makes the manifest.
+"""Writes one rank's file of a checkpoint, and beside it a small report, from which rank 0's writer makes the manifest.
 
     rank-00000.safetensors   the file
     rank-00000.json          its size, the checksums of its parts, and where each piece of a tensor begins
 
-Checksums are computed while the file is written. Large files go past the page cache (open(2), O_DIRECT) as far as the
-file system allows: nobody reads a checkpoint soon, and on a virtual machine a writer's thread took 3.0 s of CPU time
-for 1 GB through the page cache (clearing new pages and copying into them), but 0.7 s past it, mostly for hashing.
+Checksums are computed while the file is written. Files are written past the page cache (open(2), O_DIRECT) as far as
+the file system allows, since nobody reads a checkpoint soon. On a virtual machine, writing 1 GB took 3.0 s of CPU time
+through the page cache (clearing new pages and copying into them), but only 0.7 s past it, mostly for hashing.
 """
 
 import errno
@@ -23,18 +23,18 @@ from shards.config_values import Range, shown_value
 from shards.files.typed_json import read_record, sealed, unsealed
 from shards.store import Store
 
-PART_BYTES = 1 << 20  # of a file, with a checksum of its own
+PART_BYTES = 1 << 20  # the size of a part of a file, which has its own checksum
 MOST_REPORT_BYTES = 64 << 20
 _SHA256 = re.compile("[0-9a-f]{64}")
 Piece = tuple[str, str, int, int, int]  # tensor, slot, byte offset in the file, first element, number of elements
 Progress = Callable[[], None]
-_MOST_PART_BYTES = 16 << 20  # that a reader holds at once
-_PIECE_BYTES = 8 << 20  # hashed and written at once; a network file system answers each piece
+_MOST_PART_BYTES = 16 << 20  # a reader holds a whole part in memory
+_PIECE_BYTES = 8 << 20  # hashed and written at once; a network file system confirms each piece
 
 
 class DirectFile:
-    """Writes to `descriptor`, past the page cache as long as each piece has whole pages. From the first piece that has
-    not, or that the file system refuses, everything is written through the page cache."""
+    """Writes to `descriptor`, past the page cache as long as each piece consists of whole pages. From the first piece
+    that does not, or that the file system refuses, everything is written through the page cache."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -53,7 +53,7 @@ class DirectFile:
                 self.is_direct = self._switch(on=False)
 
     def _switch(self, *, on: bool) -> bool:
-        """Switches and returns whether the file is written past the page cache now."""
+        """Switches direct writing on or off. Returns whether the file is now written past the page cache."""
         flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if on else flags & ~os.O_DIRECT)
@@ -65,7 +65,7 @@ class DirectFile:
 
 
 class PartDigests:
-    """The sha256 of each part of a file, which is written in pieces of any size."""
+    """Computes the sha256 of each part of a file that is written in pieces of any size."""
 
     def __init__(self, part_bytes: int = PART_BYTES) -> None:
         self.part_bytes, self.num_bytes = part_bytes, 0
@@ -73,7 +73,7 @@ class PartDigests:
         self._digest = hashlib.sha256()
 
     def update(self, data: memoryview) -> None:
-        """More bytes of the file."""
+        """Adds the next bytes of the file."""
         begin = 0
         while begin < len(data):
             end = min(len(data), begin + self.part_bytes - self.num_bytes % self.part_bytes)
@@ -85,19 +85,20 @@ class PartDigests:
                 self._digest = hashlib.sha256()
 
     def sha256(self) -> tuple[str, ...]:
-        """The digests of all parts of what has come so far."""
+        """Returns the digests of all parts of the bytes so far."""
         last = [self._digest.hexdigest()] if self.num_bytes % self.part_bytes else []
         return (*self._done, *last)
 
     def record(self) -> "FileRecord":
-        """The record of the file, which is complete."""
+        """Returns the record of the file once it is complete."""
         return FileRecord(num_bytes=self.num_bytes, part_bytes=self.part_bytes, sha256=self.sha256())
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
-    """The size of one file of a checkpoint, and the sha256 of each part of `part_bytes`; the last may be shorter.
-    ValueError if they do not fit: pydantic, which reads manifests, knows no Range."""
+    """The size of one file of a checkpoint, and the sha256 of each part of `part_bytes`; the last part may be shorter.
+    Raises ValueError if a value is out of range or they contradict each other: pydantic, which reads manifests, does
+    not know Range."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid"}
 
@@ -117,9 +118,10 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """`save`: which of its attempt's saves wrote the file; a step that is saved twice has other numbers.
+    """A rank's report about its file.
 
-    `pieces`: of each tensor in it.
+    `save`: the number, within the attempt, of the save that wrote the file; if a step is saved twice, the numbers
+    differ. `pieces`: the pieces of tensors in the file.
     """
 
     save: Annotated[int, Range(1)]
@@ -129,40 +131,41 @@ class RankReport:
 
 
 class RankFileBytes(Protocol):
-    """The bytes of a rank file, and what is in it."""
+    """The bytes of a rank file, and the pieces in it."""
 
     @property
     def pieces(self) -> tuple[Piece, ...]: ...
 
     def parts(self) -> Iterable[memoryview]:
-        """The bytes in order."""
+        """Returns the bytes in order."""
         ...
 
     def file(self) -> BinaryIO | None:
-        """The same bytes as a file, if they are one already."""
+        """Returns the same bytes as an open file if they already are in one, else None."""
         ...
 
 
 def file_name(rank: int) -> str:
-    """The file of this rank in a checkpoint's folder."""
+    """Returns the name of this rank's file in a checkpoint's folder."""
     return f"rank-{rank:05d}.safetensors"
 
 
 def rank_of(name: str) -> int:
-    """The rank whose file has this name."""
+    """Returns the rank whose file has this name."""
     return int(name.removeprefix("rank-").removesuffix(".safetensors"))
 
 
 def report_name(rank: int) -> str:
-    """The name of the report about this rank's file, beside it."""
+    """Returns the name of the report about this rank's file."""
     return f"rank-{rank:05d}.json"
 
 
 def write_rank_file(
     store: Store, folder: str, data: RankFileBytes, *, rank: int, save: int, progress: Progress
 ) -> Generator[None, None, RankReport]:
-    """Writes the file of one rank and then its report, a piece of the file at each step: whoever takes the steps may
-    change in between. `progress` is called again and again meanwhile."""
+    """Writes the file of one rank and then its report, and returns the report. It is a generator that writes one piece
+    of the file per step, so that another thread can take over between two steps. `progress` is called after each
+    piece."""
     digests, path = PartDigests(), f"{folder}/{file_name(rank)}"
     is_local = store.local_path(path) is not None
     ready = None if is_local else data.file()
@@ -174,7 +177,7 @@ def write_rank_file(
                 digests.update(piece)
                 progress()
                 yield
-    else:  # a bucket takes it as it is, without a temporary file
+    else:  # a bucket takes the open file, without a temporary one
         with ready:
             for piece in _in_pieces(data.parts()):
                 digests.update(piece)
@@ -193,13 +196,13 @@ def _in_pieces(parts: Iterable[memoryview]) -> Iterable[memoryview]:
 
 
 def report_to_json(report: RankReport) -> bytes:
-    """UTF-8 JSON with a digest of itself."""
+    """Returns the report as UTF-8 JSON that contains its own digest."""
     return sealed(json.dumps(asdict(report)).encode())
 
 
 def read_report(store: Store, folder: str, *, rank: int, save: int) -> RankReport:
-    """A rank's report of this very save. ValueError if it is damaged, or of another rank or save; else what the store
-    raises."""
+    """Returns a rank's report about this save. Raises ValueError if it is damaged or about another rank or save, or
+    what the store raises."""
     path = f"{folder}/{report_name(rank)}"
     try:
         report = read_record(RankReport, unsealed(store.read(path, most_bytes=MOST_REPORT_BYTES)))

@@ -1,12 +1,13 @@
 """The saves of a run, one at a time, on all ranks together.
 
 A save begins with a copy of each rank's state, laid out as one safetensors file of fragments. Then every rank writes
-its file, and rank 0 commits once the ranks have agreed that all files are there. Agreeing costs no collective: the sums
-that each step reduces anyway carry the state of the save. `wait`, at the end of a run, reduces by itself.
+its file, and rank 0 commits once the ranks have agreed that all files are there. Agreeing needs no extra collective:
+the sums that each step reduces anyway carry the state of the save. Only `wait`, at the end of a run, has reductions of
+its own.
 
     writing      each rank reports written, failed or overtaken; the sums decide once all ranks have reported
     committing   all files are written; rank 0 reports committed, failed or overtaken
-    nothing      no save is running; what late sums still report is about the save before
+    nothing      no save is running; late sums may still report on the previous save
 
 All ranks see the same sums at the same step, so they are always in the same phase.
 """
@@ -33,15 +34,15 @@ from shards.errors import WillNotSucceedError
 
 WRITTEN, FAILED, COMMITTED, OVERTAKEN = "save/written", "save/failed", "save/committed", "save/overtaken"
 NAMES = (WRITTEN, FAILED, COMMITTED, OVERTAKEN)
-_WAIT_SECONDS = 10.0  # for an answer, before the ranks tell each other again that they are there
+_WAIT_SECONDS = 10.0  # how long to wait for an answer before the ranks reduce their flags again
 _FLAGS = {"written": WRITTEN, "failed": FAILED, "committed": COMMITTED, "overtaken": OVERTAKEN}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankFile:
-    """A rank's file, laid out but not copied: its head, the live views that follow, and the offset of each piece.
+    """A rank's file, laid out but not copied: its head, the live views that follow it, and one of the `pieces` for each
+    view, which has its offset.
 
-    `pieces`: one for each view.
     """
 
     head: SafetensorsHead
@@ -49,12 +50,13 @@ class RankFile:
     pieces: tuple[Piece, ...]
 
     def parts(self) -> Iterator[memoryview]:
-        """The file's bytes in order, one tensor at a time, so that no more than one is copied out of a GPU at once."""
+        """Yields the file's bytes in order, one tensor at a time, so that no more than one is copied out of a GPU at
+        once."""
         return parts_of(self.head, self.views)
 
 
 def lay_out(fragments: list[Fragment]) -> RankFile:
-    """The safetensors file of these fragments."""
+    """Lays out the safetensors file of these fragments. Raises ValueError if a slot has a wrong type or length."""
     named = [(fragment, slot, view) for fragment in fragments for slot, view in fragment.slots.items()]
     for fragment, slot, view in named:
         if view.dtype not in (torch.float32, torch.bfloat16) or view.numel() != fragment.length:
@@ -79,7 +81,7 @@ class SavePhase(Enum):
 
 
 class StepDecision(Enum):
-    """What the sums of a step decide."""
+    """What the sums of a step decide about the save."""
 
     OPEN = "nothing yet"
     WRITTEN = "all files are written"
@@ -89,7 +91,7 @@ class StepDecision(Enum):
 
 
 def verdict(phase: SavePhase, sums: Mapping[str, float], *, num_ranks: int) -> StepDecision:
-    """What these sums over `num_ranks` ranks decide in this phase."""
+    """Returns what these sums over `num_ranks` ranks decide in this phase."""
     if phase is SavePhase.WRITING:
         if sums[WRITTEN] + sums[FAILED] + sums[OVERTAKEN] < num_ranks:
             return StepDecision.OPEN
@@ -104,7 +106,7 @@ def _bad(sums: Mapping[str, float]) -> StepDecision | None:
 
 
 class RankWriter(Protocol):
-    """What writes a rank's files: in the background, or at once."""
+    """Writes a rank's files, in the background or inline."""
 
     @property
     def is_waited_for(self) -> bool: ...
@@ -125,7 +127,8 @@ class RankWriter(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """How a save ended: `fault` is empty if the checkpoint is committed. `seconds`: from its begin until all knew."""
+    """How a save ended. `fault` is empty if the checkpoint is committed. `seconds`: the time from its begin until all
+    ranks knew its end."""
 
     id: CheckpointId
     fault: str
@@ -134,7 +137,8 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class _Save:
-    """The save that is running. `number`: that of its answers; `began`: by the monotonic clock."""
+    """The save that is running. `number`: the number that its answers carry. `began`: when it began, by the monotonic
+    clock."""
 
     number: int
     began: float
@@ -142,20 +146,21 @@ class _Save:
 
 
 class Saves:
-    """Begins a save and follows it. `retention`: which checkpoints a commit leaves; change it at any time."""
+    """Begins saves and follows them. `retention` says which checkpoints stay after a commit; it may be changed at any
+    time."""
 
     def __init__(self, checkpoints: Checkpoints, writer: RankWriter, retention: Retention) -> None:
         self.checkpoints, self.writer, self.retention = checkpoints, writer, retention
         self.phase = SavePhase.NOTHING
         self._save: _Save | None = None
-        self._num_begun = 0  # the writer tells saves by their numbers
+        self._num_begun = 0  # saves are numbered, so that the writer can tell them apart
         self._answer: SaveResult | None = None
         self._failed = ""  # the folder of the newest save, if not all of its files were written
         self._maybe_committed = ""  # the newest folder with a commit, which may have succeeded whatever was answered
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a save has begun and its end is not known yet; the same on all ranks."""
+        """Whether a save is running; the same on all ranks."""
         return self._save is not None
 
     @property
@@ -164,7 +169,7 @@ class Saves:
         return self._save.draft.id.step if self._save else 0
 
     def begin(self, laid_out: RankFile, draft: CheckpointManifest) -> None:
-        """Copies this rank's state and has it written; no other save may be running. Not collective, but all ranks
+        """Copies this rank's state and has it written. No other save may be running. Not collective, but all ranks must
         call it at the same step."""
         if self._save:
             raise AssertionError(f"a save begins while that of step {self.step} is running ({self.phase.value})")
@@ -182,14 +187,14 @@ class Saves:
         self.writer.write(order, laid_out)
 
     def flags(self) -> Mapping[str, float]:
-        """What this rank adds to the sums of a step, by name of NAMES."""
+        """Returns what this rank adds to the sums of a step, by the names in NAMES."""
         self._listen()
         said = _FLAGS[self._answer.what] if self._answer else ""
         return {name: float(name == said) for name in NAMES}
 
     def advance(self, found: Mapping[str, float]) -> Saved | None:
-        """Takes the sums of a step, and returns how the save ended, if they say so. Raises WillNotSucceedError if this
-        attempt was overtaken. Collective only when a save has failed."""
+        """Takes the sums of a step, and returns how the save ended, or None if it is still running. Raises
+        WillNotSucceedError if this attempt was overtaken. Collective only if a save has failed."""
         save, world = self._save, self.checkpoints.world
         decided = verdict(self.phase, found, num_ranks=world.num_ranks)
         if save is None or decided is StepDecision.OPEN:
@@ -207,8 +212,7 @@ class Saves:
         return Saved(id=save.draft.id, fault=fault, seconds=time.monotonic() - save.began)
 
     def wait(self) -> Saved | None:
-        """Waits on all ranks until the running save has ended, and returns how; None if no save is running.
-        Collective."""
+        """Waits until the running save has ended, and returns how it ended; None if no save is running. Collective."""
         ended = None
         while self.is_under_way and ended is None:
             if self._answer is None and self._is_asked:
@@ -219,13 +223,13 @@ class Saves:
         return ended
 
     def settle(self) -> None:
-        """Waits until nothing is left to do for this rank's writer, such as deleting old checkpoints."""
+        """Waits until this rank's writer has nothing left to do, such as deleting old checkpoints."""
         while self.writer.is_busy:
             self._listen(seconds=_WAIT_SECONDS)
 
     @property
     def _is_asked(self) -> bool:
-        """Whether this rank's own writer has something to do in this phase."""
+        """Whether this rank's writer has something to do in this phase."""
         return self.phase is SavePhase.WRITING or self.checkpoints.world.is_first
 
     def _listen(self, *, seconds: float = 0.0) -> None:
@@ -248,6 +252,6 @@ class Saves:
 
 
 def _fault_of_all(own: SaveResult | None, world: World) -> str:
-    """Why a save failed, on whichever ranks. Collective."""
+    """Returns why a save failed, from all ranks on which it failed. Collective."""
     mine = own.message if own and own.what in ("failed", "overtaken") else ""
     return "; ".join(dict.fromkeys(filter(None, gather_json(mine, device=world.device))))

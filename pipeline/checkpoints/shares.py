@@ -1,12 +1,13 @@
-"""Ranks that resume read every byte of a checkpoint once, each its own share, and show their shares to each other.
+"""Ranks that resume read every byte of a checkpoint once, each its own share, and exchange their shares.
 
-Other ranks' pieces are short wherever the number of ranks or the ZeRO stage has changed: under ZeRO-3, a rank of 512
-holds 13 KB of each of a thousand tensors. Ranks that read these by themselves would read 1 MiB, the part that has a
-checksum, for each, the checkpoint a hundred times over. So a rank reads and verifies consecutive whole parts of the
-files, as large as everybody's, which is its own file if nothing has changed. What it needs of others' shares it reads,
-if that is little for all ranks together. Otherwise the shares are gathered on all ranks, some megabytes at a time, and
-each copies what it needs. Of ViT-H/14 each rank receives 8 GB then. An all-to-all would send less, but NCCL keeps
-buffers for each pair of ranks that has ever exchanged anything: gigabytes of a GPU's memory at 512 ranks.
+If the number of ranks or the ZeRO stage has changed, a rank needs many short pieces: under ZeRO-3, each of 512 ranks
+holds 13 KB of each of a thousand tensors. To verify a piece, a rank must read the 1 MiB part that contains it, because
+checksums are per part. If every rank read its pieces by itself, the ranks would read the checkpoint a hundred times
+over. So each rank reads and verifies a share: consecutive whole parts of the files, about as many as every other rank.
+If nothing has changed, its share is its own file. It also reads what it needs from other shares, if that is little for
+all ranks together. Otherwise, the shares are gathered on all ranks, some megabytes at a time, and each rank copies what
+it needs. For ViT-H/14, each rank then receives 8 GB. An all-to-all would send less, but NCCL keeps buffers for each
+pair of ranks that has ever exchanged anything: gigabytes of a GPU's memory at 512 ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,15 +31,16 @@ from pipeline.checkpoints.rank_file_out import FileRecord, rank_of
 from pipeline.ranks.collectives import gather_into, sums
 from pipeline.ranks.world import World
 
-_GATHERED_BYTES = 64 << 20  # of all ranks' shares, at once
-MOST_AGAIN = 0.4  # of all bytes, that ranks read of others' shares
+_GATHERED_BYTES = 64 << 20  # bytes of all ranks' shares that are gathered at once
+MOST_AGAIN = 0.4  # the most that ranks read from others' shares, as a share of all bytes
 
 
 class Shares:
-    """Cuts all files of a checkpoint, end to end in the order of their ranks, into a share for each of `num_ranks`.
+    """Cuts all files of a checkpoint, put end to end in the order of their ranks, into a share for each of `num_ranks`.
 
-    Shares consist of whole parts, and of whole files if the ranks divide the files. `bounds` int64[num_ranks + 1]: the
-    byte at which each share begins. `bases` int64[files]: that at which each file begins.
+    Shares consist of whole parts, and of whole files if `num_ranks` divides the number of files. `bounds`,
+    int64[num_ranks + 1]: the byte at which each share begins, and the end of the last. `bases`, int64[files]: the byte
+    at which each file begins.
     """
 
     def __init__(self, files: Mapping[str, FileRecord], *, num_ranks: int) -> None:
@@ -58,12 +60,12 @@ class Shares:
         )
 
     def _cut(self, number: int, num_ranks: int) -> tuple[int, int]:
-        """The file and its part at which a share begins."""
+        """Returns the number of the file, and of its part, at which a share begins."""
         file, rest = divmod(number * len(self.names), num_ranks)
         return file, len(self._records[file].sha256) * rest // num_ranks if rest else 0
 
     def of(self, rank: int) -> list[tuple[str, int, int]]:
-        """A rank's share: the name of each file, and its parts first..end-1."""
+        """Returns a rank's share: for each file (name, first, end), with the parts first..end-1."""
         (first_file, first_part), (end_file, end_part) = self._cuts[rank : rank + 2]
         found = []
         for file in range(first_file, min(end_file + 1, len(self.names))):
@@ -74,8 +76,8 @@ class Shares:
         return found
 
     def stretch(self, rank: int, number: int, size: int) -> FilePieces:
-        """Where the bytes are that a rank shows in the round with this number: `size` bytes of its share, fewer at its
-        end, as pieces of one target."""
+        """Returns the pieces of files that a rank shows to the others in this round: `size` bytes of its share, or
+        fewer at its end. They all go to one target."""
         low = min(self.bounds[rank] + number * size, self.bounds[rank + 1])
         high = min(low + size, self.bounds[rank + 1])
         files = np.arange(np.searchsorted(self.bases, low, side="right") - 1, np.searchsorted(self.bases, high))
@@ -86,7 +88,7 @@ class Shares:
         return FilePieces(names=self.names, files=files, begins=begins, ends=ends, targets=targets, ats=ats)
 
     def cut(self, pieces: FilePieces, size: int) -> "CutPieces":
-        """The pieces, cut where shares and their stretches of `size` bytes end."""
+        """Returns the pieces, cut where shares and their stretches of `size` bytes end."""
         counts = -(-np.diff(self.bounds) // size)
         ranks = np.repeat(np.arange(counts.size), counts)
         rounds = _counted(counts)
@@ -109,8 +111,8 @@ class Shares:
 
 @dataclass(frozen=True, kw_only=True)
 class CutPieces:
-    """Pieces, each in one stretch of one rank's share. int64[pieces]: that rank, the round in which it shows the
-    stretch, and the byte in it at which the piece begins."""
+    """Pieces that each lie in one stretch of one rank's share. `ranks`, `rounds` and `offsets` are int64[pieces]: that
+    rank, the round in which it shows the stretch, and the byte of the stretch at which the piece begins."""
 
     pieces: FilePieces
     ranks: NDArray[np.int64]
@@ -119,20 +121,20 @@ class CutPieces:
 
 
 def _counted(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """0, 1, ... up to each count, one after the other."""
+    """Returns the concatenation of 0, ..., count - 1 for each count."""
     return np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reads:
-    """What a rank asks the store for."""
+    """How much a rank reads from the store, and with how many requests."""
 
     num_bytes: int
     num_requests: int
 
 
 def foreign_reads(pieces: FilePieces, shares: Shares, rank: int) -> Reads:
-    """What a rank would read by itself for those of its pieces that are not in its share."""
+    """Returns what a rank would have to read for those of its pieces that are not in its share."""
     begins, ends = (shares.bases[pieces.files] + each for each in (pieces.begins, pieces.ends))
     is_own = (begins >= shares.bounds[rank]) & (ends <= shares.bounds[rank + 1])
     parts = {name: record.part_bytes for name, record in shares.files.items()}
@@ -144,7 +146,7 @@ def foreign_reads(pieces: FilePieces, shares: Shares, rank: int) -> Reads:
 
 
 def fill_together(files: RankFiles, shares: Shares, wanted: Sequence[Wanted], *, world: World) -> None:
-    """Copies what each rank wants, from its own share or those of others. Collective."""
+    """Copies what each rank wants from its own share and those of others. Collective."""
     pieces, targets = pieces_of(wanted, shares.names), Targets(each.target for each in wanted)
     (again,) = sums([float(foreign_reads(pieces, shares, world.rank).num_bytes)], device=world.device)
     if again <= MOST_AGAIN * shares.bounds[-1]:

@@ -1,11 +1,11 @@
 """Chooses a stored checkpoint for a command that only reads: the newest, that of a step, or the best.
 
-The run may still be going on and delete checkpoints meanwhile. Which checkpoints count is decided as the run itself
-decides it (attempts.py).
+The run may still be active and delete checkpoints in the meantime. Which checkpoints count is decided in the same way
+as by the run itself (attempts.py).
 
-RUN/best.json names the checkpoint with the best score on the held-out dataset. It is written after that checkpoint's
-commit, whole or not at all. A killed run may leave it one evaluation behind, and the store may have lost the checkpoint
-that it names, so readers check that the checkpoint is there.
+RUN/best.json names the checkpoint with the best score on the held-out dataset. The file is written after that
+checkpoint's commit, as a whole or not at all. If a run is killed, the file may be one evaluation behind, and the store
+may have lost the checkpoint that it names. So readers check that the checkpoint exists.
 """
 
 import json
@@ -29,8 +29,8 @@ _MOST_SHOWN = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """A checkpoint's folder below the checkpoints' root, and its scores on the held-out dataset with the fingerprint
-    `dataset`. ValueError if the folder is not that of a checkpoint of this step."""
+    """A checkpoint's folder, relative to the root of the checkpoints, and its scores on the held-out dataset with the
+    fingerprint `dataset`. Raises ValueError if the folder is not that of a checkpoint of this step."""
 
     step: Annotated[int, Range(1)]
     checkpoint: str
@@ -45,20 +45,20 @@ class Best:
 
     @property
     def id(self) -> CheckpointId:
-        """The id of the checkpoint. ValueError if the folder is not that of a checkpoint."""
+        """The id of the checkpoint. Raises ValueError if the folder is not that of a checkpoint."""
         found = id_from_path(f"{self.checkpoint}/{MANIFEST_NAME}")
         if found is None:
             raise ValueError(f"checkpoint is {shown_value(self.checkpoint)}; allowed: step-N/attempt-TOKEN")
         return found
 
     def is_better_than(self, other: "Best") -> bool:
-        """Whether it has a higher accuracy or, at the same accuracy, a lower loss."""
+        """Returns whether this checkpoint has a higher accuracy than the other or, at the same accuracy, a lower
+        loss."""
         return (self.accuracy, -self.loss) > (other.accuracy, -other.loss)
 
 
 def read_best(run_dir: Path) -> Best | None:
-    """What RUN/best.json names; None if there is no such file. InvalidDataError if it is damaged, or does not have the
-    digest that it carries."""
+    """Returns the content of RUN/best.json; None if there is no such file. Raises InvalidDataError if it is damaged."""
     path = run_dir / FILE_NAME
     try:
         data = read_local_file(path, most_bytes=_MOST_BYTES)
@@ -70,26 +70,26 @@ def read_best(run_dir: Path) -> Best | None:
 
 
 def write_best(run_dir: Path, best: Best) -> None:
-    """RUN/best.json, whole or as it was before."""
+    """Writes RUN/best.json. If that fails, the file is as it was before."""
     write_whole(run_dir / FILE_NAME, sealed(json.dumps(asdict(best), allow_nan=False).encode()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointChoice:
-    """Which checkpoint: that of a step, or the one that RUN/best.json names, or else the newest."""
+    """Which checkpoint to take: that of `step`, the one that RUN/best.json names, or by default the newest."""
 
     step: Annotated[int, Range(0)] = 0
     is_best: bool = False
 
     @property
     def is_of_one(self) -> bool:
-        """Whether no other checkpoint will do."""
+        """Whether the choice allows exactly one checkpoint."""
         return self.is_best or self.step > 0
 
 
 def standing_in(store: Store, *, recorded: CheckpointId | None) -> list[CheckpointId]:
-    """The standing checkpoints, newest first. `recorded`: the one in the last line of the run's ledger, which counts if
-    it is there, whether it is listed or not."""
+    """Returns the standing checkpoints, newest first. `recorded`: the checkpoint in the last line of the run's ledger,
+    which counts if its manifest exists, even if it is not listed."""
     if recorded and not store.exists(f"{recorded.folder}/{MANIFEST_NAME}"):
         recorded = None
     attempts = read_attempts(store, recorded=recorded)
@@ -97,8 +97,8 @@ def standing_in(store: Store, *, recorded: CheckpointId | None) -> list[Checkpoi
 
 
 def chosen(choice: CheckpointChoice, standing: list[CheckpointId], *, run_dir: Path, url: str) -> list[CheckpointId]:
-    """The checkpoints to try, in this order; at least one. Raises UserError if there is none. `url`: where the run's
-    checkpoints are."""
+    """Returns the checkpoints to try, in this order; at least one. Raises UserError if there is none. `url`: where the
+    run's checkpoints are."""
     if not standing:
         raise UserError(
             f"{str(run_dir)!r} has no committed checkpoint in {url}: the run has not saved yet, or they were moved; "
@@ -115,7 +115,7 @@ def chosen(choice: CheckpointChoice, standing: list[CheckpointId], *, run_dir: P
 
 
 def steps_shown(standing: list[CheckpointId]) -> str:
-    """Which steps there are, in words."""
+    """Returns a text that says which steps have a checkpoint."""
     shown = ", ".join(str(each.step) for each in standing[:_MOST_SHOWN])
     more = f" and {len(standing) - _MOST_SHOWN} older ones" if len(standing) > _MOST_SHOWN else ""
     return f"there are those of steps {shown}{more}" if len(standing) > 1 else f"there is only that of step {shown}"

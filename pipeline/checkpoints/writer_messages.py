@@ -1,10 +1,10 @@
-"""What a trainer and its checkpoint writer say to each other: one JSON object a line, checked on both sides.
+"""The messages between a trainer and its checkpoint writer: one JSON object per line, checked on both sides.
 
 trainer -> writer    BufferFit   map the shared buffer: a rank file of this size and these pieces is in it
                      Write       write the buffer's file and its report
-                     Hurry       the trainer waits for it from now on
+                     Hurry       the trainer waits for this save from now on
                      CommitOrder (rank 0) make the checkpoint of all ranks' files
-writer -> trainer    SaveResult  what became of it; `progress` and `said` come in between
+writer -> trainer    SaveResult  the result of a save; `progress` and `said` may come before it
 """
 
 import json
@@ -25,7 +25,7 @@ _KIND = "kind"
 
 @dataclass(frozen=True, kw_only=True)
 class BufferFit:
-    """The buffer holds a rank file of `num_bytes` with these pieces."""
+    """Says that the buffer holds a rank file of `num_bytes` with these pieces."""
 
     num_bytes: Annotated[int, Range(8)]
     pieces: tuple[Piece, ...]
@@ -33,8 +33,9 @@ class BufferFit:
 
 @dataclass(frozen=True, kw_only=True)
 class Write:
-    """Write the file of this rank into `folder` of the store `url`, if `record`, the attempt's own, is still there.
-    First delete this rank's file in `failed`, the folder of a save that has failed, if any: the store may be full."""
+    """Asks for the file of this rank to be written into `folder` of the store `url`, if the record of its attempt,
+    `record`, still exists. `failed`: the folder of a failed save, if any, from which this rank's file is deleted first,
+    since the store may be full."""
 
     save: Annotated[int, Range(1)]
     url: str
@@ -46,16 +47,16 @@ class Write:
 
 @dataclass(frozen=True, kw_only=True)
 class Hurry:
-    """The trainer waits for this save: it is no longer work for idle processors alone."""
+    """Says that the trainer waits for this save, so that it no longer has low priority."""
 
     save: Annotated[int, Range(1)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommitOrder:
-    """Commit the checkpoint of this save, then delete what retention does not keep. `draft`: the manifest without files
-    and tensors' places, as JSON; `attempt`: the record of the attempt, as JSON. The reports of all ranks must have the
-    number `save`."""
+    """Asks for the checkpoint of this save to be committed, and then for the deletion of checkpoints that retention
+    does not keep. `draft`: the manifest as JSON, without files and the places of tensors. `attempt`: the record of the
+    attempt as JSON. The reports of all ranks must have the number `save`."""
 
     save: Annotated[int, Range(1)]
     url: str
@@ -68,7 +69,7 @@ class CommitOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class SaveResult:
-    """What became of a save. `message`: why it failed, or a line for the log."""
+    """The result of a save, or news of it. `message`: why it failed, or a line for the log."""
 
     save: Annotated[int, Range(0)]
     what: What
@@ -81,7 +82,7 @@ _KINDS: tuple[type[Command | SaveResult], ...] = (BufferFit, Write, Hurry, Commi
 
 
 def to_line(message: Command | SaveResult) -> bytes:
-    """One line of JSON. ValueError if it is too long."""
+    """Returns the message as one line of JSON. Raises ValueError if the line is too long."""
     line = json.dumps({_KIND: type(message).__name__, **asdict(message)}).encode() + b"\n"
     if len(line) > MOST_LINE_BYTES:
         raise ValueError(f"a {type(message).__name__} of {len(line):,} bytes; allowed: {MOST_LINE_BYTES:,}")
@@ -89,7 +90,7 @@ def to_line(message: Command | SaveResult) -> bytes:
 
 
 def from_line(line: bytes) -> Any:
-    """The message in a line. ValueError if it is none."""
+    """Returns the message in a line. Raises ValueError if the line is not a message."""
     values = parse_json(line)
     name = values.pop(_KIND, None) if isinstance(values, dict) else None
     for kind in _KINDS:
@@ -99,14 +100,14 @@ def from_line(line: bytes) -> Any:
 
 
 class LineSplitter:
-    """Cuts what arrives into lines. ValueError for a line that is longer than any message."""
+    """Cuts what arrives into lines. Raises ValueError for a line that is longer than any message."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self._num_bytes = 0
 
     def take(self, data: bytes) -> list[bytes]:
-        """The lines that are complete now."""
+        """Adds data, and returns the lines that are now complete."""
         *whole, rest = data.split(b"\n")
         found = []
         for line in whole:

@@ -1,1 +1,1 @@
-"""The loader: planned reads -> decode -> augment -> batches of uint8 images."""
+"""The data loader: it plans reads, decodes and augments images, and returns batches of uint8 images."""

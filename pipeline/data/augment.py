@@ -2,27 +2,28 @@
 
 The draws are counter-based and keyed by (seed, epoch, sample id), so they are the same on any topology.
 
-Crops. The training crop is the paper's: area 5 to 100 %, ratio 3/4 to 4/3, bilinear without antialiasing. Its code
-draws it by TensorFlow's sample_distorted_bounding_box (core/kernels/image/sample_distorted_bounding_box_op.cc): the
-ratio is uniform; the height is uniform between those of the smallest and the largest area that fit; and if no try gives
-a rectangle inside the bounds, the whole image is taken. torchvision's RandomResizedCrop draws differently: the area is
-uniform, the ratio is uniform in its logarithm, and tries that do not fit are discarded. At 375 x 500 the mean area is
-34 % of the image with the first, 42 % with the second. Both are here; the random numbers are ours in both.
+Crops. The training crop is the paper's: area 5 to 100 %, ratio 3/4 to 4/3, bilinear without antialiasing. The paper's
+code draws it with TensorFlow's sample_distorted_bounding_box (core/kernels/image/sample_distorted_bounding_box_op.cc).
+There, the ratio is uniform, and the height is uniform between those of the smallest and the largest area that fit. If
+no try gives a rectangle inside the bounds, the crop is the whole image. torchvision's RandomResizedCrop draws
+differently: the area and the logarithm of the ratio are uniform, and tries that do not fit are discarded. At 375 x 500,
+the mean area is 34 % of the image with TensorFlow's crop and 42 % with torchvision's. Both crops are implemented here,
+with Patchline's own random numbers.
 
-Two more crops cut a random square of the model's size out of a resized image, with every place equally likely:
-resize_crop out of a square ("Big Transfer", section 3.3; its input_pipeline_tf2_or_jax.py), short_side_crop out of an
-image whose short side was resized (big_vision, pp/ops_image.py: resize_small and random_crop). simple_random is the
-second as DeiT III has it (augment.py with --src, by torchvision's Resize and RandomCrop): from an image whose short
-side has the model's size, with 4 pixels reflected at each edge.
+Two more crops cut a random square of the model's size out of a resized image, with every place equally likely.
+resize_crop cuts it out of a square ("Big Transfer", section 3.3; its input_pipeline_tf2_or_jax.py). short_side_crop
+cuts it out of an image whose short side was resized (big_vision, pp/ops_image.py: resize_small and random_crop).
+simple_random is DeiT III's form of short_side_crop (augment.py with --src, by torchvision's Resize and RandomCrop): the
+image's short side has the model's size, and 4 pixels are reflected at each edge.
 
-Evaluation resizes directly (vision_transformer) or resizes the short side and crops the centre (big_vision:
-resize_small and central_crop).
+For evaluation, the image is resized directly (vision_transformer), or its short side is resized and the centre is
+cropped (big_vision: resize_small and central_crop).
 
-Plans. The crop of the upright image is turned the way the image is stored. A JPEG is decoded at 1/2, 1/4 or 1/8 if the
-crop at that scale still covers the view in both directions; the crop's sides are then rounded to whole pixels of the
-decoded image, halves up, in the image as stored.
+Plans. The crop of the upright image is turned back to the way the image is stored. A JPEG is decoded at 1/2, 1/4 or 1/8
+if the crop at that scale still covers the view in both directions. The crop's edges are then rounded to whole pixels of
+the decoded image, with halves rounded up.
 
-Colours. 3-Augment and colour jitter as in DeiT III (Touvron et al., arXiv 2204.07118; augment.py of
+Colours. 3-Augment and the colour jitter are those of DeiT III (Touvron et al., arXiv 2204.07118; augment.py of
 facebookresearch/deit). 3-Augment applies one of three operations with equal chances:
 
     grey        the luma of ITU-R 601-2, in all channels   torchvision's Grayscale(3)
@@ -30,7 +31,8 @@ facebookresearch/deit). 3-Augment applies one of three operations with equal cha
     blurred     with a radius from 0.1 to 2 pixels         ImageFilter.GaussianBlur
 
 Then a jitter j changes brightness, contrast and saturation in random order, each by a factor from 1 - j to 1 + j, like
-torchvision's ColorJitter. All are Pillow's own operations, which torchvision calls for Pillow's images: equal bits.
+torchvision's ColorJitter. All are Pillow's own operations, which torchvision also calls for Pillow's images, so the
+bits are equal.
 """
 
 import math
@@ -48,11 +50,12 @@ from shards.hashing import CROPS, Purpose, uniforms
 from shards.orientation import Turn
 
 AUGMENT_VERSION = 2
-_REFLECTED_PIXELS = 4  # of simple_random
-_TRIES = 10  # torchvision's number; TensorFlow has 100, but only long, narrow images fail the first
+_REFLECTED_PIXELS = 4  # at each edge, in simple_random
+_TRIES = 10  # torchvision's number; TensorFlow has 100, but only long, narrow images need more than one
 _DRAWS = 4 * _TRIES + 1
 _DENOMINATORS = (8, 4, 2)
-_LEAST_SCALED = 8  # a smaller view is never decoded scaled: simplejpeg could take another scale of the same size
+# Smaller views are decoded at full size: simplejpeg could choose another scale that gives the same size.
+_LEAST_SCALED = 8
 _LEAST_RADIUS, _MOST_RADIUS = 0.1, 2.0
 _ENHANCERS = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 _ORDERS = tuple(permutations(range(len(_ENHANCERS))))
@@ -77,7 +80,7 @@ def draws_of(
     purpose: Purpose = CROPS,
     num_draws: int = _DRAWS,
 ) -> NDArray[np.float64]:
-    """Uniform draws of every sample of a batch for a purpose: float64[n, num_draws]."""
+    """Returns the uniform draws of every sample of a batch for a purpose: float64[n, num_draws]."""
     draws = np.empty((sample_ids.size, num_draws))
     for epoch in np.unique(epochs) if draws.size else ():
         chosen = epochs == epoch
@@ -86,7 +89,8 @@ def draws_of(
 
 
 def draw_crop(height: int, width: int, draws: NDArray[np.float64], *, config: AugmentConfig) -> Crop:
-    """The crop of an image of this size; the whole image if the random part is cut only after the resize."""
+    """Returns the crop of an image of this size. It is the whole image if the random part is cut out after the
+    resize."""
     flip = config.flip and float(draws[-1]) < 0.5
     if config.crop == "random_resized":
         return _random_resized_crop(height, width, draws, config=config, flip=flip)
@@ -102,7 +106,7 @@ def draw_crop(height: int, width: int, draws: NDArray[np.float64], *, config: Au
 
 
 def _inception_sides(height: int, width: int, ratio: float, draw: float, *, config: AugmentConfig) -> tuple[int, int]:
-    """(height, width) of the crop of this ratio; (0, 0) if none fits."""
+    """Returns (height, width) of the crop of this ratio; (0, 0) if none fits."""
     min_area, max_area = config.min_area * height * width, config.max_area * height * width
     low, high = round(math.sqrt(min_area / ratio)), round(math.sqrt(max_area / ratio))
     if round(high * ratio) > width:
@@ -111,7 +115,7 @@ def _inception_sides(height: int, width: int, ratio: float, draw: float, *, conf
     high = min(high, height)
     low = min(low, high)
     h = low + int(draw * (high - low + 1))
-    h += round(h * ratio) * h < min_area  # sides are whole pixels: one row more may bring the area back above the bound
+    h += round(h * ratio) * h < min_area  # sides are whole pixels, so one more row may bring the area back to the bound
     h -= round(h * ratio) * h > max_area
     w = round(h * ratio)
     fits = 0 < h <= height and 0 < w <= width and min_area <= h * w <= max_area
@@ -121,7 +125,7 @@ def _inception_sides(height: int, width: int, ratio: float, draw: float, *, conf
 def _random_resized_crop(
     height: int, width: int, draws: NDArray[np.float64], *, config: AugmentConfig, flip: bool
 ) -> Crop:
-    """The first of ten tries that fits, else the largest centred one."""
+    """Returns the first of ten random crops that fits, else the largest centred crop."""
     low, high = math.log(config.min_ratio), math.log(config.max_ratio)
     for entry in range(0, 4 * _TRIES, 4):
         area_draw, ratio_draw, top_draw, left_draw = draws[entry : entry + 4].tolist()
@@ -155,7 +159,8 @@ class Viewport:
 
 
 def training_viewport(crop: Crop, draws: NDArray[np.float64], *, config: AugmentConfig, size: int) -> Viewport:
-    """The viewport on a crop that was drawn with the same draws: the whole resized crop, or a random square of it."""
+    """Returns the viewport on a crop that was drawn with the same draws. It shows the whole resized crop, or a random
+    square of it."""
     height, width, num_reflected = size, size, 0
     least = late_crop_pixels(config, size)
     if config.crop == "resize_crop":
@@ -165,8 +170,8 @@ def training_viewport(crop: Crop, draws: NDArray[np.float64], *, config: Augment
     elif config.crop == "simple_random":
         least, num_reflected = max(size, config.resize_pixels), _REFLECTED_PIXELS
         short = min(crop.height, crop.width)
-        height, width = int(least * crop.height / short), int(least * crop.width / short)  # as torchvision's Resize
-    top_draw, left_draw = draws[2:4].tolist()  # as inception's first try
+        height, width = int(least * crop.height / short), int(least * crop.width / short)  # as in torchvision's Resize
+    top_draw, left_draw = draws[2:4].tolist()  # the draws that place inception's first try
     return Viewport(
         height=height,
         width=width,
@@ -181,23 +186,24 @@ def training_viewport(crop: Crop, draws: NDArray[np.float64], *, config: Augment
 
 
 def late_crop_pixels(config: AugmentConfig, size: int) -> int:
-    """The side in pixels to which resize_crop and short_side_crop resize an image before the random square is cut."""
+    """Returns the side in pixels to which resize_crop and short_side_crop resize an image before they cut the random
+    square."""
     return max(size, config.resize_pixels or round(size * 448 / 384))
 
 
 def short_side_resized(height: int, width: int, *, short_side: int) -> tuple[int, int]:
-    """(height, width) of an image whose short side is resized to `short_side`. The other side is rounded as in
-    big_vision's resize_small: in fp32, halves to even."""
+    """Returns (height, width) of an image whose short side is resized to `short_side`. The other side is rounded as in
+    big_vision's resize_small: in fp32, with halves rounded to even."""
     factor = np.float32(short_side) / np.float32(min(height, width))
     resized = [max(short_side, int(np.rint(np.float32(side) * factor))) for side in (height, width)]
     return resized[0], resized[1]
 
 
 def evaluation_viewport(height: int, width: int, transform: EvaluationTransform, *, size: int) -> Viewport:
-    """The viewport of the evaluation transform on a whole image of height x width pixels. With Pillow's filters, sides
-    and margins are rounded as in torchvision's Resize and CenterCrop, so that weights have equal scores in timm. With
-    the others, they are rounded as in big_vision, which places the centre of an odd margin half a pixel to the other
-    side."""
+    """Returns the viewport of the evaluation transform on a whole image of height x width pixels. With Pillow's
+    filters, sides and margins are rounded as in torchvision's Resize and CenterCrop, so that weights have the same
+    scores in timm. With other filters, they are rounded as in big_vision, where an odd margin is always rounded down at
+    the top and left."""
     is_torchvision = transform.filter == "bicubic" or transform.antialias
     short = central_short_side(transform, size)
     if transform.mode == "resize":
@@ -233,8 +239,8 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True)
 class ViewPlan:
-    """What of a stored image a view shows: the image of stored_height x stored_width is decoded at 1 / denominator, and
-    the box is cut from that, turned upright, and shown through the viewport."""
+    """The plan of a view. The stored image, stored_height x stored_width, is decoded at 1 / denominator. The box is cut
+    out of the result, turned upright, and shown through the viewport."""
 
     stored_height: int
     stored_width: int
@@ -245,7 +251,7 @@ class ViewPlan:
 
 
 def plan_view(size: tuple[int, int], turn: Turn, crop: Crop, viewport: Viewport, *, denominator: int) -> ViewPlan:
-    """The plan for a crop of the upright image; `size` is (height, width) as stored."""
+    """Returns the plan for a crop of the upright image. `size` is (height, width) as stored."""
     box = _scaled(_stored_box(crop, turn, size), size, denominator)
     return ViewPlan(
         stored_height=size[0], stored_width=size[1], denominator=denominator, box=box, turn=turn, viewport=viewport
@@ -253,7 +259,8 @@ def plan_view(size: tuple[int, int], turn: Turn, crop: Crop, viewport: Viewport,
 
 
 def largest_denominator(crop: Crop, *, height: int, width: int) -> int:
-    """The smallest scale at which a JPEG's crop still covers a view of height x width, as 8, 4, 2 or 1."""
+    """Returns 8, 4, 2 or 1: the largest denominator of a scale at which a JPEG's crop still covers a view of height x
+    width."""
     if min(height, width) < _LEAST_SCALED:
         return 1
     return next((f for f in _DENOMINATORS if crop.height >= f * height and crop.width >= f * width), 1)
@@ -279,8 +286,9 @@ def _scaled(box: Box, size: tuple[int, int], denominator: int) -> Box:
 
 
 def recoloured(pixels: Pixels, draws: NDArray[np.float64], *, config: AugmentConfig) -> Pixels:
-    """Applies 3-Augment and the colour jitter: uint8[H, W, 3] -> uint8[H, W, 3]. The input is not written to. `draws`,
-    float64[COLOUR_DRAWS] in [0, 1): which of the three operations, the radius, the order, and the three factors."""
+    """Applies 3-Augment and the colour jitter to uint8[H, W, 3] pixels, and returns uint8[H, W, 3]. The input is not
+    changed. `draws`, float64[COLOUR_DRAWS] in [0, 1): one each for the choice of 3-Augment's operation, the radius and
+    the order, and three for the factors. Raises ValueError if their number is wrong."""
     if draws.shape != (COLOUR_DRAWS,):
         raise ValueError(f"draws have the shape {draws.shape}, not ({COLOUR_DRAWS},)")
     choice, radius, order, *factors = draws.tolist()

@@ -1,9 +1,9 @@
 """Batches of uint8 images in the planned order, decoded and augmented in threads a few steps ahead.
 
-One thread plans: it takes the samples of a step from the reader and hands them to the decoding threads in small
-chunks. Each chunk is one call of the library of crop_decoder.py, without the interpreter lock, which writes directly
-into the batch's buffer; samples that it leaves are decoded in Python, one by one. No worker process, no shared memory,
-no lock file: a killed run leaves nothing behind.
+One thread plans: it takes the samples of a step from the reader and hands them to the decoding threads in small chunks.
+Each chunk is one call of the library of crop_decoder.py. It writes directly into the batch's buffer, without the
+interpreter lock. Samples that it leaves out are decoded in Python, one by one. There are no worker processes, shared
+memory or lock files, so a killed run leaves nothing behind.
 """
 
 import logging
@@ -38,17 +38,18 @@ from shards.reading.read import TRAFFIC_NAMES, RawBatch, SampleReader, StreamRea
 from shards.reading.samples import RawSample, read_sample, refetched, verified
 from shards.sample_rows import NO_WEIGHT
 
-Labels = tuple[NDArray[np.int64], tuple[float, ...]]  # of a sample, and their weights: one per label, or none
+Labels = tuple[NDArray[np.int64], tuple[float, ...]]  # a sample's labels and their weights: one per label, or none
 log = logging.getLogger(__name__)
-NUM_VALID_REQUESTS = 2  # a batch's buffer is refilled on the second request after its own
+NUM_VALID_REQUESTS = 2  # a batch's buffer is reused from the second request after its own
 _MAX_SUBSTITUTES = 20
-_CHUNKS_A_THREAD = 4  # per batch: few enough to be cheap, many enough to balance the threads
+_CHUNKS_A_THREAD = 4  # in each batch: few enough to be cheap, many enough to balance the threads
 COUNT_NAMES = (*TRAFFIC_NAMES, "samples", "replaced", "held_bytes")
 
 
 def label_matrix(single: NDArray[np.int64], others: Mapping[int, Labels]) -> torch.Tensor:
-    """The labels of a batch: int64[n, most labels of one sample, at least 1], padded with -1. `single` int64[n]: the
-    label of a sample that has one without a weight, else -1; `others`: by row, all labels of the remaining samples."""
+    """Returns the labels of a batch: int64[n, most labels of one sample, at least 1], padded with -1. `single`,
+    int64[n]: the label of each sample that has only one label, without a weight, else -1. `others`: all labels of the
+    remaining samples, by row."""
     matrix = np.full(_shape(single, others), -1, dtype=np.int64)
     matrix[:, 0] = single
     for row, (own, _) in others.items():
@@ -58,8 +59,8 @@ def label_matrix(single: NDArray[np.int64], others: Mapping[int, Labels]) -> tor
 
 
 def weight_matrix(single: NDArray[np.int64], others: Mapping[int, Labels]) -> torch.Tensor:
-    """The weights of the labels: float32 in the shape of the label matrix, padded with 0. Rows of samples without
-    weights have NO_WEIGHT."""
+    """Returns the weights of the labels: float32 in the shape of the label matrix, padded with 0. Rows of samples
+    without weights are filled with NO_WEIGHT."""
     matrix = np.full(_shape(single, others), NO_WEIGHT, dtype=np.float32)
     for row, (_, weights) in others.items():
         if weights:
@@ -74,10 +75,10 @@ def _shape(single: NDArray[np.int64], others: Mapping[int, Labels]) -> tuple[int
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A rank's share of a step: images uint8[n, size, size, 3], labels int64[n, most labels] padded with -1, ids
-    int64[n]. `images` is a buffer that is reused: it is valid until two more batches have been requested. `datasets`
-    int64[n]: each sample's dataset in a mix. `weights` float32[n, most labels]: the weights of the labels, NO_WEIGHT in
-    the rows of samples without weights; None if weights are not used."""
+    """A rank's share of a step. `images`, uint8[n, size, size, 3], is a reused buffer, valid until two more batches
+    have been requested. `labels`, int64[n, most labels], is padded with -1. `sample_ids` is int64[n]. `datasets`,
+    int64[n]: the number of each sample's dataset in a mix. `weights`, float32[n, most labels]: the weights of the
+    labels, NO_WEIGHT in the rows of samples without weights; None if weights are not used."""
 
     step: int
     images: torch.Tensor
@@ -89,7 +90,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """One of the datasets that are read."""
+    """A dataset that is read. `labels`: maps its labels to those of all datasets."""
 
     dataset: Dataset
     reader: SampleReader
@@ -99,7 +100,7 @@ class _Source:
 
 @dataclass(frozen=True, kw_only=True)
 class _Draws:
-    """The random draws of a sample: for its crop, its colours and its operations, each float64[number of draws]."""
+    """A sample's random draws for its crop, its colours and its operations, each float64[number of draws]."""
 
     crop: NDArray[np.float64]
     colours: NDArray[np.float64]
@@ -108,26 +109,27 @@ class _Draws:
 
 @dataclass(frozen=True, kw_only=True)
 class _Planned:
-    """The samples of a batch. `table` SAMPLE[n]: what the library needs to know of them. int64[n]: the source of each
-    sample, its place among the samples `read` of that source, and its epoch."""
+    """The samples of a batch. `table`, SAMPLE[n]: what the library needs to know about each. `sources`, `places` and
+    `epochs`, int64[n]: the number of each sample's source, its place among the samples `read` from that source, and its
+    epoch. `work_seconds`: the decoding time of each chunk."""
 
     table: NDArray[Any]
     sources: NDArray[np.int64]
     places: NDArray[np.int64]
     epochs: NDArray[np.int64]
     read: Mapping[int, RawBatch]
-    work_seconds: list[float] = field(default_factory=list)  # of each part of it that is decoded
+    work_seconds: list[float] = field(default_factory=list)
 
     def sample(self, entry: int) -> RawSample:
-        """One of the samples."""
+        """Returns the sample of this entry."""
         return self.read[int(self.sources[entry])].sample(int(self.places[entry]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Coming:
-    """A batch whose samples are being decoded. `labels` int64[n]: the only label of a sample, -1 if it has none;
-    `others`: by row, all labels of a sample with several labels, or with weights. Each piece returns the labels of the
-    samples that were decoded in Python."""
+    """A batch whose samples are being decoded. `labels`, int64[n]: the only label of each sample, or -1. `others`: all
+    labels of samples with several labels or with weights, by row. Each of the `pieces` returns the labels of the
+    samples that it decoded in Python."""
 
     step: int
     images: torch.Tensor
@@ -141,11 +143,11 @@ class _Coming:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all samples are decoded, and none has failed."""
+        """Whether all samples are decoded, without an error."""
         return all(map(_has_succeeded, self.pieces))
 
     def wait(self) -> Batch:
-        """The batch once it is complete; raises what a decoding thread raised."""
+        """Waits until the batch is complete, and returns it. Raises what a decoding thread raised."""
         others = dict(self.others)
         for piece in self.pieces:
             others |= piece.result()
@@ -162,10 +164,10 @@ class _Coming:
 class _Pace:
     """Chooses how many decoding threads work. A few threads over the whole step disturb the thread that launches it
     less than all threads in one burst. All threads work until several batches in a row were complete when they were
-    requested. Then as many work as the shortest of their steps needs, with a margin. If a batch is late with fewer
-    threads, that number is not tried again."""
+    requested. Then the number is chosen to fit the shortest of these steps, with a margin. If a batch is late with
+    fewer threads, that number is not tried again."""
 
-    _NUM_WATCHED = 8  # batches in a row
+    _NUM_WATCHED = 8  # consecutive batches
     _MARGIN = 1.5
 
     def __init__(self, most: int) -> None:
@@ -174,8 +176,8 @@ class _Pace:
         self._steps: deque[tuple[float, float]] = deque(maxlen=self._NUM_WATCHED)  # seconds of work, and of the step
 
     def request(self, *, is_complete: bool, work_seconds: float, step_seconds: float) -> None:
-        """Sets the limit after a request for a batch, on which threads worked for `work_seconds` in all;
-        `step_seconds`: since the last request."""
+        """Sets the limit after a request for a batch. `is_complete`: whether the batch was ready. `work_seconds`: the
+        time that all threads together worked on it. `step_seconds`: the time since the last request."""
         if is_complete:
             self._steps.append((work_seconds, step_seconds))
         else:
@@ -191,9 +193,9 @@ class _Pace:
 
 
 class TrainBatches:
-    """A rank's batches from any step, without end. Close it when done.
+    """An endless source of a rank's batches, from any step on. Close it when done.
 
-    While one is used, `steps_ahead` more are read and decoded.
+    While a batch is used, the next `steps_ahead` are read and decoded.
     """
 
     def __init__(
@@ -222,7 +224,7 @@ class TrainBatches:
             for number, reader in enumerate(readers)
         ]
         shape = (share.global_batch // share.num_ranks, image_size, image_size, 3)
-        # When a batch is requested, the caller still has the one before, and `steps_ahead` are being made.
+        # At a request, the caller still holds the previous batch, and `steps_ahead` batches are being made.
         self._buffers = [
             torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory)
             for _ in range(config.steps_ahead + NUM_VALID_REQUESTS)
@@ -234,11 +236,11 @@ class TrainBatches:
         self._num_threads = max(1, config.num_threads)
         self._pace = _Pace(self._num_threads)
         self._decoders = self._reader.pool(self._num_threads, name="decode")
-        self._decoders.submit(crop_decoder)  # it is loaded and tried while the first samples are read
-        self._planner = self._reader.pool(1, name="plan")  # one: steps are read in rising order
+        self._decoders.submit(crop_decoder)  # loads and checks the library while the first samples are read
+        self._planner = self._reader.pool(1, name="plan")  # one thread, so that steps are read in rising order
 
     def __call__(self, start_step: int, *, skipped: Skipped = ()) -> Iterator[Batch]:
-        """Batches of steps start_step, start_step + 1, ..., without the skipped data steps."""
+        """Yields the batches of steps start_step, start_step + 1, ..., without the skipped data steps."""
         waiting = self._waiting = deque()
         last = time.monotonic()
         for step in count(start_step):
@@ -261,8 +263,8 @@ class TrainBatches:
         return bool(self._waiting) and _has_succeeded(self._waiting[0]) and self._waiting[0].result().is_complete
 
     def counts(self) -> dict[str, float]:
-        """The counts by name of COUNT_NAMES: requests, bytes, retries and replaced samples so far, and the bytes held
-        now."""
+        """Returns the counts by the names in COUNT_NAMES: requests, bytes, retries and replaced samples so far, and the
+        bytes held now."""
         return self._reader.counts() | {
             "samples": self.quarantine.num_read,
             "replaced": self.quarantine.num_replaced,
@@ -270,7 +272,7 @@ class TrainBatches:
         }
 
     def close(self) -> None:
-        """Stops reads and threads within about a second. The thread of a stalled read ends when the read times out."""
+        """Stops reads and threads within about a second. If a read stalls, its thread ends when the read times out."""
         self._reader.close()
 
     def _plan(self, step: int, data_step: int) -> _Coming:
@@ -309,7 +311,7 @@ class TrainBatches:
     def _planned(
         self, datasets: NDArray[np.int64], places: NDArray[np.int64], read: Mapping[int, RawBatch]
     ) -> _Planned:
-        """The samples of all datasets in the order of the batch."""
+        """Returns the samples of all datasets in the order of the batch."""
         epochs, table = np.empty(datasets.size, dtype=np.int64), np.empty(datasets.size, dtype=SAMPLE)
         for number, raw in read.items():
             entries = datasets == number
@@ -324,7 +326,7 @@ class TrainBatches:
         return _Planned(table=table, sources=datasets, places=places, epochs=epochs, read=read)
 
     def _labels(self, planned: _Planned) -> tuple[NDArray[np.int64], dict[int, Labels]]:
-        """The labels of the samples, in the form of `_Coming`."""
+        """Returns the labels of the samples, in the form of `_Coming.labels` and `_Coming.others`."""
         labels, others = np.full(planned.sources.size, -1, dtype=np.int64), dict[int, Labels]()
         for number, raw in planned.read.items():
             known, entries = self._sources[number].labels, np.flatnonzero(planned.sources == number)
@@ -346,8 +348,8 @@ class TrainBatches:
             log.warning("labels of %s have weights, which are not used: --data.label-weights uses them", where)
 
     def _fill_all(self, planned: _Planned, first: int, views: NDArray[np.uint8]) -> dict[int, Labels]:
-        """Makes the views of the samples from `first` on: in one call of the library, and those that it leaves one by
-        one. Returns the labels of the latter."""
+        """Makes the views of the samples from `first` on, in one call of the library. Samples that it leaves out are
+        made one by one in Python; their labels are returned, by entry."""
         self._check_open()
         began = time.monotonic()
         self.quarantine.count(len(views))
@@ -366,7 +368,7 @@ class TrainBatches:
         return found
 
     def _draws_of(self, planned: _Planned, entries: NDArray[np.int64]) -> dict[int, _Draws]:
-        """The draws of these samples of a batch, by their entry."""
+        """Returns the draws of these samples of a batch, by entry."""
         found = dict[int, _Draws]()
         for number in set(planned.sources[entries].tolist()):
             chosen, seed = entries[planned.sources[entries] == number], self._sources[number].seed
@@ -380,7 +382,7 @@ class TrainBatches:
         return found
 
     def _recolour(self, view: Pixels, draws: _Draws) -> None:
-        """Changes colours and applies RandAugment, if they are on. Raises DecodeError."""
+        """Applies 3-Augment, the colour jitter and RandAugment, as far as they are on. Raises DecodeError."""
         with image_faults():
             if self.config.augment.num_colour_draws:
                 view[...] = recoloured(view, draws.colours, config=self.config.augment)
@@ -399,7 +401,9 @@ class TrainBatches:
             raise CancelledError("the batches are closed")
 
     def _fill(self, source: _Source, sample: RawSample, draws: _Draws, view: Pixels) -> RawSample:
-        """Writes the pixels of the sample or of its substitute, a function of the sample's id; returns which it is."""
+        """Writes the view of the sample into `view` and returns the sample. An unusable sample is replaced by a
+        substitute, which depends only on the seed and the sample's id. Raises WillNotSucceedError if many substitutes
+        in a row are unusable."""
         url, original = source.dataset.url, sample.sample_id
         for number in range(_MAX_SUBSTITUTES + 1):
             sample = self._view(source.dataset, sample, draws, view)
@@ -418,8 +422,8 @@ class TrainBatches:
         )
 
     def _view(self, dataset: Dataset, sample: RawSample, draws: _Draws, view: Pixels) -> RawSample:
-        """Decodes, crops and recolours into `view`; bytes that fail are read again once. An unusable sample has a
-        `fault`."""
+        """Decodes, crops and recolours a sample into `view`, and returns the sample. If that fails, its bytes are read
+        again once. An unusable sample is returned with a `fault`."""
         sample = verified(dataset, sample)
         for is_second in (False, True):
             if sample.data is None:

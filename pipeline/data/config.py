@@ -1,6 +1,6 @@
-"""Where training samples come from, how they are shuffled, read, decoded and augmented.
+"""Where training samples come from, and how they are shuffled, read, decoded and augmented.
 
-Configurations only: the command line reads them without loading torch, OpenCV or a decoder.
+This module has only configurations, so the command line can read them without loading torch, OpenCV or a decoder.
 """
 
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from shards.config import HeldOutConfig, ReadConfig, SubsetConfig
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 
-# Of RandAugment: the highest in big_vision's recipes; above it, Posterize would keep more than 8 bits.
+# RandAugment's highest magnitude in big_vision's recipes. Above it, Posterize would keep more than 8 bits.
 MAX_MAGNITUDE = 20
-DRAWS_PER_OP = 4  # uniform draws of one RandAugment operation
-COLOUR_DRAWS = 6  # uniform draws of 3-Augment and the colour jitter
+DRAWS_PER_OP = 4  # the number of uniform draws for one RandAugment operation
+COLOUR_DRAWS = 6  # the number of uniform draws for 3-Augment and the colour jitter
 HuffmanDecoder = Literal["patchline", "libjpeg-turbo"]
 
 
@@ -72,7 +72,7 @@ class AugmentConfig:
 
     @property
     def num_colour_draws(self) -> int:
-        """Uniform draws per image for 3-Augment and the colour jitter."""
+        """The number of uniform draws per image for 3-Augment and the colour jitter."""
         return COLOUR_DRAWS if self.three_augment or self.color_jitter else 0
 
 
@@ -117,7 +117,7 @@ class RandAugmentConfig:
 
     @property
     def num_draws(self) -> int:
-        """Uniform draws per image."""
+        """The number of uniform draws per image."""
         return DRAWS_PER_OP * self.num_ops
 
 
@@ -184,7 +184,7 @@ class Share:
 
 
 def refuse_wrong_sizes(**sizes: int) -> None:
-    """Raises UserError for a size below 1, with its name."""
+    """Raises UserError, which names the size, if a size is below 1."""
     for name, value in sizes.items():
         if value < 1:
             raise UserError(f"{name} is {value}; allowed: 1 or more")

@@ -1,14 +1,13 @@
-"""The optional library of crop_decoder.c and sample_views.c: JPEG bytes straight to the augmented view.
-
-`fill_all` makes the views of a chunk of a batch in one call, which holds no interpreter lock: it checks the bytes,
-draws the crops, decodes, resizes, mirrors and applies RandAugment. `fill` makes one view that Python has planned.
+"""The optional library of crop_decoder.c and sample_views.c, which turns JPEG bytes directly into the augmented view.
+`fill_all` makes the views of a chunk of a batch in one call, without the interpreter lock; it checks the bytes, draws
+the crops, decodes, resizes, mirrors and applies RandAugment. `fill` makes one view that was planned in Python.
 
 The library decodes only the rows and columns that the crop needs, with libjpeg-turbo and a faster decoder of Huffman
 codes (huffman_decoder.c). It leaves everything unusual to the decoders that are always available. Its Huffman decoder
-replaces a function in a private structure of libjpeg-turbo, which is the same in versions 2.1 to 3.1; newer versions
-decode Huffman codes themselves. nvImageCodec can decode regions without a GPU too, but gives other pixels, is larger
-(80 MB against 60 kB), and was slower (740 images/s per core against 840) even before the library had its own decoder of
-Huffman codes.
+replaces a function in a private structure of libjpeg-turbo, which is the same in versions 2.1 to 3.1. With newer
+versions, libjpeg-turbo itself decodes the Huffman codes. nvImageCodec can decode regions without a GPU, too, but it
+gives other pixels, is larger (80 MB against 60 kB), and was slower (740 images/s per core against 840) even before this
+library had its own Huffman decoder.
 """
 
 import ctypes
@@ -28,14 +27,14 @@ from pipeline.data.decode import Pixels
 LIBRARY_NAME = "libcrop_decoder.so"  # made by hatch_build.py, beside this file
 _FOR_READING = 0x100  # PyBUF_READ
 _OLDEST_LIBJPEG = (2, 1)
-_NEWEST_LIBJPEG = (3, 1)  # whose private structure crop_decoder.c knows
-_LIBJPEG_VERSION = re.compile(rb"([\w-]+) version (\d+)\.(\d+)([\w.]*) \(build ")  # in every build, since 1.5
+_NEWEST_LIBJPEG = (3, 1)  # the newest version whose private structure crop_decoder.c knows
+_LIBJPEG_VERSION = re.compile(rb"([\w-]+) version (\d+)\.(\d+)([\w.]*) \(build ")  # in every build since 1.5
 _NAME = re.compile(r"libjpeg-turbo (\d+)\.(\d+)")
 _MOST_LIBJPEG_BYTES = 64 << 20
-_CROPS = {"inception": 1, "random_resized": 2}  # enum crop of sample_views.c; the others take the whole image
+_CROPS = {"inception": 1, "random_resized": 2}  # enum crop of sample_views.c; other crops take the whole image
 _LATE_CROPS = {"resize_crop": 1, "short_side_crop": 2}  # enum late_crop
-# struct sample of sample_views.h. `data` is the address of the bytes; 0: there are none. Height and width are as
-# stored; the keys are those of shards/hashing.py for the crop and for the operations.
+# struct sample of sample_views.h. `data` is the address of the bytes, or 0 if there are none. Height and width are as
+# stored. The keys for the crop and the operations come from shards/hashing.py.
 SAMPLE = np.dtype(
     [
         *((name, np.uint64) for name in ("data", "num_bytes")),
@@ -48,7 +47,7 @@ SAMPLE = np.dtype(
 
 
 class _Request(ctypes.Structure):
-    """struct request of crop_decoder.h, the target's fields after its own."""
+    """struct request of crop_decoder.h, with the fields of its target at the end."""
 
     _fields_ = tuple(
         (name, ctypes.c_int32)
@@ -82,9 +81,9 @@ class _Operation(ctypes.Structure):
 
 
 def view_settings(data: DataConfig, *, size: int, resize_pixels: int) -> ViewSettings | None:
-    """The settings of `fill_all` for views of size x size. None for what the library does not support: the area and
-    bicubic filters, and simple_random's reflected edges. `resize_pixels`: the side to which a late crop resizes
-    first."""
+    """Returns the settings of `fill_all` for views of size x size. Returns None for settings that the library does not
+    support: the area and bicubic filters, and simple_random. `resize_pixels`: the side to which resize_crop and
+    short_side_crop resize before they cut."""
     augment, randaugment = data.augment, data.randaugment
     if augment.filter != "bilinear" or augment.crop == "simple_random":
         return None
@@ -101,7 +100,7 @@ def view_settings(data: DataConfig, *, size: int, resize_pixels: int) -> ViewSet
         is_antialiased=augment.antialias,
         scaled_decode=augment.scaled_decode,
         exif=augment.exif,
-        # Colours are changed in between, by Pillow: then the operations come later, too.
+        # Pillow changes colours before the operations, so if it does, Python applies the operations, too.
         num_ops=0 if augment.num_colour_draws else randaugment.num_ops,
         magnitude=randaugment.magnitude,
         leaves_huffman=data.huffman_decoder == "libjpeg-turbo",
@@ -109,7 +108,7 @@ def view_settings(data: DataConfig, *, size: int, resize_pixels: int) -> ViewSet
 
 
 def sources_in(folder: Path) -> list[Path]:
-    """The library's sources: all C files of the folder, as in hatch_build.py. A wheel has them, too."""
+    """Returns the library's sources: all C files in the folder, as in hatch_build.py. Wheels contain them, too."""
     return sorted(folder.glob("*.[ch]"))
 
 
@@ -123,8 +122,9 @@ class _LoadedFrom(ctypes.Structure):
 
 
 def loaded_libjpeg(address: int) -> str:
-    """The libjpeg that an address belongs to, such as "libjpeg-turbo 2.1.5": what its file says, since libjpeg has no
-    call for it. Raises ValueError if it is another library, or older than 2.1."""
+    """Returns the name and version of the libjpeg that an address belongs to, such as "libjpeg-turbo 2.1.5". They are
+    searched for in the library's file, since libjpeg has no function that returns them. Raises ValueError for another
+    library, or for a version before 2.1."""
     found = _LoadedFrom()
     if not ctypes.CDLL(None).dladdr(ctypes.c_void_p(address), ctypes.byref(found)) or not found.path:
         raise ValueError("the file of the libjpeg that was loaded is unknown")
@@ -139,15 +139,15 @@ def loaded_libjpeg(address: int) -> str:
 
 
 def is_newer_than_known(name: str) -> bool:
-    """Whether a libjpeg, such as "libjpeg-turbo 3.2.0", is newer than the newest whose private structure is known. A
-    name without a version counts as newer."""
+    """Returns whether a libjpeg, such as "libjpeg-turbo 3.2.0", is newer than all versions whose private structure is
+    known. A name without a version counts as newer."""
     found = _NAME.match(name)
     return found is None or (int(found[1]), int(found[2])) > _NEWEST_LIBJPEG
 
 
 _SETTINGS, _REQUEST, _OPERATION = map(ctypes.POINTER, (ViewSettings, _Request, _Operation))
 _ADDRESS = ctypes.c_void_p
-# What each function of the library returns, and its arguments.
+# The return type of each function of the library, followed by the types of its arguments.
 _FUNCTIONS = {
     "crop_decoder_sources": (ctypes.c_char_p,),
     "crop_decoder_headers": (ctypes.c_char_p,),
@@ -163,8 +163,8 @@ _MEMORY_VIEW = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssi
 
 
 class CropDecoder:
-    """The loaded library. Raises OSError if it cannot be loaded, ValueError if it was not made from the sources beside
-    it. `leaves_huffman`: libjpeg-turbo decodes all Huffman codes, whatever the settings say."""
+    """The loaded library. Raises OSError if it cannot be loaded, and ValueError if it was not built from the sources
+    beside it. `leaves_huffman`: whether libjpeg-turbo decodes all Huffman codes, whatever the settings say."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(str(path))
@@ -179,17 +179,17 @@ class CropDecoder:
         if self._library.crop_decoder_sources().decode() != digest:
             named = ", ".join(source.name for source in sources)
             raise ValueError(f"{path} is made of other sources than the {named} beside it")
-        address = self._library.crop_decoder_libjpeg()  # 0: it is linked statically, and of its headers' version
+        address = self._library.crop_decoder_libjpeg()  # 0: libjpeg is linked statically, with its headers' version
         headers = self._library.crop_decoder_headers().decode()
         self.name = loaded_libjpeg(address) if address else f"libjpeg-turbo {headers}"
         self.leaves_huffman = is_newer_than_known(self.name)
-        self.checks_crc32 = bool(self._library.sample_views_checks_crc32())  # in C; otherwise ISA-L does
+        self.checks_crc32 = bool(self._library.sample_views_checks_crc32())  # False: this class checks them with ISA-L
         self._view_memory = _MEMORY_VIEW(("PyMemoryView_FromMemory", ctypes.pythonapi))
 
     def fill(self, data: bytes | memoryview, plan: ViewPlan, *, out: Pixels, leaves_huffman: bool = False) -> bool:
-        """Fills `out`, uint8[height, width, 3], with the planned view of a JPEG, and returns whether it could.
-        `leaves_huffman`: libjpeg-turbo decodes the Huffman codes. False, with anything in `out`, if the other decoder
-        must try: for damage, another size, a rare kind of JPEG, and what the library does not support: the area and
+        """Fills `out`, uint8[height, width, 3], with the planned view of a JPEG, and returns whether it succeeded.
+        `leaves_huffman`: whether libjpeg-turbo decodes the Huffman codes. If it returns False, the content of `out` is
+        undefined and another decoder must try. That happens for damage, another size, a rare kind of JPEG, the area and
         bicubic filters, values that are cut off, and reflected edges. Releases the interpreter lock; any number of
         threads may call it at once."""
         box, turn, viewport, (height, width) = plan.box, plan.turn, plan.viewport, out.shape[:2]
@@ -212,10 +212,10 @@ class CropDecoder:
         return bool(view(encoded.ctypes.data, encoded.size, ctypes.byref(request), out.ctypes.data))
 
     def fill_all(self, samples: NDArray[Any], settings: ViewSettings, *, out: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        """Fills `out`, uint8[n, size, size, 3], with the views of `samples`, SAMPLE[n]. Returns bool[n]: which of them
-        are done. The other views hold anything: those that `fill` would refuse, and those of samples without bytes or
-        with another CRC-32 than in the index. The caller keeps the bytes in memory meanwhile. Releases the interpreter
-        lock; any number of threads may call it at once."""
+        """Fills `out`, uint8[n, size, size, 3], with the views of `samples`, SAMPLE[n]. Returns bool[n]: which views
+        are done. The content of the others is undefined: they are views that `fill` would refuse, or of samples that
+        have no bytes or a different CRC-32 than in the index. The caller must keep the bytes in memory until the call
+        returns. Releases the interpreter lock; any number of threads may call it at once."""
         shape = (samples.size, settings.size, settings.size, 3)
         if samples.dtype != SAMPLE or samples.ndim != 1 or not samples.flags.c_contiguous:
             raise ValueError(f"samples is {samples.dtype}{list(samples.shape)}; needed is a contiguous SAMPLE[n]")
@@ -234,15 +234,16 @@ class CropDecoder:
         return are_done
 
     def _is_whole(self, address: int, num_bytes: int, expected: int) -> bool:
-        """Whether there are bytes with the CRC-32 of the index."""
+        """Returns whether the sample has bytes, and their CRC-32 is the expected one."""
         return address != 0 and crc32(self._view_memory(address, num_bytes, _FOR_READING)) == expected
 
     def crc32(self, data: bytes) -> int:
-        """zlib's CRC-32."""
+        """Returns the CRC-32 of the data, as zlib computes it."""
         return int(self._library.sample_views_crc32(data, len(data)))
 
     def plan(self, sample: NDArray[Any], settings: ViewSettings) -> dict[str, int] | None:
-        """The fields of struct request that `fill_all` makes of a sample, SAMPLE[1]; None if it leaves it to others."""
+        """Returns the fields of the struct request that `fill_all` makes for a sample, SAMPLE[1]. Returns None if the
+        library leaves the sample to other decoders."""
         request = _Request()
         is_planned = self._library.sample_views_plan(sample.ctypes.data, ctypes.byref(settings), ctypes.byref(request))
         return {name: getattr(request, name) for name, *_ in _Request._fields_} if is_planned else None
@@ -250,8 +251,8 @@ class CropDecoder:
     def operate(
         self, pixels: Pixels, number: int, *, magnitude: int, sign: int, centre: tuple[float, float]
     ) -> Pixels | None:
-        """A copy of uint8[height, width, 3] after RandAugment's operation of this place in OPERATIONS (randaugment.py);
-        None if the library cannot apply it to them."""
+        """Returns a copy of the pixels, uint8[height, width, 3], after operation `number` of OPERATIONS
+        (randaugment.py). Returns None if the library cannot apply it."""
         result = np.array(pixels, dtype=np.uint8, order="C")
         operation = _Operation(number=number, magnitude=magnitude, sign=sign, row=centre[0], column=centre[1])
         apply = self._library.view_operations_apply

@@ -1,13 +1,13 @@
 """Decodes image bytes to uint8[height, width, 3] RGB, in threads (the decoders release the interpreter lock).
 
-Pillow decides what is an image, as in `verify --deep` and nearly every other loader; what it refuses, mostly truncated
-files, is a DecodeError. The fast decoder of JPEGs refuses the slightest damage: such images go to Pillow, which uses
-what is left of them.
+Pillow decides what is an image, as in `verify --deep` and nearly every other loader. What Pillow refuses, mostly
+truncated files, raises DecodeError. The fast JPEG decoder refuses even slightly damaged files; Pillow decodes what is
+left of them.
 
-All other formats are decoded by Pillow alone, as at packing and in predictions, so that transparency, 16 bits and the
-default image of an APNG mean the same everywhere (shards/images/resize.py). OpenCV is a little faster, but it shows an
-APNG's first frame, and its libpng writes warnings with words from the file to the file descriptor of standard error,
-past everything that escapes control characters (libpng 1.6.58, `png_icc_profile_error`).
+Pillow alone decodes all other formats, here as in packing and in predictions, so that transparency, 16 bits and the
+default image of an APNG mean the same everywhere (shards/images/resize.py). OpenCV is a little faster, but it decodes
+the first frame of an APNG. Its libpng also writes warnings that quote the file directly to standard error, where
+control characters are not escaped (libpng 1.6.58, `png_icc_profile_error`).
 """
 
 import io
@@ -26,33 +26,33 @@ from shards.images.decoding_cost import refuse_costly
 from shards.images.resize import flattened
 from shards.orientation import TURNS, Turn
 
-DECODER_VERSION = 4  # part of the position: other pixels are another run
+DECODER_VERSION = 4  # part of the position: a run with other pixels is a different run
 _MAX_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs
-_FORMATS = ("JPEG", "PNG", "WEBP")  # that datasets hold
-_BAND_PIXELS = 1 << 22  # the most that are copied out of Pillow at once
+_FORMATS = ("JPEG", "PNG", "WEBP")  # the formats that datasets may contain
+_BAND_PIXELS = 1 << 22  # the most pixels that are copied out of Pillow at once
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_MOST_CHARACTERS = 200  # of a library's message
+_MOST_CHARACTERS = 200  # a library's message is cut to this length
 
 Pixels = NDArray[np.uint8]
 
 
 class DecodeError(PrintableError):
-    """The bytes cannot be decoded, or are another image than expected."""
+    """The bytes cannot be decoded, or are a different image than expected."""
 
 
 @contextmanager
 def image_faults() -> Iterator[None]:
-    """Turns whatever a decoding or resizing library raises inside into DecodeError, which concerns one image alone.
+    """Turns any exception raised in its `with` block by a decoding or resizing library into DecodeError.
 
-    Every call of simplejpeg, Pillow and OpenCV with an image's bytes or pixels is made inside of this. For damage, and
-    for sound but unusual images, they raise nearly any of Python's exceptions. A MemoryError is one of them: the memory
-    that a view takes is bounded (SECURITY.md), so the image is too large for this machine.
+    Every call of simplejpeg, Pillow and OpenCV with an image's bytes or pixels is made in such a block. For damaged
+    images, and for sound but unusual ones, these libraries raise nearly any of Python's exceptions. MemoryError is
+    turned, too: the memory that a view takes is bounded (SECURITY.md), so the image is too large for this machine.
     """
     try:
         yield
     except DecodeError:
         raise
-    except UnidentifiedImageError as error:  # its own message holds an address in memory
+    except UnidentifiedImageError as error:  # the library's message contains a memory address
         raise DecodeError("the bytes are no image of a known format") from error
     except Exception as error:
         text = " ".join(_ADDRESS.sub("", str(error)).split())[:_MOST_CHARACTERS]
@@ -60,14 +60,15 @@ def image_faults() -> Iterator[None]:
 
 
 def turn_of(orientation: int) -> Turn:
-    """The turn for the index's orientation, 1 to 8; the tag in the bytes is ignored. Raises DecodeError."""
+    """Returns the turn for the index's orientation, 1 to 8. The tag in the bytes is ignored. Raises DecodeError if the
+    orientation is another number."""
     if orientation not in TURNS:
         raise DecodeError(f"orientation {orientation}; allowed: 1 to 8")
     return TURNS[orientation]
 
 
 def turned(stored: Pixels, turn: Turn) -> Pixels:
-    """A view of the pixels as they are seen, so that only what is cropped from it is ever copied."""
+    """Returns a view of the pixels as they are seen. It copies nothing, so only what is cropped later needs a copy."""
     upright = stored.transpose(1, 0, 2) if turn.is_exchanged else stored
     return upright[:: -1 if turn.is_upside_down else 1, :: -1 if turn.is_leftright else 1]
 
@@ -80,13 +81,12 @@ def decode_stored(
     denominator: int = 1,
     limits: ImageLimits = DEFAULT_LIMITS,
 ) -> Pixels:
-    """uint8[height, width, 3] as stored; the size is the index's. Greyscale and CMYK become RGB.
+    """Returns the image as stored, uint8[height, width, 3]. Greyscale and CMYK become RGB, and transparent pixels are
+    blended with white.
 
-    Raises DecodeError, also for an image that would cost more to decode than `limits` allow (a dataset's are in its
-    manifest).
-
-    A JPEG is decoded at 1 / denominator (1, 2, 4, 8), to sides rounded up; other formats know only 1. What is
-    transparent lies on white.
+    `height` and `width` are those in the index. `denominator`: a JPEG is decoded at 1/1, 1/2, 1/4 or 1/8 of its size,
+    with its sides rounded up; other formats allow only 1. Raises DecodeError if the image is damaged, has another size,
+    or would cost more to decode than `limits` allow (a dataset's limits are in its manifest).
     """
     try:
         refuse_costly(data, limits)
@@ -99,12 +99,12 @@ def decode_stored(
 
 
 def scaled_size(height: int, width: int, denominator: int) -> tuple[int, int]:
-    """(height, width) of a JPEG that is decoded at 1 / denominator."""
+    """Returns (height, width) of a JPEG that is decoded at 1 / denominator."""
     return -(-height // denominator), -(-width // denominator)
 
 
 def is_jpeg(data: bytes | memoryview) -> bool:
-    """Whether the data begins like a JPEG, which is how all decoders here decide."""
+    """Returns whether the data begins like a JPEG. All decoders here decide this way."""
     return bool(data[:3] == b"\xff\xd8\xff")
 
 
@@ -119,7 +119,7 @@ def _decode_jpeg(data: bytes | memoryview, size: tuple[int, int], denominator: i
         return np.asarray(pixels, dtype=np.uint8)
     except DecodeError:
         raise
-    except Exception:  # damage, no image, or rare: a KeyError for a sampling that it does not name, such as 4:4:1
+    except Exception:  # damage, not an image, or a rare kind: a KeyError for a sampling such as 4:4:1
         return _decode_with_pillow(data, size, denominator)
 
 
@@ -133,7 +133,8 @@ def _decode_with_pillow(data: bytes | memoryview, size: tuple[int, int], denomin
 
 
 def _pixels_of(image: Image.Image) -> Pixels:
-    """A copy of an RGB image's pixels. Band by band: NumPy's own copy would take twice the memory meanwhile."""
+    """Returns a copy of an RGB image's pixels. It is made band by band: NumPy's own copy would need twice the
+    memory."""
     pixels = np.empty((image.height, image.width, 3), dtype=np.uint8)
     rows = max(1, _BAND_PIXELS // image.width)
     for top in range(0, image.height, rows):
@@ -143,7 +144,7 @@ def _pixels_of(image: Image.Image) -> Pixels:
 
 
 def _refuse_size(found: tuple[int, int], expected: tuple[int, int]) -> None:
-    """Refuses a size before a decoder allocates what a broken or hostile header promises."""
+    """Raises DecodeError for a wrong size before a decoder allocates what a broken or hostile header declares."""
     if found[0] * found[1] > _MAX_PIXELS:
         raise DecodeError(f"{found[0]} x {found[1]} pixels are above {_MAX_PIXELS}")
     _refuse_other_size(found, expected)

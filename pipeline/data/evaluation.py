@@ -1,4 +1,4 @@
-"""Evaluation batches: every sample, or a selection, once over all ranks, with a mask where the last batch is short."""
+"""Evaluation batches: every sample, or a selection, once over all ranks. A mask tells samples from padding."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
@@ -27,7 +27,7 @@ from shards.reading.read import StreamReader
 from shards.reading.samples import RawSample, locate_row, read_slice, verified
 
 _AHEAD = 2  # batches read and decoded while one is used
-_READS = 16  # of samples that lie apart, at a time
+_READS = 16  # parallel reads of samples that are not neighbours
 _FEW_SLICES = 2
 
 BeforeBatch = Callable[[Exception | None], None]
@@ -37,7 +37,7 @@ Item = TypeVar("Item")
 
 
 def raised(error: Exception | None) -> None:
-    """A `BeforeBatch` that raises the error on this rank, without asking the others."""
+    """Raises the error, if there is one: a `BeforeBatch` for a rank that does not ask the others."""
     if error:
         raise error
 
@@ -57,7 +57,8 @@ def taken(batches: Iterator[Item], before_batch: BeforeBatch) -> Iterator[Item]:
 
 
 def label_map(dataset: Dataset, known: tuple[str, ...]) -> NDArray[np.int64]:
-    """Maps every label of the dataset to its number among the `known` names of a model; UserError if one is unknown."""
+    """Maps every label of the dataset to its number among the `known` names of a model. Raises UserError if one is
+    unknown."""
     numbers = {class_name(name): number for number, name in enumerate(known)}
     unknown = [name for name in dataset.label_names if name not in numbers]
     if unknown:
@@ -80,8 +81,9 @@ def evaluation_batches(
     label_weights: bool = False,
     sample_ids: NDArray[np.int64] | None = None,
 ) -> Generator[tuple[Batch, torch.Tensor], None, None]:
-    """Every sample once over all ranks, in equally many batches per rank: (batch, bool[n] mask of real samples).
-    `label_weights`: batches have the weights of their labels. `sample_ids`: only these, in this order."""
+    """Yields pairs (batch, mask) that hold every sample once over all ranks, with equally many batches on each rank.
+    The mask, bool[n], is True for real samples. `label_weights`: whether batches have the weights of their labels.
+    `sample_ids`: the samples to yield, in this order; None: all."""
     ids = np.arange(dataset.num_samples, dtype=np.int64) if sample_ids is None else sample_ids
     num_batches = -(-ids.size // (batch_size * share.num_ranks))
     reader = StreamReader(ReadConfig())
@@ -118,7 +120,7 @@ class _Maker:
     label_weights: bool
 
     def make(self, step: int, share: Share, decoders: Pool) -> tuple[Batch, torch.Tensor]:
-        """This rank's batch number `step`, with its mask."""
+        """Returns this rank's batch number `step` and its mask."""
         first = (step * share.num_ranks + share.rank) * self.batch_size
         ids = self.sample_ids[first : first + self.batch_size]
         images = np.zeros((self.batch_size, self.image_size, self.image_size, 3), dtype=np.uint8)
@@ -141,7 +143,7 @@ class _Maker:
         return batch, torch.arange(self.batch_size) < len(samples)
 
     def _read(self, ids: NDArray[np.int64]) -> list[RawSample]:
-        """Reads the samples with these ids; runs of samples that lie apart are read in parallel."""
+        """Reads the samples with these ids; groups of neighbouring samples are read in parallel."""
         slices = list(_slices(self.dataset, ids))
         if len(slices) <= _FEW_SLICES:
             return [sample for one in slices for sample in read_slice(self.dataset, one)]
@@ -167,7 +169,7 @@ class _Maker:
 
 
 def _slices(dataset: Dataset, ids: NDArray[np.int64]) -> Iterator[BlockSlice]:
-    """Cuts the ids into runs of samples that are neighbours in one shard, in their order."""
+    """Cuts the ids, in their order, into runs of samples that are neighbours in one shard."""
     shards = np.searchsorted(dataset.first_sample_ids, ids, side="right")
     cuts = np.flatnonzero((np.diff(ids) != 1) | (np.diff(dataset.packed_ids(ids)) != 1) | (np.diff(shards) != 0)) + 1
     for run in np.split(ids, cuts):

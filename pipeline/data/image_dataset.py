@@ -3,8 +3,8 @@
     photos = patchline.open_dataset("data/photos")
     photos[0].image.show(), photos[0].label, len(photos), photos.classes
 
-Each image is read by its offset, one request each: for looking, small evaluations and other libraries' loops. Training
-reads blocks and decodes only what a crop needs (`train_batches`), which is several times faster.
+Each image is read with a request of its own. That suits browsing, small evaluations and other libraries' loops. For
+training, use `train_batches`: it reads blocks and decodes only what a crop needs, which is several times faster.
 """
 
 import logging
@@ -50,7 +50,7 @@ class LabelledImage:
 
     @property
     def source(self) -> str:
-        """Its name in the collection that was packed, which is read when it is asked for."""
+        """The image's name in the collection that was packed. It is read from the dataset on each access."""
         return self.find_source()
 
     @property
@@ -60,7 +60,7 @@ class LabelledImage:
 
     @property
     def label(self) -> int | None:
-        """The id of its first class; None without one."""
+        """The id of the image's first class; None if it has no class."""
         return self.labels[0] if self.labels else None
 
     def __repr__(self) -> str:
@@ -69,8 +69,8 @@ class LabelledImage:
 
 
 class ImageDataset(Sequence[LabelledImage]):
-    """The images of a packed dataset by their numbers, 0 to len - 1, in the order in which they were packed, which is
-    random. Can be copied to other processes, which open it again."""
+    """The images of a packed dataset by number, 0 to len - 1, in the random order in which they were packed. The object
+    can be sent to other processes, which open the dataset again."""
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -78,7 +78,7 @@ class ImageDataset(Sequence[LabelledImage]):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The names of the classes, by their ids."""
+        """The names of the classes, in the order of their ids."""
         return self.dataset.label_names
 
     def __len__(self) -> int:
@@ -91,7 +91,8 @@ class ImageDataset(Sequence[LabelledImage]):
     def __getitem__(self, place: slice) -> list[LabelledImage]: ...
 
     def __getitem__(self, place: int | slice) -> LabelledImage | list[LabelledImage]:
-        """An image, or those of a slice. IndexError beyond the last; InvalidDataError for one that is damaged."""
+        """Returns an image, or a list of images for a slice. Raises IndexError for a number that is out of range, and
+        InvalidDataError for a damaged image."""
         if isinstance(place, slice):
             return [self[number] for number in range(*place.indices(len(self)))]
         sample = self.sample(place)
@@ -117,7 +118,8 @@ class ImageDataset(Sequence[LabelledImage]):
         return open_dataset, (self.url,)
 
     def sample(self, place: int) -> RawSample:
-        """The bytes and labels of an image, checked by their crc32. Raises what indexing raises."""
+        """Returns the bytes and labels of an image. The bytes are checked by their CRC-32. Raises the same errors as
+        indexing."""
         number = index(place)
         if not -len(self) <= number < len(self):
             raise IndexError(f"image {number} of {len(self):,} in {self.url}")
@@ -134,14 +136,14 @@ class ImageDataset(Sequence[LabelledImage]):
         rank: int | None = None,
         num_ranks: int | None = None,
     ) -> "TorchImages":
-        """A map-style dataset of (image, label) for `torch.utils.data.DataLoader`; the label is that of the first
-        class, -1 without one.
+        """Returns a map-style dataset of (image, label) for `torch.utils.data.DataLoader`.
 
-        The image is what `transform` makes of a Pillow image; or uint8[3, image_size, image_size], resized as in
-        `patchline evaluate`; or, with neither, uint8[3, height, width]. UserError for both.
-
-        `rank` and `num_ranks`: only every `num_ranks`-th image, from number `rank` on. Of several ranks, UserError
-        without them: a plain DataLoader needs a share, and one whose sampler divides the images all of them.
+        The label is the id of the first class, or -1 if the image has none. With `transform`, the image is what it
+        returns for a Pillow image. With `image_size`, it is uint8[3, image_size, image_size], resized as in `patchline
+        evaluate`. With neither, it is uint8[3, height, width]. Raises UserError if both are given. `rank` and
+        `num_ranks` select every `num_ranks`-th image, from number `rank` on. If there are several ranks, both must be
+        given, or UserError is raised: a plain DataLoader needs a share of the images, but one whose sampler divides
+        them needs all.
         """
         from pipeline.ranks.world import known_numbers, rank_and_size  # noqa: PLC0415 - looking at images needs no torch
 
@@ -166,13 +168,12 @@ class ImageDataset(Sequence[LabelledImage]):
         num_ranks: int | None = None,
         transform: EvaluationTransform = _UPRIGHT,
     ) -> "Generator[tuple[Batch, torch.Tensor], None, None]":
-        """Every image once over all ranks, resized as in `patchline evaluate`: (batch, mask) with `batch_size` images
-        per rank, in equally many batches on every rank. `rank` and `num_ranks` are as in `train_batches`: several ranks
-        share the images unless they are told otherwise, so sum what you count over them (rank=0, num_ranks=1: all
-        images on this one).
-
-        `mask`, bool[batch_size], is False in the places of the last batches that hold no image. A damaged image ends
-        the evaluation with an error. UserError for sizes that are not allowed.
+        """Returns an iterator over pairs (batch, mask) that hold every image once over all ranks, resized as in
+        `patchline evaluate`. Each rank gets equally many batches of `batch_size` images. `rank` and `num_ranks` are as
+        in `train_batches`: by default, several ranks share the images, so sum your counts over the ranks; with rank=0,
+        num_ranks=1, this rank gets all images. `mask`, bool[batch_size], is False for the entries of the last batches
+        that hold no image. A damaged image ends the evaluation with an error. Raises UserError if a size is not
+        allowed.
         """
         from pipeline.data.config import Share, refuse_wrong_sizes  # noqa: PLC0415 - as above
         from pipeline.data.evaluation import evaluation_batches  # noqa: PLC0415
@@ -201,7 +202,7 @@ class ImageDataset(Sequence[LabelledImage]):
 
 
 class TorchImages:
-    """Pairs of (image, label) by number, of some of the images; see ImageDataset.to_torch."""
+    """Pairs of (image, label) by number, for all or some images of a dataset; see ImageDataset.to_torch."""
 
     def __init__(
         self, images: ImageDataset, numbers: range, *, transform: Transform | None, image_size: int | None
@@ -213,7 +214,7 @@ class TorchImages:
         return len(self.numbers)
 
     def __getitem__(self, place: int) -> tuple[Any, int]:
-        import torch  # noqa: PLC0415 - looking at images needs none
+        import torch  # noqa: PLC0415 - looking at images needs no torch
 
         number = index(place)
         if not -len(self) <= number < len(self):
@@ -237,7 +238,7 @@ def _label(labels: tuple[int, ...]) -> int:
 
 
 def open_dataset(url: str) -> ImageDataset:
-    """The images of the packed dataset at `url`, a folder or s3://bucket/prefix, by number.
+    """Returns the images of the packed dataset at `url`, a folder or s3://bucket/prefix, by number.
 
         digits = patchline.open_dataset("data/digits")
         len(digits), digits.classes                     # print(digits) shows both
@@ -245,7 +246,7 @@ def open_dataset(url: str) -> ImageDataset:
         loader = DataLoader(digits.to_torch(image_size=32), batch_size=64, shuffle=True)
         for batch, mask in digits.evaluation_batches(batch_size=64, image_size=32): ...
 
-    An image is read and checked when it is asked for, in any order; there is nothing to close, and processes may share
-    the object. For training, `train_batches` is several times faster. Raises UserError if there is no dataset.
+    An image is read and checked on access, in any order. There is nothing to close, and processes may share the object.
+    For training, `train_batches` is several times faster. Raises UserError if there is no dataset.
     """
     return ImageDataset(open_packed(url))

@@ -1,8 +1,8 @@
-"""A position: which batch of a stream comes next, and everything that determines its pixels. Pure.
+"""A position: which batch of a stream comes next, and everything that determines its pixels. All functions are pure.
 
 Steps count updates, and schedules follow them; data steps count the batches of the sample order. Both are equal until a
-run leaves out data steps, for example those around a loss spike: then step s takes the s-th of the data steps that
-are left.
+run leaves out data steps, for example those around a loss spike. From then on, step s takes the s-th of the remaining
+data steps.
 """
 
 import json
@@ -19,14 +19,14 @@ from shards.config_values import Difference, differences
 Setting = bool | int | float | str
 _OUTSIDE_DATA = ("seed", "global_batch", "image_size")  # fields of a job, not of its `data`
 _WHERE = ("next_step", "data_step", "skipped")
-# Fields of a position in which a difference changes no pixel: another libjpeg-turbo or another decoder of Huffman codes
-# gives the same ones, which the crop decoder proves when it is loaded. Such a difference is logged, and not refused.
+# Fields of a position in which a difference changes no pixel. Another libjpeg-turbo or another decoder of Huffman codes
+# gives the same pixels, which is checked when the crop decoder is loaded. Such a difference is logged, not refused.
 WITHOUT_EFFECT = ("decoder.libjpeg", "decoder.huffman")
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class StepRange:
-    """Data steps `first` .. `end - 1`. ValueError if there are none."""
+    """Data steps `first` .. `end - 1`. Raises ValueError if the range is empty or begins below 0."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
@@ -42,14 +42,14 @@ Skipped = tuple[StepRange, ...]
 
 
 def refuse_disorder(skipped: Skipped) -> None:
-    """ValueError unless the ranges rise and do not overlap."""
+    """Raises ValueError unless the ranges are in rising order and do not overlap."""
     for before, after in pairwise(skipped):
         if after.first < before.end:
             raise ValueError(f"skipped data steps from {after.first} on follow those to {before.end - 1}")
 
 
 def data_step_of(step: int, skipped: Skipped) -> int:
-    """The data step that `step` takes."""
+    """Returns the data step whose batch `step` takes."""
     for one in skipped:
         if one.first > step:
             break
@@ -58,14 +58,14 @@ def data_step_of(step: int, skipped: Skipped) -> int:
 
 
 def step_of(data_step: int, skipped: Skipped) -> int:
-    """The step that takes this data step, which is not skipped: the number of data steps before it that are not
-    skipped."""
+    """Returns the step that takes this data step, which must not be skipped. It is the number of data steps before it
+    that are not skipped."""
     return data_step - sum(min(one.end, data_step) - one.first for one in skipped if one.first < data_step)
 
 
 def range_around(data_step: int, *, length: int, skipped: Skipped) -> StepRange:
-    """`length` data steps around `data_step`, which is not skipped; fewer where they would be negative or skipped
-    already."""
+    """Returns a range of `length` data steps around `data_step`, which must not be skipped. The range is shorter if it
+    would reach below 0 or into skipped data steps."""
     first = data_step - length // 2
     end = first + length
     for one in skipped:
@@ -77,8 +77,8 @@ def range_around(data_step: int, *, length: int, skipped: Skipped) -> StepRange:
 
 
 def joined(before: Skipped, others: Sequence[StepRange], *, since: int) -> Skipped:
-    """The ranges in `before`, and those in `others` that begin at `since` or later and overlap none of the former, in
-    order."""
+    """Returns the ranges in `before`, together with those in `others` that begin at `since` or later and overlap none
+    already taken, in rising order."""
     found = set(before)
     for other in others:
         if other.first >= since and all(other.end <= one.first or one.end <= other.first for one in found):
@@ -88,14 +88,15 @@ def joined(before: Skipped, others: Sequence[StepRange], *, since: int) -> Skipp
 
 @dataclass(frozen=True, kw_only=True)
 class StreamPosition:
-    """Two positions with equal values are followed by equal batches.
+    """The position of a stream.
 
-    `next_step` is the step of the next batch, and `data_step` the one whose samples it has: they differ once data steps
-    were `skipped` (some of these may lie ahead). `augment`, `randaugment` and `mixup` are settings with the version of
-    the code that applies them; what is switched off is None. `decoder` has the versions of the decoding libraries,
-    the libjpeg of the crop decoder and what decodes Huffman codes ("" without the crop decoder).
-    `dataset` is the dataset's fingerprint, or those of a mix, whose quotas are in `mix`; `subset` and `held_out` say
-    which part of it is trained on.
+    Streams at equal positions yield equal batches. `next_step` is the step of the next batch, and `data_step` is the
+    data step whose samples that batch has. They differ once data steps were `skipped` (some of these may lie ahead).
+    `augment`, `randaugment` and `mixup` hold the settings and the version of the code that applies them; RandAugment
+    and mixup are None if they are off. `decoder` holds the versions of the decoding libraries, the libjpeg of the crop
+    decoder and what decodes Huffman codes ("" without the crop decoder). `dataset` is the dataset's fingerprint or, for
+    a mix, the fingerprints of all its datasets, whose quotas are in `mix`. `subset` and `held_out` say which part is
+    trained on.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -126,18 +127,19 @@ class StreamPosition:
             raise ValueError(f"data_step is {self.data_step}; allowed: {expected}, as follows from what was skipped")
 
     def at(self, step: int, *, skipped: Skipped | None = None) -> "StreamPosition":
-        """The position of the same stream at `step`. `skipped`: None keeps the data steps that are skipped."""
+        """Returns the position of the same stream at `step`. `skipped`: the data steps to skip; None keeps the present
+        ones."""
         skipped = self.skipped if skipped is None else skipped
         return replace(self, next_step=step, data_step=data_step_of(step, skipped), skipped=skipped)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values that JSON and torch.save store."""
+        """Returns the position as plain values, which JSON and torch.save can store."""
         values: dict[str, Any] = _POSITION.dump_python(self, mode="json")
         return values
 
     def differences(self, now: "StreamPosition", *, allow_other_decoder: bool) -> list[Difference]:
-        """The differences between this position and `now`, except for the step. Without any, both streams give the same
-        batches."""
+        """Returns the differences between this position and `now`, except for the step. If there are none, both streams
+        give the same batches."""
         return differences_of(self.to_json(), now, allow_other_decoder=allow_other_decoder)
 
 
@@ -145,7 +147,7 @@ _POSITION = TypeAdapter(StreamPosition)
 
 
 def position_from_json(values: Mapping[str, Any]) -> StreamPosition:
-    """The position with these plain values. ValueError names the first that is missing or of another type."""
+    """Returns the position with these plain values. Raises ValueError, which names the first wrong or missing value."""
     try:
         return _POSITION.validate_json(json.dumps(dict(values), default=_whole))
     except TypeError as error:
@@ -156,22 +158,21 @@ def position_from_json(values: Mapping[str, Any]) -> StreamPosition:
 
 
 def _whole(value: object) -> int:
-    """Converts a whole number that JSON does not know, such as NumPy's."""
+    """Converts a whole number of a type that JSON does not know, such as NumPy's. Raises TypeError for other types."""
     if isinstance(value, Integral):
         return int(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def differences_of(saved: Mapping[str, Any], now: StreamPosition, *, allow_other_decoder: bool) -> list[Difference]:
-    """Like `StreamPosition.differences`, but from plain values that somebody stored and that may be no position at
-    all."""
+    """Returns the same as `StreamPosition.differences`, but for stored plain values, which may not be a position."""
     found = differences(_by_field(saved), _by_field(now.to_json()))
     refused = [change for change in found if not _is_without_effect(change)]
     return [change for change in refused if not (allow_other_decoder and is_of_decoder(change))]
 
 
 def said_differences(saved: Mapping[str, Any], now: StreamPosition) -> list[Difference]:
-    """The differences that change no pixel, so they are logged and not refused."""
+    """Returns the differences that change no pixel, which are logged and not refused."""
     found = differences(_by_field(saved), _by_field(now.to_json()))
     return [change for change in found if _is_without_effect(change)]
 
@@ -181,12 +182,12 @@ def _is_without_effect(change: Difference) -> bool:
 
 
 def is_of_decoder(change: Difference) -> bool:
-    """Whether a difference is only in the version of a decoding library."""
+    """Returns whether a difference is in the decoder: a library's version, or what decodes Huffman codes."""
     return change.field.startswith("data.decoder.")
 
 
 def _by_field(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values by the names of the job's fields, without those that say where the stream stands."""
+    """Returns the values under the names of the job's fields, without those that say how far the stream has come."""
     outside = {name: value for name, value in values.items() if name in _OUTSIDE_DATA}
     inside = {name: value for name, value in values.items() if name not in (*_OUTSIDE_DATA, *_WHERE)}
     return outside | {"data": inside}

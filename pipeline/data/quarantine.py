@@ -1,4 +1,4 @@
-"""Samples that could not be used: listed with source and reason, counted, and too many stop the run."""
+"""Lists samples that could not be used, with source and reason, and stops the run if there are too many."""
 
 import logging
 import threading
@@ -16,17 +16,18 @@ _FOLDER = "quarantine"
 
 
 def quarantine_path(run_dir: Path, *, rank: int) -> Path:
-    """A rank's own list in a run directory: not every file system lets several hosts append to one file."""
+    """Returns the path of a rank's own list in a run directory. Not every file system lets several hosts append to one
+    file."""
     return run_dir / _FOLDER / f"rank-{rank:05d}.jsonl"
 
 
 class Quarantine:
-    """A rank's list of replaced samples: appended to a file of its own, one object a line.
+    """A rank's list of replaced samples, in a JSON Lines file of its own.
 
-    A sample that is replaced again, as in each later epoch, counts again but is not listed again by this process; a
-    continued run may list it once more. If more than `max_share` of the samples that this rank has read since it
-    started are replaced (and more than ten), it raises WillNotSucceedError with the latest sample and the list's path.
-    Other ranks, and the run before it was continued, do not count.
+    A sample that is replaced again in a later epoch is counted again, but this process does not list it again; a
+    continued run may list it once more. `replace` raises WillNotSucceedError if more than ten samples, and more than
+    `max_share` of those that this rank has read since it started, were replaced. Samples of other ranks and of earlier
+    attempts do not count.
     """
 
     _ALWAYS_ALLOWED = 10
@@ -44,9 +45,10 @@ class Quarantine:
             self.num_read += num_samples
 
     def replace(self, sample: RawSample, *, url: str, substitute: int, is_first: bool) -> None:
-        """Records that `substitute` takes the place of `sample` of the dataset at `url`, for its `fault`.
+        """Records that `substitute` replaces `sample` of the dataset at `url`, which has a `fault`.
 
-        `is_first`: it is the order's own sample. A substitute that is unusable, too, is listed but not counted.
+        `is_first`: `sample` is from the order, not itself a substitute. An unusable substitute is listed but not
+        counted.
         """
         line = {
             "url": url,
@@ -82,5 +84,5 @@ class Quarantine:
 
 
 def _append(path: Path, line: dict[str, object]) -> None:
-    path.parent.mkdir(exist_ok=True)  # not if the run directory is gone, too
+    path.parent.mkdir(exist_ok=True)  # the parent is not created: this fails if the run directory was deleted
     append_line(path, line)

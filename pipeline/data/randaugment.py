@@ -1,7 +1,7 @@
-"""RandAugment (Cubuk et al., arXiv 1909.13719) as the AugReg recipes of big_vision ran it: its pp/autoaugment.py, which
-is TensorFlow's EfficientNet code, and not Pillow's or timm's.
+"""RandAugment (Cubuk et al., arXiv 1909.13719) as in big_vision's AugReg recipes.
 
-Each of `num_ops` operations is chosen uniformly of the 16 and always applied; all have the same magnitude m:
+They use pp/autoaugment.py, which is TensorFlow's EfficientNet code; Pillow's and timm's operations differ. Each of
+`num_ops` operations is chosen uniformly from the 16 and always applied. All have the same magnitude m:
 
     operation                                argument at m                    at 10     at 15     identity at
     AutoContrast, Equalize, Invert           none
@@ -14,19 +14,19 @@ Each of `num_ops` operations is chosen uniformly of the 16 and always applied; a
     TranslateX, TranslateY                   +- 10 m pixels                   100       150       0
     Cutout                                   a square of 8 m pixels           80        120       0
 
-A sign is + or - with equal chances. Shifts and sizes are in pixels: the recipes crop to 224. Uncovered pixels become
-128.
+A sign is + or - with equal chances. Shifts and sizes are in pixels, for the recipes' crops of 224 pixels. Uncovered
+pixels become 128.
 
-Where that code and Pillow differ, this follows that code:
+Where TensorFlow's code and Pillow differ, this file follows TensorFlow's code:
 - Solarize's threshold does not fit uint8 from m = 10 on and wraps (issue 110 of big_vision): 10 inverts everything.
-- Contrast blends with a grey of height x width / 256, at most 255, whatever the image shows, and not with its mean.
+- Contrast blends with a grey of height x width / 256, at most 255, instead of the image's mean.
 - Grey is 0.2989 R + 0.587 G + 0.114 B, scaled by 255.5 / 255 and cut; Pillow rounds a sum of other weights.
-- Sharpness cuts the smoothed value, Pillow rounds it; blends are cut by both. The outermost pixels stay in both.
+- Sharpness cuts the smoothed value; Pillow rounds it. Both cut blends, and both keep the outermost pixels.
 - Rotate, shear and translate take the nearest pixel, halves away from zero; shear keeps the top or left edge in place.
-- Posterize keeps one bit if it should keep none.
+- Posterize keeps at least one bit.
 
 TensorFlow 2.12 gives the same bits on photographs, except for Rotate (2 pixels in 100,000, at ties) and Sharpness (up
-to 3 levels, when its fp32 sums fall just below a whole number).
+to 3 levels, where TensorFlow's fp32 sums fall just below a whole number).
 """
 
 import math
@@ -41,10 +41,10 @@ from numpy.typing import NDArray
 from pipeline.data.config import DRAWS_PER_OP, RandAugmentConfig
 from pipeline.data.decode import Pixels
 
-RANDAUGMENT_VERSION = 1  # part of the position: other pixels are another run
+RANDAUGMENT_VERSION = 1  # part of the position: a run with other pixels is a different run
 _FILL = 128
 _LEVELS = np.arange(256, dtype=np.float32)
-_GREY = np.array([[2989, 5870, 1140]], dtype=np.float32)  # of 10,000
+_GREY = np.array([[2989, 5870, 1140]], dtype=np.float32)  # in units of 1 / 10,000
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]], dtype=np.float32)
 
 
@@ -58,9 +58,10 @@ class Strength:
 
 
 def randaugment(pixels: Pixels, draws: NDArray[np.float64], *, config: RandAugmentConfig) -> Pixels:
-    """uint8[H, W, 3] -> uint8[H, W, 3]; the input is not written to, but may itself be the result (if it is off).
-    `draws`: float64[config.num_draws] in [0, 1), for each operation its choice, its sign, and the row and column of the
-    centre, which only Cutout uses. ValueError if there are more or fewer."""
+    """Applies RandAugment to uint8[H, W, 3] pixels and returns uint8[H, W, 3]. The input is not changed; if RandAugment
+    is off, it may itself be the result. `draws`, float64[config.num_draws] in [0, 1): for each operation its choice,
+    its sign, and the row and column of the centre, which only Cutout uses. Raises ValueError if their number is
+    wrong."""
     if draws.shape != (config.num_draws,):
         raise ValueError(f"draws have the shape {draws.shape}, not ({config.num_draws},)")
     operations, pixels = tuple(OPERATIONS.values()), np.ascontiguousarray(pixels)
@@ -112,7 +113,7 @@ def _solarize_add(pixels: Pixels, strength: Strength) -> Pixels:
 
 
 def _color(pixels: Pixels, strength: Strength) -> Pixels:
-    # In whole numbers, exact in fp32, so that it is the same on every processor.
+    # The sums are whole numbers, exact in fp32, so that every processor gives the same result.
     colours = pixels.astype(np.float32)
     weighted = cv2.transform(colours, _GREY).astype(np.int32)  # at most 9,999 * 255
     grey = (weighted * 511 // 5_100_000).astype(np.float32)
@@ -174,7 +175,7 @@ def _cut(values: NDArray[np.float32]) -> Pixels:
 
 
 def _blend(start: NDArray[np.float32] | np.float32, end: NDArray[np.float32], strength: Strength) -> Pixels:
-    """Blends from `start` (factor 0) to `end` (factor 1) and beyond."""
+    """Blends `start` (factor 0) with `end` (factor 1) by the strength's factor, which may be above 1."""
     factor = np.float32(strength.magnitude / 10 * 1.8 + 0.1)
     blended = end - start
     blended *= factor
@@ -183,15 +184,16 @@ def _blend(start: NDArray[np.float32] | np.float32, end: NDArray[np.float32], st
 
 
 def _look_up(pixels: Pixels, table: NDArray[np.uint8] | NDArray[np.float32]) -> Pixels:
-    """`table`: the new value of each of 256 levels, [256] or [256, 1, 3]."""
+    """Replaces each level of the pixels by its entry in `table`, [256] or [256, 1, 3]."""
     return np.asarray(cv2.LUT(pixels, table.astype(np.uint8)), dtype=np.uint8)
 
 
 def _nearest(pixels: Pixels, *, x_of: tuple[float, float, float], y_of: tuple[float, float, float]) -> Pixels:
-    """Takes each pixel (x, y) from x_of . (x, y, 1), y_of . (x, y, 1), in fp32 as TensorFlow does."""
+    """Takes each pixel (x, y) from the place (x_of . (x, y, 1), y_of . (x, y, 1)), computed in fp32 as in
+    TensorFlow."""
     height, width = pixels.shape[:2]
     x_W, y_H1 = _arange(width), _arange(height)[:, None]
-    places = np.empty((height, width, 2), dtype=np.int16)  # as OpenCV wants them: it only copies
+    places = np.empty((height, width, 2), dtype=np.int16)  # with int16 places, OpenCV only copies pixels
     for axis, row in enumerate((x_of, y_of)):
         a, b, c = (np.float32(entry) for entry in row)
         position_HW = a * x_W + b * y_H1

@@ -28,9 +28,11 @@ _NEXT_STEP = "next_step"
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStream:
-    """A stream that fits: its datasets are open, its orders computed, its memory checked. Nothing is read ahead yet.
+    """A checked stream: its datasets are open, its orders are computed, and its memory is within the limit. Nothing has
+    been read ahead yet.
 
-    `start`: its position before the first batch. `most_read_ahead_bytes`: of all ranks on this host.
+    `start`: the position before the first batch. `most_read_ahead_bytes`: the most bytes that all ranks on this host
+    read ahead.
     """
 
     config: DataConfig
@@ -51,9 +53,10 @@ def plan_stream(
     num_local_ranks: int = 1,
     ranks: LocalRanks | None = None,
 ) -> PlannedStream:
-    """Opens the data and checks that a stream of it fits. Raises UserError if it does not. `num_cores`: those of this
-    rank, each of which gets a decoding thread unless the configuration says how many; `num_local_ranks`: the ranks on
-    this host; `ranks`: them, if they open the same data at the same time."""
+    """Opens the data and plans a stream of it. Raises UserError if the data or the settings do not allow that.
+    `num_cores`: the number of this rank's cores, and of its decoding threads unless the configuration sets that.
+    `num_local_ranks`: the number of ranks on this host. `ranks`: the ranks on this host, if they open the same data at
+    the same time."""
     config = replace(config, num_threads=config.num_threads or num_cores)
     data = open_training_data(config, ranks=ranks)
     orders = data.orders(config, seed=seed)
@@ -76,8 +79,8 @@ def plan_stream(
 
 
 class BatchStream:
-    """A rank's batches, without end. After leaving the loop, another loop continues with the next batch. `source` reads
-    and decodes them."""
+    """An endless stream of a rank's batches. If a loop over it is left, another loop continues with the next batch.
+    `source` reads and decodes the batches."""
 
     def __init__(self, source: TrainBatches, position: StreamPosition) -> None:
         self.source, self._position = source, position
@@ -99,7 +102,8 @@ class BatchStream:
         return self.source.is_ready
 
     def counts(self) -> dict[str, float]:
-        """What this stream has read, retried and replaced so far, by name of pipeline.data.batches.COUNT_NAMES."""
+        """Returns what this stream has read, retried and replaced so far, by the names in
+        pipeline.data.batches.COUNT_NAMES."""
         return self.source.counts()
 
     def __iter__(self) -> Iterator[Batch]:
@@ -107,7 +111,7 @@ class BatchStream:
 
     def __next__(self) -> Batch:
         batch = next(self._batches, None)
-        if batch is None:  # it is endless, so it was closed or has failed: ending the loop in silence would be wrong
+        if batch is None:  # the stream was closed or has failed: do not end the loop silently
             raise UserError(
                 f"this stream of batches ended before step {self._position.next_step}: its `with` block was left, or "
                 "reading failed; open another with train_batches(..., position=batches.position)"
@@ -116,11 +120,11 @@ class BatchStream:
         return batch
 
     def end(self) -> None:
-        """Requests for further batches are refused from now on."""
+        """Refuses requests for further batches from now on."""
         self._batches = iter(())
 
     def close(self) -> None:
-        """Ends the stream, its threads and its reads, as the end of a `with` block and its collection do."""
+        """Ends the stream, its threads and its reads. Leaving a `with` block and garbage collection do the same."""
         self.end()
         self.source.close()
 
@@ -134,8 +138,8 @@ class BatchStream:
 def open_stream(
     planned: PlannedStream, *, next_step: int, quarantine: Path, skipped: Skipped = (), pin_memory: bool = False
 ) -> BatchStream:
-    """The batches of a planned stream from `next_step` on, without the skipped data steps. Close it, or enter it in a
-    `with` block."""
+    """Returns the batches of a planned stream from `next_step` on, without the skipped data steps. Close the stream, or
+    use it in a `with` block."""
     config, start = planned.config, planned.start
     batches = TrainBatches(
         planned.data,
@@ -163,13 +167,14 @@ def train_batches(
     quarantine: str | Path = "quarantine.jsonl",
     pin_memory: bool = False,
 ) -> BatchStream:
-    """This rank's part of every batch of the dataset at `url`, a folder or s3://bucket/prefix, without end.
+    """Returns an endless stream of this rank's part of every batch of the dataset at `url`, a folder or
+    s3://bucket/prefix.
 
         with patchline.train_batches("data/digits", global_batch=64, image_size=32) as batches:
             for batch in batches:
                 batch.step, batch.images, batch.labels  # uint8[64, 32, 32, 3]; int64[64, labels], padded with -1
 
-    The `with` block closes the stream at a known place; without one, it is closed when it is collected.
+    The `with` block closes the stream when it is left. Without one, the stream is closed by garbage collection.
 
     global_batch    images in a batch, over all ranks; `num_ranks` divides it
     image_size      height and width of the images, in pixels
@@ -182,7 +187,8 @@ def train_batches(
     quarantine      the file that lists replaced samples, created with the first of them
     pin_memory      buffers from which a GPU copies asynchronously, before two more batches have been requested
 
-    Raises UserError for what does not fit, before anything is read ahead. A `config` may have the `url`.
+    Raises UserError for arguments that are wrong or contradict each other, before anything is read ahead. The `url` may
+    be in `config` instead.
     """
     refuse_wrong_sizes(
         global_batch=global_batch, image_size=image_size, num_ranks=1 if num_ranks is None else num_ranks
@@ -190,7 +196,7 @@ def train_batches(
     _refuse_unequal_shares(global_batch, num_ranks=max(1, num_ranks or 1))
     rank, num_ranks = rank_and_size(rank, num_ranks)
     _refuse_unequal_shares(global_batch, num_ranks=num_ranks)
-    global_batch, image_size, seed = map(index, (global_batch, image_size, seed))  # NumPy's, too
+    global_batch, image_size, seed = map(index, (global_batch, image_size, seed))  # accepts NumPy's integers, too
     config = _resolved(config, url=url, global_batch=global_batch)
     share = Share(global_batch=global_batch, rank=rank, num_ranks=num_ranks)
     cores = len(os.sched_getaffinity(0))
@@ -201,7 +207,7 @@ def train_batches(
     stream = open_stream(
         planned, next_step=at.next_step, quarantine=Path(quarantine), skipped=at.skipped, pin_memory=pin_memory
     )
-    finalize(stream, stream.source.close)  # which does not know the stream
+    finalize(stream, stream.source.close)  # `source` must not refer to the stream, or it would never be collected
     return stream
 
 
@@ -214,7 +220,8 @@ def _refuse_unequal_shares(global_batch: int, *, num_ranks: int) -> None:
 
 
 def _resolved(config: DataConfig | None, *, url: str, global_batch: int) -> DataConfig:
-    """The configuration with the URL and the lanes filled in."""
+    """Returns the configuration with the URL and the lanes filled in. Raises UserError if it mixes images, or if the
+    lanes do not divide the batch."""
     fitting = math.gcd(global_batch, _MOST_LANES)
     config = DataConfig(lanes=fitting) if config is None else config
     if config.mixup.is_on:
@@ -232,7 +239,7 @@ def _resolved(config: DataConfig | None, *, url: str, global_batch: int) -> Data
 
 
 def _continued(position: Mapping[str, Any], start: StreamPosition, *, allow_other_decoder: bool) -> StreamPosition:
-    """The stored position, checked. Raises UserError if it is not a position, or belongs to other data or settings."""
+    """Returns the stored position. Raises UserError if it is not a position, or belongs to other data or settings."""
     advice = "give a stream's whole `position`, or None to begin"
     step = position.get(_NEXT_STEP)
     if type(step) is not int or step < 0:
@@ -246,7 +253,7 @@ def _continued(position: Mapping[str, Any], start: StreamPosition, *, allow_othe
         )
     try:
         at = position_from_json(position)
-    except ValueError as error:  # equal, but of another type: True for 1
+    except ValueError as error:  # an equal value of another type, such as True for 1
         raise UserError(f"the position is not one that a stream returned ({error}); {advice}") from error
     for change in said_differences(position, start):
         log.warning("%s; the pixels are the same", change)

@@ -1,4 +1,4 @@
-"""The data of a run: one dataset, or several mixed in exact proportions; order, position, memory needed."""
+"""The data of a run: one dataset, or several mixed in exact proportions, with its order, position and memory."""
 
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -27,7 +27,7 @@ _DECODERS = ("simplejpeg", "opencv-python-headless", "pillow")
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingData:
-    """The datasets of a run. `quotas`: how many of every sum(quotas) samples are from each dataset. `held_out`: the
+    """The datasets of a run. `quotas`: how many of every sum(quotas) samples come from each dataset. `held_out`: the
     part that is not trained on."""
 
     datasets: tuple[Dataset, ...]
@@ -36,17 +36,17 @@ class TrainingData:
 
     @property
     def url(self) -> str:
-        """Its name in messages."""
+        """The name of the data in messages: the URLs of its datasets."""
         return " + ".join(dataset.url for dataset in self.datasets)
 
     @property
     def fingerprints(self) -> tuple[str, ...]:
-        """The fingerprint of each dataset as packed, whatever part of it is used."""
+        """The fingerprint of each whole dataset as packed, even if only a part of it is used."""
         return tuple(dataset.packed_fingerprint for dataset in self.datasets)
 
     @cached_property
     def label_names(self) -> tuple[str, ...]:
-        """The name of every class: those of the first dataset, then those that the others add."""
+        """The names of all classes: those of the first dataset, then those that the others add."""
         return tuple(dict.fromkeys(name for dataset in self.datasets for name in dataset.label_names))
 
     @property
@@ -56,7 +56,7 @@ class TrainingData:
 
     @cached_property
     def label_maps(self) -> tuple[NDArray[np.int64], ...]:
-        """Maps each dataset's labels to their numbers among `label_names`: int64[its classes]."""
+        """For each dataset, int64[number of its classes]: the number of each of its labels among `label_names`."""
         numbers = {name: number for number, name in enumerate(self.label_names)}
         return tuple(
             np.array([numbers[name] for name in dataset.label_names], dtype=np.int64) for dataset in self.datasets
@@ -64,8 +64,8 @@ class TrainingData:
 
     @cached_property
     def class_shares(self) -> NDArray[np.float64]:
-        """float64[num_classes]: the share of each class among the labels of the images, mixed as they are trained on.
-        A part of a dataset is taken to have the shares of the whole."""
+        """float64[num_classes]: the share of each class among the labels of the mixed datasets. A part of a dataset is
+        assumed to have the shares of the whole."""
         shares = np.zeros(self.num_classes)
         for dataset, labels, quota in zip(self.datasets, self.label_maps, self.quotas, strict=True):
             counts = np.array(dataset.label_table.column("num_samples").to_pylist(), dtype=np.float64)
@@ -74,19 +74,19 @@ class TrainingData:
 
     @property
     def part_text(self) -> str:
-        """Says which part of the datasets is trained on; empty if all of it is."""
+        """A text that says which part of the datasets is trained on; empty if all samples are."""
         packed = sum(dataset.manifest.num_samples for dataset in self.datasets)
         used = sum(dataset.num_samples for dataset in self.datasets)
         held_out = f"; {self.held_out.num_samples:,} are held out" if self.held_out else ""
         return f"training on {used:,} of the {packed:,} samples of {self.url}{held_out}" if used < packed else ""
 
     def seed_of(self, dataset: int, seed: int) -> int:
-        """The seed that shuffles and augments a dataset: the run's own for the first, and another one for each other
-        dataset."""
+        """Returns the seed that shuffles and augments a dataset: the run's own seed for the first dataset, and a
+        different one for each of the others."""
         return seed if dataset == 0 else DATASETS.key(seed, dataset)
 
     def orders(self, config: DataConfig, *, seed: int) -> tuple[SampleOrder, ...]:
-        """Each dataset's own order. UserError if one is too small for the lanes."""
+        """Returns the order of each dataset. Raises UserError if a dataset is too small for the lanes."""
         found = []
         for number, dataset in enumerate(self.datasets):
             own = self.seed_of(number, seed)
@@ -104,13 +104,13 @@ class TrainingData:
         return tuple(found)
 
     def mixture(self, config: DataConfig, *, seed: int) -> Mixture:
-        """Which dataset each position of the mixed order takes its sample from."""
+        """Returns the mixture, which says from which dataset each position of the mixed order takes its sample."""
         return Mixture(self.quotas, seed=seed, lanes=config.lanes)
 
 
 def open_training_data(config: DataConfig, *, ranks: LocalRanks | None = None) -> TrainingData:
     """Opens the datasets that a configuration names, or parts of them. Raises UserError if a dataset is incomplete, if
-    a part is empty, or if the weights cannot be exact. `ranks`: the ranks of this host that open the same data."""
+    a part is empty, or if the weights have no exact quotas. `ranks`: the ranks of this host that open the same data."""
     urls = [url for url, _ in config.mix] or [config.url]
     parts = [opened_parts(open_dataset(url, ranks=ranks), config.subset, config.held_out) for url in urls]
     return TrainingData(
@@ -123,7 +123,7 @@ def open_training_data(config: DataConfig, *, ranks: LocalRanks | None = None) -
 def position_of(
     data: TrainingData, config: DataConfig, *, seed: int, global_batch: int, image_size: int
 ) -> StreamPosition:
-    """The position of a stream of this data before its first batch."""
+    """Returns the position of a stream of this data before its first batch."""
     fingerprints, subset, held_out = data.fingerprints, config.subset, config.held_out
     is_mix, ops = len(fingerprints) > 1, config.randaugment
     return StreamPosition(
@@ -167,7 +167,8 @@ def check_memory(
     num_ranks: int,
     num_local_ranks: int,
 ) -> int:
-    """The most bytes that the ranks of this host hold or are reading. Raises UserError if they exceed the limit."""
+    """Returns the most bytes of samples that the ranks of this host can hold or be reading at a time. Raises UserError
+    if that exceeds the limit."""
     a_rank = sum(
         window_bound_bytes(
             dataset.blocks, order, batch_size=global_batch, num_ranks=num_ranks, batches_in_use=config.steps_ahead

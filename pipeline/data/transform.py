@@ -1,9 +1,9 @@
-"""A sample's bytes -> its training or evaluation view, decoding no more than the view shows.
+"""Turns a sample's bytes into its training or evaluation view. It decodes no more than the view needs.
 
 There are two paths to a view: the library of crop_decoder.py, if it was built, and simplejpeg with OpenCV or Pillow.
-They give the same pixels and refuse the same images, so a run that began with one can continue with the other. The
-library must prove that when it is loaded. In training, the library makes the views of a chunk of a batch at once
-(`train_views`), and each view that it leaves takes the other path (`train_view`).
+They give the same pixels and refuse the same images, so a run that began with one can continue with the other. That is
+checked when the library is loaded. In training, the library makes the views of a chunk of a batch at once
+(`train_views`). Views that it leaves out are made by `train_view`.
 """
 
 import hashlib
@@ -43,8 +43,8 @@ _TRIAL_SIZE = (75, 101)
 
 
 class Encoded(Protocol):
-    """An image as the shards hold it. Height and width are as stored, before the orientation (1 to 8) is applied.
-    `data` is None if the bytes could not be read: a DecodeError."""
+    """An image as stored in the shards. Height and width are those before the orientation (1 to 8) is applied. `data`
+    is None if the bytes could not be read; making a view of it raises DecodeError."""
 
     @property
     def data(self) -> bytes | memoryview | None: ...
@@ -57,7 +57,7 @@ class Encoded(Protocol):
 
 
 def training_plan(sample: Encoded, draws: NDArray[np.float64], *, config: AugmentConfig, size: int) -> ViewPlan:
-    """The plan for the crop that the sample's draws choose, shown as size x size pixels."""
+    """Returns the plan for the crop that the sample's draws choose, shown as size x size pixels."""
     turn = _turn(sample, exif=config.exif)
     height, width = _seen_size(sample, turn)
     crop = draw_crop(height, width, draws, config=config)
@@ -75,15 +75,15 @@ def train_view(
     out: Pixels,
     limits: ImageLimits = DEFAULT_LIMITS,
 ) -> None:
-    """The crop that the sample's draws choose, into `out`, uint8[size, size, 3], without the library. Raises
-    DecodeError, also for an image whose decoding would cost more than `limits` allow."""
+    """Writes the crop that the sample's draws choose into `out`, uint8[size, size, 3], without the library. Raises
+    DecodeError if the image is damaged, or if decoding it would cost more than `limits` allow."""
     _fill_from_all(sample.data, training_plan(sample, draws, config=config, size=out.shape[0]), out=out, limits=limits)
 
 
 def train_views(samples: NDArray[Any], settings: ViewSettings | None, *, out: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """The views that the library makes of a chunk of a batch, as CropDecoder.fill_all: bool[n], which of them are done.
-    None of them without the library or without settings. RandAugment is done with them unless 3-Augment or the colour
-    jitter, which are not, come before it."""
+    """Makes the views of a chunk of a batch with the library (CropDecoder.fill_all). Returns bool[n]: which views are
+    done; none are without the library or without settings. They include RandAugment, but not 3-Augment or the colour
+    jitter. If one of these two is on, they do not include RandAugment either, since it comes later."""
     decoder = crop_decoder() if settings else None
     if decoder is None or settings is None:
         return np.zeros(samples.size, dtype=np.bool_)
@@ -98,8 +98,8 @@ def evaluation_view(
     use_library: bool = True,
     limits: ImageLimits = DEFAULT_LIMITS,
 ) -> None:
-    """The evaluation transform of a sample into `out`, uint8[size, size, 3]; no scaled decode. Raises DecodeError, as
-    train_view does."""
+    """Writes the evaluation view of a sample into `out`, uint8[size, size, 3]. JPEGs are decoded at their full size.
+    Raises DecodeError, as `train_view` does."""
     turn = _turn(sample, exif=transform.exif)
     whole = _without_border(*_seen_size(sample, turn), border=transform.border)
     viewport = evaluation_viewport(whole.height, whole.width, transform, size=out.shape[0])
@@ -110,21 +110,21 @@ def evaluation_view(
 
 
 def evaluation_view_of_pixels(pixels: Pixels, transform: EvaluationTransform, *, out: Pixels) -> None:
-    """The evaluation transform of a decoded, upright image, uint8[height, width, 3], into `out`."""
+    """Writes the evaluation view of a decoded, upright image, uint8[height, width, 3], into `out`."""
     whole = _without_border(pixels.shape[0], pixels.shape[1], border=transform.border)
     inner = pixels[whole.top : whole.top + whole.height, whole.left : whole.left + whole.width]
     show(inner, evaluation_viewport(whole.height, whole.width, transform, size=out.shape[0]), out=out)
 
 
 def _without_border(height: int, width: int, *, border: int) -> Crop:
-    """All of the image but its border. Raises DecodeError if nothing is left of it."""
+    """Returns the crop that is the image without its border. Raises DecodeError if nothing is left."""
     if min(height, width) <= 2 * border:
         raise DecodeError(f"nothing of {height} x {width} pixels is left without a border of {border}")
     return Crop(top=border, left=border, height=height - 2 * border, width=width - 2 * border, flip=False)
 
 
 def decoder_name() -> str:
-    """What makes the views of JPEGs, for logs: the crop decoder with its libjpeg-turbo, or simplejpeg."""
+    """Returns, for logs, what decodes JPEGs: the crop decoder with its libjpeg-turbo, or simplejpeg."""
     decoder = crop_decoder()
     if decoder is None:
         return "simplejpeg"
@@ -132,12 +132,12 @@ def decoder_name() -> str:
 
 
 def crop_decoder() -> CropDecoder | None:
-    """The library, if it was built and gives the right pixels on this machine."""
+    """Returns the library, or None if it was not built or does not give the right pixels on this machine."""
     return _own_decoder()[0]
 
 
 def why_no_crop_decoder() -> str:
-    """Why `crop_decoder` is None: it was not built, or the one that was built is refused; empty if it is used."""
+    """Returns why `crop_decoder` returns None: the library was not built, or it is refused. Empty if it is used."""
     return _own_decoder()[1]
 
 
@@ -153,8 +153,8 @@ def _own_decoder() -> tuple[CropDecoder | None, str]:
 
 
 def checked_decoder(path: Path) -> tuple[CropDecoder | None, str]:
-    """The library at this path, or why it must not be used. If it gives the right pixels only with libjpeg-turbo's own
-    decoder of Huffman codes, it uses that one from then on."""
+    """Returns the library at this path, or why it must not be used. If the pixels are right only with libjpeg-turbo's
+    own decoder of Huffman codes, the library uses that one from then on."""
     try:
         decoder = CropDecoder(path)
     except (OSError, ValueError) as error:
@@ -173,7 +173,7 @@ def checked_decoder(path: Path) -> tuple[CropDecoder | None, str]:
 
 
 def _turn(sample: Encoded, *, exif: bool) -> Turn:
-    """How the stored pixels are turned: by the index's orientation, or not at all."""
+    """Returns how to turn the stored pixels: by the orientation in the index or, if `exif` is False, not at all."""
     return turn_of(sample.orientation if exif else UPRIGHT)
 
 
@@ -184,7 +184,7 @@ def _seen_size(sample: Encoded, turn: Turn) -> tuple[int, int]:
 def _fill_from_all(
     data: bytes | memoryview | None, plan: ViewPlan, *, out: Pixels, limits: ImageLimits = DEFAULT_LIMITS
 ) -> None:
-    """Makes a planned view from the whole decoded image."""
+    """Decodes the whole image and makes a planned view of it."""
     if data is None:
         raise DecodeError("there are no bytes to decode")
     stored = decode_stored(
@@ -196,12 +196,13 @@ def _fill_from_all(
 
 
 def _gives_the_right_pixels(decoder: CropDecoder) -> bool:
-    """Tries on a few small images all that the library does at once: another libjpeg or OpenCV could differ."""
+    """Returns whether the library's views of a few small images are right. Another libjpeg or OpenCV could differ."""
     crop = Crop(top=15, left=9, height=43, width=39, flip=True)
     *usual, progressive = _trial_images()
     for data, denominator, orientation in product((*usual, progressive), (1, 2), (1, 8)):
-        size = 224 if data is progressive and denominator == 1 else 16  # wide enough once for every loop over a row
-        is_antialiased = (denominator == 2) != (orientation == 8)  # each of the four pairs comes up
+        # One view is wide enough for all loops over rows.
+        size = 224 if data is progressive and denominator == 1 else 16
+        is_antialiased = (denominator == 2) != (orientation == 8)  # both values occur with each denominator
         viewport = Viewport(
             height=size + 4, width=size + 3, top=2, left=1, is_mirrored=True, is_antialiased=is_antialiased
         )
@@ -214,7 +215,7 @@ def _gives_the_right_pixels(decoder: CropDecoder) -> bool:
 
 
 def _operates_equally(decoder: CropDecoder) -> bool:
-    """Whether every operation of RandAugment gives on noise what randaugment.py gives."""
+    """Returns whether every operation of RandAugment gives the same result on noise as randaugment.py."""
     pixels = np.frombuffer(hashlib.shake_256().digest(24 * 19 * 3), dtype=np.uint8).reshape(24, 19, 3)
     strength = Strength(magnitude=3, sign=-1, centre=(0.4, 0.7))
     for number, operation in enumerate(OPERATIONS.values()):
@@ -225,7 +226,8 @@ def _operates_equally(decoder: CropDecoder) -> bool:
 
 
 def _trial_images() -> list[bytes]:
-    """Noise in each sampling, the last image progressive. Of a hash: numpy's first generator costs half a check."""
+    """Returns JPEGs of noise, one for each chroma sampling; the last one is progressive. The noise comes from a hash,
+    since making NumPy's first generator takes half as long as the whole check."""
     height, width = _TRIAL_SIZE
     noise = np.frombuffer(hashlib.shake_256().digest(height * width * 3), dtype=np.uint8).reshape(height, width, 3)
     grey = noise[:, :, :1].copy()

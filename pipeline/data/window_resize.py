@@ -1,22 +1,23 @@
-"""Shows a crop through its viewport. Large resized images are made only as far as they are shown.
+"""Resizes a crop and cuts out the part that its viewport shows. Of large resized images, only that part is computed.
 
-- The plain resize is OpenCV's INTER_LINEAR: half-pixel centres, torch's interpolate(antialias=False) within 1 grey
-  level (its weights have 11 bits: on average 0.13 below).
-- The antialiased resize is Pillow's crop and resize(BILINEAR): equal to the bit up to Pillow 12; Pillow 13 resizes the
-  height first if it shrinks more, and may differ by 1 grey level. Bicubic is Pillow's in the same way.
-- `area_resize`: each output pixel is the average of the input pixels that it covers, parts of pixels by their share.
-  This is TensorFlow's tf.image.resize(method="area"), with which big_vision's resize_small (pp/ops_image.py) prepares
-  images for short_side_crop and for the central crop of its evaluations. TensorFlow computes the average in fp32 and
-  cuts it to whole grey levels; here it is exact, in whole numbers, and then cut: the same on any machine, and equal to
-  TensorFlow's but for averages that lie within fp32's rounding of a whole number. Where an image is enlarged, an output
-  pixel that covers a part of one input pixel has its value, so enlarged images get blocks. Antialiasing would change
-  nothing.
-- `cut_off_resize` is the bilinear resize of big_vision's few-shot images (pp/ops_image.py): TensorFlow's kernel in
-  fp32, in its order of operations (core/kernels/image/resize_bilinear_op.cc), then a cast to uint8, which cuts off.
-  big_vision cuts its training crops off, too; here those are rounded.
-- `plain_resize` and `cover_resize` give OpenCV's and Pillow's pixels to the bit. `show` uses them where the whole
-  resized image would be large: a line of 1 x 65,500 pixels whose short side becomes 256 would take 13 GB. They repeat
-  the arithmetic of view_resize.c, and are slower than either library.
+- The plain resize is OpenCV's INTER_LINEAR, with half-pixel centres. It equals torch's interpolate(antialias=False)
+  within 1 grey level. Since its weights have 11 bits, it is 0.13 levels lower on average.
+- The antialiased resize is Pillow's crop and resize(BILINEAR). Its bits are equal to those of Pillow up to version 12.
+  Pillow 13 resizes the height first if it shrinks more, and may differ by 1 grey level. The same holds for the bicubic
+  resize.
+- `area_resize`: each output pixel is the average of the input pixels that it covers; a pixel that is covered in part
+  counts by that share. This is TensorFlow's tf.image.resize(method="area"), with which big_vision's resize_small
+  (pp/ops_image.py) prepares images for short_side_crop and for the central crop of its evaluations. TensorFlow computes
+  the average in fp32 and cuts it to whole grey levels. Here, the average is computed exactly, in whole numbers, and
+  then cut. The result is the same on any machine. It differs from TensorFlow's only where an average lies within fp32's
+  rounding of a whole number. In an enlarged image, an output pixel that covers a part of one input pixel has that
+  pixel's value, so enlarged images get blocks. Antialiasing would change nothing.
+- `cut_off_resize` is the bilinear resize of big_vision's few-shot images (pp/ops_image.py): it computes what
+  TensorFlow's kernel computes, in fp32 and in the same order (core/kernels/image/resize_bilinear_op.cc), and then casts
+  to uint8, which cuts off. big_vision cuts off its training crops, too; here, training crops are rounded.
+- `plain_resize` and `cover_resize` give exactly the pixels of OpenCV and Pillow. `show` uses them if the whole resized
+  image would be large: an image of 1 x 65,500 pixels whose short side becomes 256 would take 13 GB. They repeat the
+  arithmetic of view_resize.c, and are slower than either library.
 """
 
 from collections.abc import Callable
@@ -31,12 +32,12 @@ from PIL import Image
 from pipeline.data.augment import Viewport
 from pipeline.data.decode import DecodeError, Pixels, image_faults
 
-_BAND_VALUES = 1 << 22  # the most that an intermediate result has, unless one output column needs more
-_MOST_BROAD_VALUES = 1 << 28  # of all rows that are covered, at the width that is shown
-_PLAIN_BITS = 11  # of OpenCV's weights
-_COVER_BITS = 22  # of Pillow's weights
-_BICUBIC_A = -0.5  # Pillow's
-_MOST_WHOLE_PIXELS = 1 << 24  # of a resized image; of a larger one, only the part that is shown is made
+_BAND_VALUES = 1 << 22  # the most values in an intermediate result, unless one output column needs more
+_MOST_BROAD_VALUES = 1 << 28  # the most values in all covered rows, at the width that is shown
+_PLAIN_BITS = 11  # bits of OpenCV's weights
+_COVER_BITS = 22  # bits of Pillow's weights
+_BICUBIC_A = -0.5  # Pillow's value
+_MOST_WHOLE_PIXELS = 1 << 24  # of a larger resized image, only the part that is shown is computed
 
 
 def show(pixels: Pixels, viewport: Viewport, *, out: Pixels) -> None:
@@ -51,14 +52,14 @@ def show(pixels: Pixels, viewport: Viewport, *, out: Pixels) -> None:
         if viewport.num_reflected:
             window = window[(rows - top)[:, None], columns - left]
         if viewport.is_mirrored:
-            cv2.flip(window, 1, dst=out)  # numpy, copying pixels backwards, would take a third of the time of a decode
+            cv2.flip(window, 1, dst=out)  # NumPy's backward copy would take a third of the time of a decode
         else:
             out[...] = window
 
 
 def _shown(first: int, count: int, num_pixels: int, *, num_reflected: int) -> NDArray[np.int64]:
-    """Which of an axis' `num_pixels` resized pixels are shown, int64[count]: those from `first` on, after
-    `num_reflected` were reflected at each end."""
+    """Returns which of an axis' `num_pixels` resized pixels are shown, int64[count]: the `count` pixels from `first`
+    on, after `num_reflected` pixels were added at each end by reflection."""
     places = np.arange(first - num_reflected, first - num_reflected + count)
     for k in np.flatnonzero((places < 0) | (places >= num_pixels)).tolist():
         places[k] = cv2.borderInterpolate(int(places[k]), num_pixels, cv2.BORDER_REFLECT_101)
@@ -66,12 +67,12 @@ def _shown(first: int, count: int, num_pixels: int, *, num_reflected: int) -> ND
 
 
 def _resized(pixels: Pixels, viewport: Viewport, *, rows: slice, columns: slice) -> Pixels:
-    """These rows and columns of the resized pixels, before any are reflected."""
+    """Returns these rows and columns of the resized pixels, without reflected ones."""
     size = (viewport.height, viewport.width)
     if viewport.is_area:
         return area_resize(pixels, size, rows=rows, columns=columns)
     is_pillow = viewport.is_bicubic or viewport.is_antialiased
-    # Pillow resizes the width first.
+    # Pillow resizes the width first, so the intermediate image has all input rows.
     most_rows = max(viewport.height, pixels.shape[0]) if is_pillow else viewport.height
     is_large = most_rows * viewport.width > max(_MOST_WHOLE_PIXELS, pixels.shape[0] * pixels.shape[1])
     if is_pillow:
@@ -89,7 +90,7 @@ def _resized(pixels: Pixels, viewport: Viewport, *, rows: slice, columns: slice)
 def _resize_plain(pixels: Pixels, viewport: Viewport) -> Pixels:
     if pixels.shape[:2] == (viewport.height, viewport.width):
         return pixels
-    cv2.setNumThreads(1)  # parallelism is over images
+    cv2.setNumThreads(1)  # images are already resized in parallel
     size = (viewport.width, viewport.height)
     return np.asarray(cv2.resize(pixels, size, interpolation=cv2.INTER_LINEAR), dtype=np.uint8)
 
@@ -102,8 +103,9 @@ def _resize_by_pillow(pixels: Pixels, viewport: Viewport, resampling: Image.Resa
 
 
 def area_resize(pixels: Pixels, size: tuple[int, int], *, rows: slice, columns: slice) -> Pixels:
-    """These rows and columns, with a start and a stop, of the image resized to `size`, (height, width): uint8[number of
-    rows, number of columns, 3]. Only what they cover of `pixels`, uint8[height, width, 3], is read."""
+    """Resizes `pixels`, uint8[height, width, 3], to `size`, (height, width), and returns these rows and columns of the
+    result: uint8[number of rows, number of columns, 3]. Both slices have a start and a stop. Only the pixels that they
+    cover are read."""
     num_inputs = pixels.shape[0] * pixels.shape[1]
     down = _Axis(num_inputs=pixels.shape[0], num_outputs=size[0], start=rows.start, stop=rows.stop)
     covered, num_rows = pixels[down.first : down.end], rows.stop - rows.start
@@ -116,7 +118,7 @@ def area_resize(pixels: Pixels, size: tuple[int, int], *, rows: slice, columns: 
         band = covered[:, across.first : across.end]
         if 3 * num_rows * band.shape[1] <= _BAND_VALUES:
             sums = across.sums(down.sums(band).transpose(1, 0, 2)).transpose(1, 0, 2)
-        else:  # the sums are exact, in either order
+        else:  # the sums are exact, so the order does not matter
             sums = down.sums(across.sums(band.transpose(1, 0, 2)).transpose(1, 0, 2))
         out[:, start - columns.start : stop - columns.start] = sums // num_inputs
     return out
@@ -124,10 +126,10 @@ def area_resize(pixels: Pixels, size: tuple[int, int], *, rows: slice, columns: 
 
 @dataclass(frozen=True, kw_only=True)
 class _Axis:
-    """Outputs `start` to `stop` of an axis that is resized.
+    """Outputs `start` to `stop - 1` of an axis that is resized.
 
-    Places are counted in units of which an input has `num_outputs`, and an output as many as there are inputs: every
-    border is a whole number.
+    Places are counted in units that make every border a whole number: an input is `num_outputs` units long, and an
+    output `num_inputs` units.
     """
 
     num_inputs: int
@@ -142,24 +144,25 @@ class _Axis:
 
     @property
     def end(self) -> int:
-        """Behind the last input that is covered."""
+        """One past the last input that is covered."""
         return -(-self.stop * self.num_inputs // self.num_outputs)
 
     def sums(self, covered: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Sums, over values[first:end], what each output covers, int64[stop - start, ...]: `num_inputs` times its
-        average."""
+        """Returns the sum of what each output covers, int64[stop - start, ...], which is `num_inputs` times its
+        average. `covered`: the inputs [first:end]."""
         borders = np.arange(self.start, self.stop + 1, dtype=np.int64) * self.num_inputs
         whole, part = np.divmod(borders - self.first * self.num_outputs, self.num_outputs)
-        inside = np.minimum(whole, covered.shape[0] - 1)  # the last border may lie behind the last input: its part is 0
+        inside = np.minimum(whole, covered.shape[0] - 1)  # the last border may lie beyond the inputs, with a part of 0
         parts = covered[inside] * part.reshape(-1, *(1 for _ in covered.shape[1:]))
         sums: NDArray[np.int64] = _sums_between(covered, whole) * self.num_outputs + parts[1:] - parts[:-1]
         return sums
 
 
 def _sums_between(values: NDArray[np.integer], borders: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The sums of values[borders[k]:borders[k + 1]] over the first axis, int64[number of borders - 1, ...]."""
+    """Returns the sums of values[borders[k]:borders[k + 1]] over the first axis, int64[number of borders - 1, ...]."""
     if values.size <= _BAND_VALUES:
-        before = np.zeros((values.shape[0] + 1, *values.shape[1:]), dtype=np.int64)  # the sum of all before each
+        # [k]: the sum of the first k values.
+        before = np.zeros((values.shape[0] + 1, *values.shape[1:]), dtype=np.int64)
         np.cumsum(values, axis=0, dtype=np.int64, out=before[1:])
         return np.asarray(before[borders[1:]] - before[borders[:-1]], dtype=np.int64)
     sums = np.empty((borders.size - 1, *values.shape[1:]), dtype=np.int64)
@@ -169,7 +172,8 @@ def _sums_between(values: NDArray[np.integer], borders: NDArray[np.int64]) -> ND
 
 
 def cut_off_resize(pixels: Pixels, size: tuple[int, int], *, rows: slice, columns: slice) -> Pixels:
-    """The same of a bilinear resize in fp32 whose values are cut off to whole grey levels."""
+    """Returns what `area_resize` returns, for a bilinear resize in fp32 that cuts its values off to whole grey
+    levels."""
     above, below, down = _neighbours(pixels.shape[0], size[0], rows)
     left, right, across = _neighbours(pixels.shape[1], size[1], columns)
     lines = list[NDArray[np.float32]]()
@@ -184,8 +188,8 @@ def cut_off_resize(pixels: Pixels, size: tuple[int, int], *, rows: slice, column
 def _neighbours(
     num_inputs: int, num_outputs: int, chosen: slice
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """The inputs below and above the place of each chosen output, and how far it is from the first, float32 in [0, 1).
-    Places are those of half-pixel centres."""
+    """Returns the inputs below and above the place of each chosen output, and the distance of that place from the lower
+    input, float32 in [0, 1). Pixels have half-pixel centres."""
     scale, half = np.float32(num_inputs) / np.float32(num_outputs), np.float32(0.5)
     place = (np.arange(chosen.start, chosen.stop, dtype=np.float32) + half) * scale - half
     first = np.floor(place)
@@ -194,7 +198,7 @@ def _neighbours(
 
 
 def plain_resize(pixels: Pixels, size: tuple[int, int], *, rows: slice, columns: slice) -> Pixels:
-    """The same of OpenCV's INTER_LINEAR."""
+    """Returns what `area_resize` returns, for OpenCV's INTER_LINEAR."""
     down = _pairs(rows, num_inputs=pixels.shape[0], num_outputs=size[0], are_rows=True)
     across = _pairs(columns, num_inputs=pixels.shape[1], num_outputs=size[1], are_rows=False)
     out = np.empty((rows.stop - rows.start, columns.stop - columns.start, 3), dtype=np.uint8)
@@ -210,7 +214,7 @@ def plain_resize(pixels: Pixels, size: tuple[int, int], *, rows: slice, columns:
 
 @dataclass(frozen=True, kw_only=True)
 class _Pairs:
-    """The two inputs of each output, and their weights of 11 bits: int64[number of outputs] each."""
+    """The two inputs of each output, and their weights of 11 bits. Each array is int64[number of outputs]."""
 
     low: NDArray[np.int64]
     high: NDArray[np.int64]
@@ -223,7 +227,7 @@ def _pairs(outputs: slice, *, num_inputs: int, num_outputs: int, are_rows: bool)
     places = ((np.arange(outputs.start, outputs.stop) + 0.5) * scale - 0.5).astype(np.float32)
     floors = np.floor(places)
     low, shares = floors.astype(np.int64), places - floors
-    if not are_rows:  # OpenCV gives columns at the border all the weight, and repeats rows: another rounding
+    if not are_rows:  # OpenCV gives a border column all the weight but repeats a border row, which rounds differently
         shares[(low < 0) | (low >= num_inputs - 1)] = 0
     one = np.float32(1 << _PLAIN_BITS)
     return _Pairs(
@@ -237,8 +241,8 @@ def _pairs(outputs: slice, *, num_inputs: int, num_outputs: int, are_rows: bool)
 def cover_resize(
     pixels: Pixels, size: tuple[int, int], *, rows: slice, columns: slice, is_bicubic: bool = False
 ) -> Pixels:
-    """The same of Pillow's resize with BILINEAR or BICUBIC, columns first, rounded to 8 bits in between. Raises
-    DecodeError for an image whose rows are too many to be resized that way."""
+    """Returns what `area_resize` returns, for Pillow's resize with BILINEAR or BICUBIC, which resizes the width first
+    and rounds to 8 bits in between. Raises DecodeError if the image has too many rows for that."""
     curve, num_columns = (_BICUBIC if is_bicubic else _TRIANGLE), columns.stop - columns.start
     down = [curve.cover(place, pixels.shape[0], size[0]) for place in (rows.start, rows.stop - 1)]
     first, end = down[0].first, down[1].end
@@ -260,14 +264,14 @@ def cover_resize(
 
 @dataclass(frozen=True, kw_only=True)
 class _Cover:
-    """The inputs first to end that an output covers, and their weights of 22 bits, int64[end - first]."""
+    """The inputs `first` to `end - 1`, which an output covers, and their weights of 22 bits, int64[end - first]."""
 
     first: int
     end: int
     weights: NDArray[np.int64]
 
     def sum(self, covered: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """The weighted sum of uint8[end - first, ...] over its first axis."""
+        """Returns the weighted sum of `covered`, uint8[end - first, ...], over its first axis."""
         sums = np.full(covered.shape[1:], 1 << (_COVER_BITS - 1), dtype=np.int64)
         weights = self.weights.reshape(-1, *(1 for _ in covered.shape[1:]))
         step = max(1, _BAND_VALUES // covered[0].size)
@@ -278,21 +282,22 @@ class _Cover:
 
 @dataclass(frozen=True, kw_only=True)
 class _Curve:
-    """A filter of Pillow's: the weight at each distance, float64[n] to float64[n], and how far it reaches."""
+    """One of Pillow's filters. `weight`: maps distances, float64[n], to weights, float64[n]. `support`: the distance
+    from which on weights are 0."""
 
     weight: Callable[[NDArray[np.float64]], NDArray[np.float64]]
     support: float
 
     def cover(self, place: int, num_inputs: int, num_outputs: int) -> _Cover:
-        """What the output at `place` covers, as precompute_coeffs of Pillow's Resample.c computes it."""
+        """Returns what the output at `place` covers, computed as in precompute_coeffs of Pillow's Resample.c."""
         scale = num_inputs / num_outputs
         stretched = max(scale, 1.0)
         reach, centre = stretched * self.support, (place + 0.5) * scale
         first, end = max(0, int(centre - reach + 0.5)), min(num_inputs, int(centre + reach + 0.5))
         shares = self.weight(np.abs((np.arange(first, end) - centre + 0.5) * (1.0 / stretched)))
-        total = float(np.cumsum(shares)[-1])  # one after the other: np.sum rounds differently
+        total = float(np.cumsum(shares)[-1])  # summed one after the other; np.sum rounds differently
         weights = (shares / total if total else shares) * (1 << _COVER_BITS)
-        # Rounded halves away from zero, as normalize_coeffs_8bpc does.
+        # Halves are rounded away from zero, as in normalize_coeffs_8bpc.
         return _Cover(first=first, end=end, weights=np.trunc(weights + np.copysign(0.5, weights)).astype(np.int64))
 
 
@@ -301,7 +306,7 @@ def _triangle(distances: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _cubic(distances: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Keys' cubic convolution."""
+    """Returns the weights of Keys' cubic convolution."""
     x, a = distances, _BICUBIC_A
     near, far = ((a + 2.0) * x - (a + 3.0)) * x * x + 1, (((x - 5) * x + 8) * x - 4) * a
     return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))

@@ -1,6 +1,6 @@
 """Models: Vision Transformers, hybrids and BiT's ResNets, their position embeddings, initial weights and costs.
 
-The names are loaded when they are first used: a configuration can be read without torch.
+Names are imported on first use, so that a configuration can be read without torch.
 """
 
 from importlib import import_module

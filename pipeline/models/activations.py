@@ -1,9 +1,9 @@
-"""The memory that a forward pass keeps for its backward pass, exact, by formula. Pure.
+"""The memory that a forward pass keeps for its backward pass, computed exactly by formula. All functions are pure.
 
 The tests compare it with what autograd saves, tensor by tensor, on models without values. The formulas are for
 uncompiled blocks; a compiled block keeps less, since torch.compile recomputes what is cheap
-(training/fitting/memory.py). Branches that stochastic depth skips are counted, too: all images of a micro-batch may
-keep them.
+(training/fitting/memory.py). Branches that stochastic depth skips are counted, too, since all images of a micro-batch
+may happen to keep them.
 
 Shape letters: N tokens, D width, M MLP width, h heads, K classes.
 """
@@ -18,15 +18,16 @@ from pipeline.models.resnet import NUM_GROUPS, UnitSize, same_padding, units_by_
 from pipeline.shared_settings import LossName
 
 _FP32, _INT64 = 4, 8
-_MOST_TOKENS_ON_CPU = 640  # attention.py's own gradient takes bf16 up to here, and keeps no sums of its softmax
+_MOST_TOKENS_ON_CPU = 640  # up to here, attention.py computes bf16 gradients itself, and keeps no sums of the softmax
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
     """How a forward pass is computed.
 
-    `element_bytes`: 2 for bf16, 4 for fp32. `has_dense_targets`: mixup makes targets of every class. `is_recomputed`:
-    activation checkpointing. `is_frozen`: only the head is trained.
+    `element_bytes`: the bytes of one element, 2 for bf16 and 4 for fp32. `has_dense_targets`: whether images have a
+    target for every class, as with mixup. `is_recomputed`: whether activation checkpointing is on. `is_frozen`: whether
+    only the head is trained.
     """
 
     element_bytes: int
@@ -39,11 +40,11 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class Activations:
-    """The bytes that a pass keeps: per image, and a fixed number for any number of images.
+    """The bytes that a pass keeps: a number per image, and a fixed number however many images there are.
 
     `working_bytes` and `fixed_working_bytes` are the most that its backward pass needs in addition, counted in the same
-    way: the gradients of one block and, with activation checkpointing, all that this block keeps once it is computed
-    again.
+    way: the gradients of one block and, with activation checkpointing, everything that this block keeps when it is
+    recomputed.
     """
 
     image_bytes: int
@@ -54,8 +55,8 @@ class Activations:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kept:
-    """The bytes that one part of a model keeps, per image and fixed. Blocks also say how much of it is their input, and
-    how much their gradients need."""
+    """The bytes that one part of a model keeps, per image and fixed. For blocks, `input_bytes` says how many of them
+    are the block's input, and `gradient_bytes` how many its gradients need in addition."""
 
     image_bytes: int
     fixed_bytes: int = 0
@@ -66,7 +67,7 @@ class _Kept:
 def activations_of(config: ModelConfig, how: Pass) -> Activations:
     """Returns the activations of a model at its image size."""
     blocks = [*_units(config, how), *_layers(config, how)]
-    if how.is_frozen:  # a forward pass keeps one part at a time, and the head and the loss keep theirs
+    if how.is_frozen:  # the pass holds one part at a time; only the head and the loss keep anything
         last, loss = _last(config, how), _loss(config, how)
         passing = [_root(config, how), _embedding(config, how), *_units(config, how), _mlp(config, how)]
         return Activations(
@@ -100,13 +101,13 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
     d, m = size.width, size.mlp_width
     has_own_q_and_k = config.qk_norm or config.position == "rope2d"
     num_seen = max(config.grid) if config.attention == "axial" else num_tokens
-    is_by_pytorch = has_own_q_and_k or _keeps_softmax_sums(num_seen, how)  # which keeps the sums
+    is_by_pytorch = has_own_q_and_k or _keeps_softmax_sums(num_seen, how)  # its kernels keep the softmax's sums
     sums = _FP32 * size.num_heads if is_by_pytorch else 0
     masks = (2 * d + m) * _mask_bytes(config, how)
     factors = 2 * how.element_bytes if config.stochastic_depth else 0
-    if config.position == "relative":  # the term of the logits, before and after it is brought into order, and shares
+    if config.position == "relative":  # the logits' relative term before and after its gather, and the weights
         factors += 4 * size.num_heads * num_tokens**2 * how.element_bytes
-    # LayerScale keeps what it scales, and attention the q and k that it multiplies beside those of the product.
+    # LayerScale keeps what it scales. If attention has its own q and k, it keeps them beside those of the product.
     num_wide = 8 + (2 if config.layer_scale else 0) + (2 if has_own_q_and_k else 0)
     num_statistics = 4 + (4 * size.num_heads if config.qk_norm else 0)
     each_token = how.element_bytes * (num_wide * d + 2 * m) + num_statistics * _statistic_bytes(how) + sums + masks
@@ -119,8 +120,8 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
 
 
 def _mlp(config: ModelConfig, how: Pass) -> _Kept:
-    """Counts the most that a pass through a block holds if it keeps nothing: the block's input, normed, and the MLP's
-    hidden layer before and after its GELU."""
+    """Counts the most that a pass through a block holds if it keeps nothing for a backward pass: the block's input,
+    before and after a norm, and the MLP's hidden layer, before and after its GELU."""
     if config.is_bit:
         return _Kept(image_bytes=0)
     return _Kept(image_bytes=2 * how.element_bytes * _num_tokens(config) * (config.size.width + config.size.mlp_width))
@@ -136,11 +137,12 @@ def _embedding(config: ModelConfig, how: Pass) -> _Kept:
         return _Kept(image_bytes=0)
     size, (height, width) = config.size, config.grid
     patches = height * width * size.patch**2 * (config.resnet.width if config.resnet else 3)
-    # The last unit keeps its result, which patches of 1 x 1 share; a root ends in a pool, which keeps only its input.
+    # The last unit keeps its result, and patches of 1 x 1 are the same tensor. A root ends in a pool, which keeps only
+    # its input.
     num_copies = 2 if config.resnet and config.resnet.units and size.patch > 1 else 1
     masks = _num_tokens(config) * size.width * _mask_bytes(config, how)
     turns = 2 * _FP32 * _num_tokens(config) * size.width // size.num_heads if config.position == "rope2d" else 0
-    # Of masked patch prediction, what patches are gathered from: all patches and the [mask] embedding.
+    # Masked patch prediction keeps what patches are gathered from: all patches and the [mask] embedding.
     sources = config.masked_patches * how.element_bytes * (height * width + 1) * size.width
     image = num_copies * how.element_bytes * patches + masks + sources
     return _Kept(image_bytes=image, fixed_bytes=turns)
@@ -167,8 +169,8 @@ def _last(config: ModelConfig, how: Pass) -> _Kept:
         kept = e * num_tokens * width + 2 * num_normed * _statistic_bytes(how)
         kept += config.representation * (1 + wide) * e * width
         if config.pooling == "attention":
-            # The patches after the norm, their keys and values; the attention's result, what out makes of it, the
-            # same after the norm; the MLP's hidden layer before and after its GELU. The query is of all images.
+            # The patches after the norm, their keys and values; the results of attention, of `out` and of the norm; the
+            # MLP's hidden layer, before and after its GELU. All images share the query.
             kept += e * (3 * _area(config.grid) * width + 3 * width + 2 * config.size.mlp_width)
             kept += _FP32 * config.size.num_heads + 2 * _statistic_bytes(how)
             fixed = e * width + wide * _FP32 * width * config.num_classes
@@ -227,10 +229,11 @@ def _units(config: ModelConfig, how: Pass) -> Iterator[_Kept]:
 
 
 def _post_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]:
-    """Returns the elements kept beside the input, and the number of norms, for a hybrid's bottleneck between maps of
-    these sizes.
+    """Returns the number of elements that a hybrid's bottleneck keeps beside its input, and its number of norms.
+    `before` and `after` are the sides of the maps that it reads and writes.
 
-    The elements are the results of convolutions and ReLUs, and padded copies. The last ReLU's result is the next input.
+    The elements are the results of convolutions and ReLUs, and padded copies. The last ReLU's result is not counted: it
+    is the next unit's input.
     """
     first = 2 * unit.inner * before**2 + unit.inner * _padded(before, 3, unit.stride) ** 2
     second = 2 * unit.inner * after**2 + unit.outer * after**2
@@ -240,14 +243,15 @@ def _post_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]
 
 
 def _pre_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]:
-    """Returns the same numbers for BiT's unit, which pads inside its convolutions."""
+    """Returns the numbers of `_post_activation` for a unit of BiT, whose convolutions pad without a copy."""
     if unit.is_basic:
         return unit.channels * before**2 + 2 * unit.outer * after**2, 2
     return (unit.channels + 2 * unit.inner) * before**2 + 2 * unit.inner * after**2, 3
 
 
 def _standardised(channels_out: int, num_weights_each: int, how: Pass) -> int:
-    """Returns the fixed bytes of a standardised weight: centred and standardised, and in bf16 also its fp32 copy."""
+    """Returns the fixed bytes of a standardised weight: its centred and its standardised values and, in bf16, an fp32
+    copy of the weight."""
     each = 2 * _FP32 if how.element_bytes == _FP32 else 2 * _FP32 + how.element_bytes
     return channels_out * (num_weights_each * each + 2 * _FP32)
 
@@ -258,7 +262,7 @@ def _statistic_bytes(how: Pass) -> int:
 
 
 def _mask_bytes(config: ModelConfig, how: Pass) -> int:
-    """Returns the bytes of dropout's mask per element: one on a GPU, those of the element on a CPU."""
+    """Returns the bytes of dropout's mask per element: 1 on a GPU, those of the element on a CPU, 0 without dropout."""
     return 0 if not config.dropout else 1 if how.is_on_gpu else how.element_bytes
 
 

@@ -2,8 +2,8 @@
 
 On a GPU, PyTorch chooses the kernel. On a CPU, PyTorch's forward pass is fast enough, but it computes bf16 gradients in
 pieces too small for the matrix units. Here they are computed as whole matrices, for as many heads and images at a time
-as fit the cache. That takes half to two thirds of the time up to 577 tokens, the same time at 1025, and is as exact
-(benchmarks/kernels.py).
+as fit the cache. This takes half to two thirds of PyTorch's time for up to 577 tokens and the same time for 1025, and
+is as exact (benchmarks/kernels.py).
 
 Shape letters: B images, h heads, N tokens, d width of a head, S = B x h.
 """
@@ -26,8 +26,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from pipeline.ranks.world import QUIET_PROFILER, set_defaults
 
-_MOST_TOKENS = 640  # with more, PyTorch's pieces are as fast
-_CACHED_BYTES = 8 << 20  # of fp32 scores at a time: more would not stay in the cache
+_MOST_TOKENS = 640  # with more tokens, PyTorch's gradients are as fast
+_CACHED_BYTES = 8 << 20  # the fp32 scores computed at a time; more would not stay in the cache
 FLEX = "flex"
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -48,16 +48,17 @@ _OPERATORS = {
 }
 _MATH = "math"
 _TAG = "; attention "
-_KEPT_UP_TO, _EQUAL_UP_TO = 1.05, 1.02  # times the fastest: measurements of one kernel differ by as much
+_KEPT_UP_TO, _EQUAL_UP_TO = 1.05, 1.02  # multiples of the fastest time: measurements of one kernel differ by as much
 _WARM_UP_ROUNDS, _ROUNDS, _PASSES = 1, 5, 4
 _held, _used, _computes = ExitStack(), [""], [F.scaled_dot_product_attention]
 
 
 def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    """Computes softmax(q k^T / sqrt(d)) v, [B, h, N, d], from q, k and v in one tensor, in its precision."""
+    """Computes softmax(q k^T / sqrt(d)) v, [B, h, N, d], from q, k and v in one tensor, in that tensor's precision."""
     is_trained = qkv_3BhNd.requires_grad and torch.is_grad_enabled() and qkv_3BhNd.shape[-2] <= _MOST_TOKENS
     if is_trained and qkv_3BhNd.device.type == "cpu" and qkv_3BhNd.dtype == torch.bfloat16:
-        # Uncompiled as plain functions: the first call of a custom operator would load torch._dynamo, which takes 1 s.
+        # Plain functions if not compiling: the first call of a custom operator would import torch._dynamo, which takes
+        # 1 s.
         operator = _attend_on_cpu if torch.compiler.is_compiling() else _Attend.apply
         result: torch.Tensor = operator(qkv_3BhNd)  # type: ignore[no-untyped-call]
         return result
@@ -73,11 +74,12 @@ def kernel_seconds(
     layer: Layer | None = None,
     is_compiled: bool = False,
 ) -> float | str:
-    """Times a forward and a backward pass by a kernel, for q, k and v of this shape [B, h, N, d], as views of their
-    product.
+    """Times a forward and a backward pass of attention by the kernel `name`. q, k and v have the `shape` [B, h, N, d]
+    and are views of one product, as in a layer.
 
-    Returns the median seconds, or a text that says why the kernel cannot compute them. `layer`: a model's, with its
-    masks and norms; None: attention alone. `is_compiled`: as in a block that is compiled.
+    Returns the median seconds, or a text that says why the kernel cannot be used. `layer`: makes the attention of a
+    model's layer, with its masks and norms; None: `attend` alone. `is_compiled`: time attention as it is in a compiled
+    block.
     """
     batch, heads, tokens, width = shape
     product_BN3hd = torch.randn(batch, tokens, 3, heads, width, dtype=dtype, device=device, requires_grad=True)
@@ -89,13 +91,14 @@ def kernel_seconds(
         _computes[0] = F.scaled_dot_product_attention if backend is not None else _compiled_flex(device)
         with nullcontext() if backend is None else sdpa_kernel(backend):
             for number in range(1 + _WARM_UP_ROUNDS + _ROUNDS):
-                if number == 1 and is_compiled:  # the first says why a kernel cannot be used, in PyTorch's own words
+                # Uncompiled, the first pass says in PyTorch's words why a kernel cannot be used.
+                if number == 1 and is_compiled:
                     key_caches_by_kernel(name)
                     torch.compiler.reset()
                     compute = torch.compile(compute, dynamic=False)
                     torch.autograd.grad(compute(product_BN3hd.permute(2, 0, 3, 1, 4)).sum(), product_BN3hd)
                 ends.append(_time(device))
-                for _ in range(_PASSES):  # launched ahead, as in a step
+                for _ in range(_PASSES):  # launched without waiting, as in a step
                     a_BhNd = compute(product_BN3hd.permute(2, 0, 3, 1, 4))
                     torch.autograd.grad(a_BhNd, inputs, a_BhNd, allow_unused=True)
     except RuntimeError as error:  # no kernel for this device, type or shape, or no memory for it
@@ -107,10 +110,10 @@ def kernel_seconds(
 
 
 def best_kernel(seconds: Mapping[str, float], *, recorded: str = "") -> str:
-    """Chooses a kernel by the seconds of each. Pure.
+    """Chooses a kernel from the measured `seconds` of each. This function is pure.
 
-    The checkpoint's kernel, `recorded`, is kept unless it is gone or 5 % slower than the fastest. Otherwise, of the
-    kernels that are less than 2 % slower than the fastest, the first in the order of KERNELS is taken.
+    The checkpoint's kernel, `recorded`, is kept unless it is unavailable or at least 5 % slower than the fastest.
+    Otherwise, the first kernel in KERNELS that is less than 2 % slower than the fastest is taken.
     """
     fastest = min(seconds.values())
     if recorded in seconds and seconds[recorded] < _KEPT_UP_TO * fastest:
@@ -119,20 +122,20 @@ def best_kernel(seconds: Mapping[str, float], *, recorded: str = "") -> str:
 
 
 def kernel_in_use() -> str:
-    """Returns the kernel of `use_kernel`; empty if PyTorch chooses."""
+    """Returns the kernel that `use_kernel` set; empty if PyTorch chooses."""
     return _used[0]
 
 
 def use_kernel(name: str) -> None:
-    """Has this process compute attention by a kernel from now on, also in blocks that are compiled already.
+    """Makes this process compute attention by the kernel `name` from now on, even in blocks that are already compiled.
 
-    What a fixed kernel cannot compute is computed by plain products. flex serves only `attend`; elsewhere PyTorch
-    chooses.
+    Inputs that the kernel does not support are computed by plain products. flex is used only by `attend`; elsewhere
+    PyTorch chooses.
     """
     _held.close()
     _used[0], backend = name, KERNELS[name]
     _computes[0] = F.scaled_dot_product_attention if backend is not None else _compiled_flex(torch.device("cuda"))
-    if backend is not None:  # PyTorch's own order has its products before cuDNN
+    if backend is not None:  # PyTorch's own order prefers plain products to cuDNN
         _held.enter_context(sdpa_kernel([backend, SDPBackend.MATH], set_priority=True))
     key_caches_by_kernel(name)
     if "torch._dynamo" in sys.modules:  # a compiled block keeps the kernel with which it was traced
@@ -140,15 +143,14 @@ def use_kernel(name: str) -> None:
 
 
 def key_caches_by_kernel(name: str) -> None:
-    """Adds whatever decides attention's kernel while a block is traced to the key of the compiler's caches, which leave
-    it out (pytorch #185449). Otherwise a process would run the kernel of an earlier process, whatever it has chosen.
+    """Adds to the key of the compiler's caches all that decides attention's kernel while a block is traced. PyTorch
+    leaves it out (pytorch #185449), so a process would otherwise run the kernel that an earlier process chose.
 
-    The caches also leave out the instructions of this CPU: code for wider vectors would compute something else. All
-    other state that is decided before compiling is in the key already (deterministic algorithms, the precision of
-    products, reductions in bf16 and fp16, threads, the compiler's options), or is read when a kernel runs (cuDNN's
-    switches).
+    The instruction set of this CPU is added, too: code for wider vectors computes something else. All other state that
+    is set before compiling is in the key already (deterministic algorithms, the precision of products, reductions in
+    bf16 and fp16, threads, the compiler's options), or is read when a kernel runs (cuDNN's switches).
     """
-    cuda: Any = torch.backends.cuda  # whose functions have no types
+    cuda: Any = torch.backends.cuda  # Any, because its functions have no types
     config = torch.compiler.config
     switches = {
         "flash": cuda.flash_sdp_enabled(),
@@ -164,8 +166,8 @@ def key_caches_by_kernel(name: str) -> None:
 
 @contextmanager
 def kernels_seen() -> Iterator[Counter[str]]:
-    """Counts the calls of each fused kernel inside the context, by PyTorch's profiler; the counts are there at its end.
-    Plain products look like any others, so `math` is never among them."""
+    """Counts the calls of each fused kernel inside the context with PyTorch's profiler. The counter is filled when the
+    context ends. It never has `math`, because its products look like any others."""
     calls: Counter[str] = Counter()
     set_defaults(QUIET_PROFILER)
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
@@ -175,15 +177,16 @@ def kernels_seen() -> Iterator[Counter[str]]:
 
 def kernel_that_ran(calls: Mapping[str, int], *, num_layers: int) -> str:
     """Returns the kernel that computed attention in the layers of a model, from the counts of `kernels_seen` over one
-    pass or more. Pooling may call another one, once per pass."""
-    if kernel_in_use() == FLEX:  # a block that was traced with it has no other operator
+    pass or more. Attention pooling may call another kernel, once per pass."""
+    if kernel_in_use() == FLEX:  # blocks traced with flex call none of the operators that are counted
         return FLEX
     name, num_calls = max(calls.items(), key=lambda each: each[1], default=(_MATH, 0))
     return name if num_calls >= num_layers else _MATH
 
 
 def _compiled_flex(device: torch.device) -> Callable[..., Any]:
-    """Returns PyTorch's flex_attention, compiled for a GPU. On a CPU it has no gradients, and says so."""
+    """Returns PyTorch's flex_attention, compiled for a GPU. On a CPU it is not compiled; it has no gradients there, and
+    raises an error that says so."""
     from torch.nn.attention.flex_attention import flex_attention  # noqa: PLC0415 - it loads torch._dynamo
 
     if device.type != "cuda":
@@ -193,7 +196,7 @@ def _compiled_flex(device: torch.device) -> Callable[..., Any]:
 
 
 def _time(device: torch.device) -> float:
-    """Returns the time at which the device has finished its work."""
+    """Waits until the device has finished its work, and returns the time."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -206,13 +209,15 @@ def _by_pytorch(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
 
 
 def _forward(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    # Usually it has these strides already: then nothing is copied.
+    # Usually the result has these strides already, and nothing is copied.
     return _by_pytorch(qkv_3BhNd).transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _backward(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    """Recomputes the attention weights; the rest is matrix products. Nothing that grows with N^2 is kept."""
-    dqkv_3BhNd = torch.empty_like(qkv_3BhNd)  # with the same strides: the three gradients need not be joined by a copy
+    """Returns the gradient of `qkv_3BhNd`. It recomputes the attention weights, so that nothing that grows with N^2 is
+    kept from the forward pass."""
+    # With the same strides, so that the three gradients need not be joined by a copy.
+    dqkv_3BhNd = torch.empty_like(qkv_3BhNd)
     _, batch, heads, tokens, _ = qkv_3BhNd.shape
     num_heads = min(heads, max(1, _CACHED_BYTES // (4 * tokens**2)))
     num_images = max(1, _CACHED_BYTES // (4 * heads * tokens**2))
@@ -228,7 +233,7 @@ def _gradients(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> tuple[torch.Te
     scale, shape = float(da_BhNd.shape[-1]) ** -0.5, da_BhNd.shape
     # (B, h, N, d) -> (B * h, N, d), each copied once: as slices of one product they would be copied at every use
     da_SNd, q_SNd, k_SNd, v_SNd = (tensor.reshape(-1, *shape[2:]) for tensor in (da_BhNd, *qkv_3BhNd))
-    # In bf16 a score of 8 would be off by up to 0.03, and its weight by 3 %: scores and their softmax are fp32.
+    # In bf16 a score of 8 would be off by up to 0.03, and its weight by 3 %, so scores and their softmax are fp32.
     scores_SNN = _scaled_product(q_SNd.float(), k_SNd.float().mT, scale)
     shares_SNN = torch.softmax(scores_SNN, dim=-1).to(q_SNd.dtype)
     dv_SNd = shares_SNN.mT @ da_SNd
@@ -264,7 +269,7 @@ def _backward_by_operator(ctx: Any, da_BhNd: torch.Tensor) -> torch.Tensor:
 
 
 class _Attend(torch.autograd.Function):
-    """Attention on a CPU as an autograd function, which needs no operators."""
+    """Attention on a CPU as an autograd function, which needs no custom operators."""
 
     @staticmethod
     def forward(ctx: Any, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
@@ -279,7 +284,7 @@ class _Attend(torch.autograd.Function):
         return _backward(da_BhNd, *ctx.saved_tensors)
 
 
-# Custom operators, so that torch.compile leaves them as they are: it would unroll the loop.
+# Custom operators, because torch.compile would unroll the loop of plain functions.
 _attend_on_cpu = torch.library.custom_op("patchline::attend_on_cpu", _forward, mutates_args=())
 _attend_on_cpu_backward = torch.library.custom_op("patchline::attend_on_cpu_backward", _backward, mutates_args=())
 _attend_on_cpu.register_fake(_fake_result)

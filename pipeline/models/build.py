@@ -1,4 +1,4 @@
-"""A model from its configuration, its initial weights, the shapes of its parameters, and how its blocks are run.
+"""Builds models: initial weights, the shapes of parameters, and blocks that are compiled or recomputed.
 
 Initial weights are as in the paper's JAX code. Every tensor is a function of (seed, its name, its shape), so no copy is
 kept or sent: each rank makes the part that it owns, and the fp32 master weights get the values before they are rounded
@@ -57,7 +57,7 @@ def initial_tensor(
         return torch.ones(shape) if is_one else torch.zeros(shape)
     if kind in ("position", "position_x", "position_y", "relative"):
         return torch.empty(shape).normal_(std=position_std, generator=generator)
-    if kind == "registers":  # as in DINOv2: equal ones would have equal gradients and stay equal
+    if kind == "registers":  # as in DINOv2: equal registers would have equal gradients and stay equal
         return torch.empty(shape).normal_(std=1e-6, generator=generator)
     if layer == "head" or kind == "class_token" or (layer, kind) == ("mask", "token"):
         return torch.zeros(shape)
@@ -74,7 +74,7 @@ def initial_tensor(
         return torch.cat(matrices)
     if layer == "key_value":
         return torch.cat([_xavier_uniform((shape[0] // 2, shape[1]), generator) for _ in range(2)])
-    if kind == "probe":  # flax takes the first of its last two dimensions, 1, for the fan in
+    if kind == "probe":  # flax takes the last dimension but one, 1, as the fan in
         return _xavier_uniform((shape[1], shape[2]), generator).unsqueeze(0)
     if layer in ("out", "query", "dense1", "dense2"):
         return _xavier_uniform((shape[0], shape[1]), generator)
@@ -82,8 +82,8 @@ def initial_tensor(
 
 
 def _lecun_normal(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """Draws with variance 1 / fan in after truncation at two deviations; `shape`: (out, in) or (out, in, kernel,
-    kernel)."""
+    """Draws from a normal distribution, truncated at two deviations, that has the variance 1 / fan in after the
+    truncation. `shape`: (out, in) or (out, in, kernel, kernel)."""
     std = math.sqrt(1.0 / math.prod(shape[1:])) / _TRUNCATED_STD
     return torch.nn.init.trunc_normal_(torch.empty(shape), std=std, a=-2 * std, b=2 * std, generator=generator)
 
@@ -124,8 +124,8 @@ def compile_blocks(
     and a restarted run computes the same bits. Dropout follows torch's generator, but draws other masks than without
     compilation.
 
-    `rounds_as_eager`: what one kernel computes after another is rounded to bf16 in between, even if they are fused.
-    `on_gpu`: blocks keep the sum of a residual for the backward pass instead of the branch (residuals.py).
+    `rounds_as_eager`: intermediate results are rounded to bf16 even inside fused kernels, as without compilation.
+    `on_gpu`: blocks keep the sum after a residual for the backward pass, instead of the branch (residuals.py).
     `cuda_graphs`: each block is launched as a CUDA graph; call torch.compiler.cudagraph_mark_step_begin before each
     micro-batch.
     """
@@ -150,13 +150,13 @@ def compile_blocks(
 
 
 def compile_fault(device: torch.device) -> str:
-    """Says in one line why torch.compile cannot make kernels for this device; empty if it can.
+    """Returns in one line why torch.compile cannot make kernels for this device; empty if it can.
 
-    It compiles a small kernel to find out. That takes seconds, most of which a run that compiles needs anyway.
+    A small kernel is compiled to find out. This takes a few seconds, most of which a run that compiles spends anyway.
     """
     try:
         torch.compile(_doubled, dynamic=False)(torch.ones(8, device=device))
-    except Exception as error:  # of the compiler, Triton or the file system: whatever fails here would fail in the run
+    except Exception as error:  # from the compiler, Triton or the file system; it would fail in the run, too
         lines = str(error).splitlines() or [type(error).__name__]
         detail = [line.strip() for line in lines[1:] if "error:" in line]
         return ": ".join(lines[:1] + detail[:1])

@@ -1,10 +1,11 @@
-"""Sizes of the models in "An Image is Worth 16x16 Words" (Dosovitskiy et al., ICLR 2021): Table 1 and section 4.1.
+"""The configuration of a model, and the sizes of known ones.
 
-Ti, S, B/8, R26 and R are those of "How to train your ViT?" (AugReg; Steiner et al., 2021) and vision_transformer's
-configs/models.py; the ResNets' names and units are BiT's ("Big Transfer", Kolesnikov et al., 2020), those of R18 and
-R34 are of "Deep Residual Learning for Image Recognition" (He et al., 2016, Table 1). A hybrid's patch is measured on
-the ResNet's feature map, 1 x 1 in the paper. g/14 and G/14 are those of "Scaling Vision Transformers" (Zhai et al.,
-2022, Table 2) and big_vision's vit.py, which pool by attention.
+Most sizes come from "An Image is Worth 16x16 Words" (Dosovitskiy et al., ICLR 2021), Table 1 and section 4.1. Ti, S,
+B/8, R26 and R come from "How to train your ViT?" (AugReg; Steiner et al., 2021) and vision_transformer's
+configs/models.py. The names and units of the ResNets are BiT's ("Big Transfer", Kolesnikov et al., 2020), but R18 and
+R34 come from "Deep Residual Learning for Image Recognition" (He et al., 2016, Table 1). g/14 and G/14, which pool by
+attention, come from "Scaling Vision Transformers" (Zhai et al., 2022, Table 2) and big_vision's vit.py. A hybrid's
+patch is measured in cells of the ResNet's feature map; it is 1 x 1 in the paper.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -20,12 +21,12 @@ Gelu = Literal["tanh", "exact"]
 AttentionKind = Literal["global", "axial"]
 ResNetEpsilons = Literal["paper", "timm"]
 Mode = Literal["paper", "bicubic", "timm"]  # how position embeddings are resampled
-ModeOrNone = Literal["paper", "bicubic", "timm", "none"]  # none: those of another grid start anew
+ModeOrNone = Literal["paper", "bicubic", "timm", "none"]  # none: embeddings of another grid get initial values
 MaskedTarget = Literal["mean", "parts", "pixels"]
 MEAN_COLOURS = 512  # classes of masked patch prediction: 3 bits of each channel
-PARTS_PER_SIDE = 4  # into which a patch is cut if the colour of each part is predicted
-# The most that a model may have of each. Far above any published one: they bound what a file or a typing error can ask
-# to be built.
+PARTS_PER_SIDE = 4  # a patch is cut into 4 x 4 parts if the colour of each part is predicted
+# Upper limits for the sizes of a model. They are far above any published model, and bound what a damaged file or a
+# typing error can ask for.
 MOST_LAYERS, MOST_STAGES, MOST_PIXELS, MOST_CLASSES, MOST_WIDTH = 1_000, 8, 16_384, 10_000_000, 65_536
 MOST_REGISTERS = 1_024
 _MOST_UNSKIPPED = 0.1
@@ -33,7 +34,8 @@ _MOST_UNSKIPPED = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A transformer: patch size in pixels, layers, width D, MLP width and heads."""
+    """The sizes of a transformer: patch size in pixels (in a hybrid: in cells), layers, width D, MLP width and
+    heads."""
 
     patch: int
     depth: int
@@ -44,10 +46,10 @@ class Size:
 
 @dataclass(frozen=True, kw_only=True)
 class ResNetSize:
-    """A ResNet: the units of each stage, and how many times wider it is (the 2 of R50x2). Without a stage, it is the
-    root alone.
+    """The sizes of a ResNet: the units of each stage, and how many times wider it is (the 2 of R50x2). Without stages,
+    it is the root alone.
 
-    Units are bottlenecks, or basic: two 3x3 convolutions, as in ResNet-18 and 34.
+    A unit is a bottleneck or, if `is_basic`, two 3x3 convolutions, as in ResNet-18 and 34.
     """
 
     units: tuple[int, ...]
@@ -56,7 +58,7 @@ class ResNetSize:
 
     @property
     def num_halvings(self) -> int:
-        """How often the map's size is halved: twice by the root, once by each stage after the first."""
+        """How often the size of the feature map is halved: twice by the root, once by each stage after the first."""
         return max(2, 1 + len(self.units))
 
     @property
@@ -89,23 +91,23 @@ SIZES = {
     "vit_b8": Size(patch=8, depth=12, width=768, mlp_width=3072, num_heads=12),
     "vit_g14": Size(patch=14, depth=40, width=1408, mlp_width=6144, num_heads=16),
     "vit_bigg14": Size(patch=14, depth=48, width=1664, mlp_width=8192, num_heads=16),
-    # ViT-b/32 of the paper's Figure 4: "ViT-B with all hidden dimensions halved". That its number of heads is still
-    # B's is [unverified]; with 6 it would be S/32.
+    # ViT-b/32 of the paper's Figure 4: "ViT-B with all hidden dimensions halved". Whether it keeps B's number of heads
+    # is [unverified]; with 6 it would be S/32.
     "vit_b32_half": Size(patch=32, depth=12, width=384, mlp_width=1536, num_heads=12),
 }
 SIZES |= {f"r50_{name}": replace(SIZES[name], patch=1) for name in ("vit_b16", "vit_b32", "vit_l16", "vit_l32")}
 SIZES["r26_vit_s32"] = replace(SIZES["vit_s16"], patch=1)
 SIZES["r_vit_ti16"] = replace(SIZES["vit_ti16"], patch=8)
 
-# /16: stage 4 is taken out and as many units are added to stage 3; /32: a ResNet-50 as it is (section 4.1).
+# /16: a ResNet-50 without stage 4, whose units are added to stage 3; /32: a whole ResNet-50 (section 4.1).
 HYBRID_RESNETS = {
     "r50_vit_b16": ResNetSize(units=(3, 4, 9)),
     "r50_vit_b32": ResNetSize(units=(3, 4, 6, 3)),
     "r50_vit_l16": ResNetSize(units=(3, 4, 9)),
     "r50_vit_l32": ResNetSize(units=(3, 4, 6, 3)),
     "r26_vit_s32": ResNetSize(units=(2, 2, 2, 2)),
-    # Published as R+Ti/16, with the remark that the root downscales 2 times. Its code and timm's also pool: 4 times, so
-    # a patch covers 32 px.
+    # Published as R+Ti/16, with the remark that the root downscales by 2. The root also pools in the published code and
+    # in timm, so it downscales by 4, and a patch of 8 cells covers 32 px.
     "r_vit_ti16": ResNetSize(units=()),
 }
 BIT_RESNETS = {
@@ -125,7 +127,7 @@ NAMES = (*SIZES, *BIT_RESNETS)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A model: a name from the paper, or any size by fields (those given win over the name's).
+    """A model: a name, whose sizes are known, or any sizes. Fields that are given override the sizes of the name.
 
     Raises UserError if the sizes do not fit together.
     """
@@ -203,7 +205,7 @@ class ModelConfig:
     """Share of each image's patches that masked_patches corrupts, rounded down: 0.5 in the paper, 0.15 in BERT."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.resnet_units, list):  # what JSON makes of a tuple
+        if isinstance(self.resnet_units, list):  # JSON turns a tuple into a list
             object.__setattr__(self, "resnet_units", tuple(self.resnet_units))
         refuse_wrong_values(self, where="model.")
         if self.resnet_units is not None and not self.is_bit <= len(self.resnet_units) <= MOST_STAGES:
@@ -225,7 +227,7 @@ class ModelConfig:
     def size(self) -> Size:
         """The transformer's sizes: those of the name, overridden by the fields that are given.
 
-        ValueError for BiT, which has none.
+        Raises ValueError for BiT, which has no transformer, and UserError if a size is neither known nor given.
         """
         if self.is_bit:
             raise ValueError(f"{self.name} is a ResNet, it has no transformer")
@@ -254,38 +256,38 @@ class ModelConfig:
 
     @property
     def stride(self) -> int:
-        """Height and width in pixels of a token's area (in BiT: of a cell of the last feature map)."""
+        """Height and width in pixels of the area of one token (in BiT: of one cell of the last feature map)."""
         from_resnet = self.resnet.stride if self.resnet else 1
         return from_resnet if self.is_bit else from_resnet * self.size.patch
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Patches of one image: (height, width)."""
+        """The grid of patches of an image: (height, width)."""
         side = self.image_size // self.stride
         return side, side
 
     @property
     def num_corrupted_patches(self) -> int:
-        """Patches of an image that masked patch prediction corrupts."""
-        # A share such as 0.29 is a little less in binary, and 100 times as much is below 29.
+        """The number of patches per image that masked patch prediction corrupts."""
+        # In binary, a share such as 0.29 is slightly less, so that 100 times the share is below 29.
         return int(self.masked_share * self.grid[0] * self.grid[1] + 1e-6)
 
     @property
     def num_blocks(self) -> int:
-        """Transformer blocks, each with its attention and MLP: one per layer, or two if attention is axial."""
+        """The number of transformer blocks (attention and MLP): one per layer, or two if attention is axial."""
         return self.size.depth * (2 if self.attention == "axial" else 1)
 
     @property
     def branch_rates(self) -> tuple[float, ...]:
-        """The rate at which images leave out each block's branches in training (stochastic depth)."""
+        """For each block, the share of images that skip a branch in training (stochastic depth)."""
         last = max(1, self.num_blocks - 1)
         return tuple(self.stochastic_depth * number / last for number in range(self.num_blocks))
 
     @property
     def skipped_rates(self) -> tuple[float, ...]:
-        """The same rates, but 0 for blocks whose branches are computed for all images and then multiplied by 0.
-        Skipping so few images would not make up for gathering the others, so this holds for rates up to 0.1, as in
-        DINOv2's code."""
+        """The `branch_rates`, but 0 for blocks that compute their branches for all images and multiply the skipped ones
+        by 0. These are blocks with rates up to 0.1, as in DINOv2's code: skipping so few images would not make up for
+        gathering the others."""
         return tuple(rate if rate > _MOST_UNSKIPPED else 0.0 for rate in self.branch_rates)
 
     @property
@@ -295,7 +297,7 @@ class ModelConfig:
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens before those of the patches: the class token, if there is one, and registers."""
+        """The number of tokens before the patches: the class token, if there is one, and registers."""
         return self.num_class_tokens + self.registers
 
     def _refuse_misfits(self) -> None:
@@ -329,7 +331,7 @@ class ModelConfig:
         self._refuse_positions()
 
     def _refuse_axial(self) -> None:
-        """Raises UserError for parts that belong to no row or column of patches."""
+        """Raises UserError for settings that do not go together with axial attention."""
         if self.pooling == "token":
             raise UserError(
                 "model.attention is 'axial' with model.pooling 'token', whose class token is in no row or column of "
@@ -347,7 +349,7 @@ class ModelConfig:
             )
 
     def _refuse_positions(self) -> None:
-        """Raises UserError for kinds and places of positions that do not go together, or do not fit the width."""
+        """Raises UserError if the kind of positions does not fit the place where they are added, or the width."""
         size = self.size
         if self.position_at != "input" and not self.position.startswith("learned"):
             adds = "is added to the input alone" if self.position == "sincos2d" else "adds nothing to the input"
@@ -416,7 +418,7 @@ class ModelConfig:
 
 
 def num_masked_outputs(target: MaskedTarget, *, side: int) -> int:
-    """Returns the outputs of the head for each patch of `side` pixels in masked patch prediction."""
+    """Returns the number of outputs of the head per patch of `side` pixels, in masked patch prediction."""
     if target == "pixels":
         return 3 * side**2
     return MEAN_COLOURS * (PARTS_PER_SIDE**2 if target == "parts" else 1)

@@ -1,4 +1,4 @@
-"""Dense layers that multiply in float8 ("FP8 Formats for Deep Learning", Micikevicius et al., 2022), by torchao.
+"""Dense layers that multiply in float8 ("FP8 Formats for Deep Learning", Micikevicius et al., 2022), with torchao.
 
 torchao's Float8Linear scales both factors of each of a layer's products, forward and backward, and rounds them to 8
 bits. Parameters keep their values and names: DeepSpeed and checkpoints see no difference, and readers of the weights
@@ -17,13 +17,13 @@ from torch import nn
 from pipeline.models.vit import Block
 
 Scaling = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
-_LEAST_CAPABILITY = (8, 9)  # of the first GPUs with products of float8: Ada, then Hopper
+_LEAST_CAPABILITY = (8, 9)  # Ada's; Ada and Hopper were the first GPUs with products of float8
 _TORCHAO = "0.18."  # as in pyproject.toml
 _LAYERS = ("attention.qkv", "attention.out", "mlp.dense1", "mlp.dense2")
 
 
 def float8_fault(device: torch.device) -> str:
-    """Says why this process cannot multiply in float8 on a device; empty if it can."""
+    """Returns why this process cannot multiply in float8 on a device; empty if it can."""
     if device.type != "cuda":
         return "a CPU gains nothing from float8"
     name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
@@ -44,14 +44,14 @@ def use_float8(model: nn.Module, scaling: Scaling, *, is_emulated: bool = False)
     """
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     levels = [logger.level for logger in loggers]
-    for logger in loggers:  # they warn of kernels that are not used here, and of torchao's own calls
+    for logger in loggers:  # they warn about kernels that are not used here, and about torchao's own calls
         logger.setLevel(logging.ERROR)
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training  # noqa: PLC0415
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-    # A weight's gradient is a sum over all tokens, whose number must be a multiple of 16: zeros are added to it.
+    # A weight's gradient is a sum over all tokens, whose number must be a multiple of 16; zeros pad it.
     config = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=is_emulated, pad_inner_dim=True)
     for module in model.modules():
         if isinstance(module, Block):

@@ -1,14 +1,14 @@
-"""The cost of a model: parameters and floating-point operations, exact, by formula. The tests also count the modules.
+"""The cost of a model: its parameters and floating-point operations, computed exactly by formula.
 
-A multiply-add is 2 operations. Only products count (dense layers, convolutions, attention), as is usual. Training costs
-three times the forward pass.
+The tests compare the formulas with what the modules do. A multiply-add is 2 operations. Only products count (dense
+layers, convolutions, attention), as is usual. Training costs three times the forward pass.
 
 With 303 million images per epoch, the formulas give the pre-training costs of the paper's Table 6; for its ResNets,
 taps that fall on padding do not count (`skip_padding`). 10 of 18 rows agree to their rounding or within 0.2 %, and the
 tests compare every row. No other way of counting that was tried gives all rows. The closest is XLA's cost analysis (of
-the models in JAX, forward and backward, 8 images at a time), which was probably the paper's counter. It also skips
-padding, but counts additions, norms, activations and the standardising of weights: 12 rows agree, and all are within
-0.4 % except ViT-B/32 (1.8 % above), R50x1 (1.4 %) and R50+ViT-L/16 at 7 epochs (2.8 % below).
+the models in JAX, forward and backward, 8 images at a time), which the paper probably used. It also skips padding, but
+counts additions, norms, activations and the standardising of weights: 12 rows agree, and all are within 0.4 % except
+ViT-B/32 (1.8 % above), R50x1 (1.4 %) and R50+ViT-L/16 at 7 epochs (2.8 % below).
 
 Shape letters: N tokens, D width, M MLP width.
 """
@@ -43,7 +43,8 @@ class Convolution:
         num_outputs = -(-size // self.stride)
         if not skip_padding:
             return num_outputs * self.kernel
-        before, _ = same_padding(size, self.kernel, self.stride)  # BiT's way is its mirror image: as many taps
+        # BiT's padding is the mirror image of this, with as many taps.
+        before, _ = same_padding(size, self.kernel, self.stride)
         starts = (output * self.stride - before for output in range(num_outputs))
         return sum(0 <= start + tap < size for start in starts for tap in range(self.kernel))
 
@@ -51,7 +52,7 @@ class Convolution:
 def forward_flops(
     config: ModelConfig, *, image: tuple[int, int] | None = None, head: bool = True, skip_padding: bool = False
 ) -> int:
-    """Returns the operations of one image's forward pass; `image`: (height, width) in pixels, if not the
+    """Returns the operations of one image's forward pass. `image`: its (height, width) in pixels; None: the
     configuration's."""
     height, width = image or (config.image_size, config.image_size)
     resnet = config.resnet
@@ -64,7 +65,7 @@ def forward_flops(
     block = _block_multiplies(config, num_tokens)
     num_multiplies += num_patches * size.patch**2 * (resnet.width if resnet else 3) * size.width
     num_multiplies += config.num_blocks * block + config.representation * size.width**2
-    if config.pooling == "attention":  # keys and values, with the probe's query; the query, out and the MLP
+    if config.pooling == "attention":  # keys, values, attention; then query, out and MLP
         num_multiplies += num_patches * 2 * (size.width**2 + size.width)
         num_multiplies += 2 * size.width**2 + 2 * size.width * size.mlp_width
     num_predicted = num_patches if config.masked_patches else 1
@@ -82,8 +83,8 @@ def _block_multiplies(config: ModelConfig, num_tokens: int) -> int:
 
 
 def attention_flops(config: ModelConfig, *, image: tuple[int, int] | None = None) -> int:
-    """Returns the operations of attention's own products: queries times the keys that they see, and shares times
-    values. They grow faster than the number of tokens. 0 for BiT."""
+    """Returns the operations of attention's own products, queries times keys and weights times values. They grow faster
+    than the number of tokens. Returns 0 for BiT."""
     if config.is_bit:
         return 0
     height, width = image or (config.image_size, config.image_size)
@@ -95,8 +96,8 @@ def attention_flops(config: ModelConfig, *, image: tuple[int, int] | None = None
 
 
 def skipped_flops(config: ModelConfig) -> int:
-    """Returns the operations of one image's forward pass that stochastic depth saves on average, where blocks skip
-    branches (`ModelConfig.skipped_rates`). 0 for BiT, and without stochastic depth."""
+    """Returns the operations that stochastic depth saves on average in one image's forward pass, in blocks that skip
+    branches (`ModelConfig.skipped_rates`). Returns 0 for BiT, and without stochastic depth."""
     if config.is_bit or not config.stochastic_depth:
         return 0
     height, width = config.grid
@@ -110,8 +111,8 @@ def training_flops(
 ) -> int:
     """Returns the operations of one image's forward and backward passes.
 
-    `is_frozen`: only the head and the hidden layer before it have gradients, and the lower of the two passes none on.
-    `skips_branches`: without those of `skipped_flops`.
+    `is_frozen`: only the head and the hidden layer before it are trained, so the lower of the two computes no gradient
+    for its input. `skips_branches`: leave out the operations of `skipped_flops`.
     """
     forward = forward_flops(config, head=head) - skips_branches * skipped_flops(config)
     if not is_frozen:
@@ -122,7 +123,7 @@ def training_flops(
 
 
 def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
-    """Counts the parameters by formula; without the head also without the hidden layer before it."""
+    """Returns the number of parameters. Without the head, the hidden layer before it is not counted either."""
     resnet = config.resnet
     total = _num_resnet_parameters(resnet, is_hybrid=not config.is_bit) if resnet else 0
     if config.is_bit and resnet:
@@ -135,7 +136,7 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
     total += config.num_prefix_tokens * d
     if config.pooling == "attention":  # the probe; query, key, value and out; the norm; the MLP
         total += d + 4 * (d * d + d) + 2 * d + (d * m + m) + (m * d + d)
-    num_tokens, num_tables = (  # with a position
+    num_tokens, num_tables = (  # the tokens that have a position, and the tables of positions
         config.num_class_tokens + height * width,
         config.num_blocks if config.position_at == "layers" else 1,
     )
@@ -145,12 +146,13 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
         total += num_tables * (height + width) * d // 2
     elif config.position == "relative":
         total += size.depth * (2 * num_tokens - 1) * d
-    hidden = d * d + d if config.representation else d * config.masked_patches  # or the [mask] embedding
+    # The hidden layer, or the [mask] embedding.
+    hidden = d * d + d if config.representation else d * config.masked_patches
     return total + head * (hidden + (d + 1) * config.num_classes)
 
 
 def num_block_weights(config: ModelConfig) -> int:
-    """Counts the elements of the matrices in a Transformer's blocks; 0 for a BiT ResNet, which has none."""
+    """Returns the number of elements of the matrices in a transformer's blocks; 0 for a BiT ResNet."""
     if config.is_bit:
         return 0
     d, m = config.size.width, config.size.mlp_width
@@ -160,7 +162,7 @@ def num_block_weights(config: ModelConfig) -> int:
 def convolutions_of(resnet: ResNetSize, image: tuple[int, int]) -> Iterator[Convolution]:
     """Yields every convolution of a ResNet, in order, for images of (height, width) pixels."""
     yield Convolution(map_size=image, channels_in=3, channels_out=resnet.root_width, kernel=7, stride=2)
-    at = _halved(_halved(image))  # by the root, and by its pooling
+    at = _halved(_halved(image))  # once by the root's convolution, once by its pooling
     for unit in chain.from_iterable(units_by_stage(resnet)):
         channels, inner, outer, stride = unit.channels, unit.inner, unit.outer, unit.stride
         if unit.is_projected:
@@ -181,13 +183,13 @@ def _halved(map_size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _num_resnet_parameters(resnet: ResNetSize, *, is_hybrid: bool) -> int:
-    """Counts convolutions, and a scale and a shift for each normalised channel (BiT's last norm is not counted
-    here)."""
+    """Counts the weights of convolutions, and a scale and a shift per normalised channel. BiT's last norm is not
+    counted here."""
     total = sum(c.kernel**2 * c.channels_in * c.channels_out for c in convolutions_of(resnet, (1, 1)))
     num_normalised = resnet.root_width if is_hybrid else 0
     for unit in chain.from_iterable(units_by_stage(resnet)):
-        if is_hybrid:  # each after its convolution, that of the shortcut too
+        if is_hybrid:  # each norm follows its convolution; the shortcut's does, too
             num_normalised += 2 * unit.inner + unit.outer + unit.is_projected * unit.outer
-        else:  # each before its convolution
+        else:  # each norm precedes its convolution
             num_normalised += unit.channels + (1 if unit.is_basic else 2) * unit.inner
     return total + 2 * num_normalised

@@ -1,7 +1,7 @@
 """Layers that several models share: pixels in [-1, 1], the MLP, the classifier, and attention pooling.
 
-The classifier of every model is linear, initially zero, and fp32 whatever the precision of the rest. In attention
-pooling, a learned token attends to all patches ("Scaling Vision Transformers", Zhai et al., 2022; MAPHead in
+The classifier of every model is linear, starts at zero, and computes in fp32 whatever the precision of the rest. In
+attention pooling, a learned token attends to all patches ("Scaling Vision Transformers", Zhai et al., 2022; MAPHead in
 big_vision's models/vit.py, AttentionPoolLatent in timm).
 
 Shape letters: B images, N tokens or patches, D width, M MLP width, K classes, h heads, d width of a head.
@@ -20,7 +20,7 @@ MIDDLE = 127.5
 
 
 def centred(images_BHW3: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """uint8 or float[B, H, W, 3] in 0..255 -> [B, H, W, 3] in [-1, 1]; computed in fp32, returned in `dtype`."""
+    """Scales uint8 or float[B, H, W, 3] pixels from 0..255 to [-1, 1], in fp32, and returns them in `dtype`."""
     return ((images_BHW3.float() - MIDDLE) / MIDDLE).to(dtype)
 
 
@@ -49,8 +49,8 @@ def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_by_sigmoid(x: torch.Tensor) -> torch.Tensor:
-    """Computes the same function as x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3), in fp32 or better, then
-    rounds. This makes a compiled MLP a tenth faster, since an exponential costs less than a tanh
+    """Computes the function of `tanh_gelu` as x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3), in fp32 or better,
+    and rounds the result. This makes a compiled MLP a tenth faster, since an exponential costs less than a tanh
     (benchmarks/kernels.py)."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     twice_u = 2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
@@ -58,7 +58,7 @@ def gelu_by_sigmoid(x: torch.Tensor) -> torch.Tensor:
 
 
 class LinearHead(nn.Linear):
-    """A linear classifier whose product, bias and constant are fp32 whatever the weights' precision."""
+    """A linear classifier that computes in fp32, whatever its weights' precision. `constant` is added to each logit."""
 
     def __init__(self, width: int, num_classes: int, *, constant: float) -> None:
         if num_classes < 1:
@@ -67,13 +67,13 @@ class LinearHead(nn.Linear):
         self.constant = constant
 
     def forward(self, y_BD: torch.Tensor) -> torch.Tensor:
-        """[B, D] -> float32[B, K]."""
+        """Returns the float32[B, K] logits of [B, D] representations."""
         return F.linear(y_BD.float(), self.weight.float(), self.bias.float()) + self.constant
 
 
 class AttentionPool(nn.Module):
-    """[B, N, D] patches after the last norm -> [B, D]: the probe attends to the patches, which gives x; the result is x
-    + MLP(LayerNorm(x)). There is no dropout, as in big_vision."""
+    """Pools [B, N, D] patches after the last norm to [B, D]. The probe attends to the patches, which gives y; the
+    result is y + MLP(LayerNorm(y)). There is no dropout, as in big_vision."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -93,8 +93,8 @@ class AttentionPool(nn.Module):
         return result
 
     def parts(self, x_BND: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns the probe's query, [B, h, 1, d], which is the same for each image, and keys and values, [B, h, N,
-        d]."""
+        """Returns the probe's query, [B, h, 1, d], which is the same for every image, and the patches' keys and values,
+        [B, h, N, d] each."""
         batch, num_patches, _ = x_BND.shape
         q_11hd = self.query(self.probe).reshape(1, 1, self.num_heads, -1)
         # (B, N, 2 * D) -> (2, B, h, N, d)

@@ -1,5 +1,5 @@
-"""Losses in fp32, over integer label lists padded with -1, int64[B, most labels of one image], or over dense targets,
-float32[B, K] between 0 and 1, as mixup and weights of labels make them."""
+"""Losses in fp32. Targets are lists of labels padded with -1, int64[B, most labels of one image], or dense, float32[B,
+K] between 0 and 1, as mixup and label weights make them."""
 
 import numpy as np
 import torch
@@ -35,20 +35,20 @@ def classification_loss(
 
 
 def targets_of(labels_BL: torch.Tensor, num_classes: int, *, name: LossName) -> torch.Tensor:
-    """Returns float32[B, K] targets that have the same loss as the labels. `softmax`: 1 at the first label; `sigmoid`:
-    1 at each. An image without a label has a row of zeros, from which softmax learns nothing."""
+    """Returns float32[B, K] targets that give the same loss as the labels. `softmax`: 1 at the first label; `sigmoid`:
+    1 at each label. An image without a label has a row of zeros, from which softmax learns nothing."""
     return multi_hot(labels_BL[:, :1] if name == "softmax" else labels_BL, num_classes)
 
 
 def weighted_targets(
     labels_BL: torch.Tensor, weights_BL: torch.Tensor, num_classes: int, *, name: LossName
 ) -> torch.Tensor:
-    """Returns float32[B, K] targets for labels with weights, float32[B, L], of 0 or more. A row of weights below 0 has
-    none, and gets the targets of `targets_of`.
+    """Returns float32[B, K] targets for labels with weights of 0 or more, float32[B, L]. An image whose weights are
+    negative has no weights, and gets the targets of `targets_of`.
 
     `sigmoid`: a label's target is its weight; weights above 1 are divided by the largest of their image. `softmax`: a
-    label's target is its share of the image's weights. If all weights are 0, the image has no label. If an image has a
-    label twice, the larger weight counts.
+    label's target is its share of the image's weights. If all weights are 0, the image counts as unlabeled. If an image
+    has a label twice, the larger weight counts.
     """
     is_label_BL = labels_BL >= 0
     plain_BL = is_label_BL.float()
@@ -71,8 +71,9 @@ def weighted_targets(
 
 
 def balanced_weights(shares_K: NDArray[np.float64], num_classes: int) -> torch.Tensor:
-    """Returns float32[num_classes]: the weight of each class, 1 / (K share), where K is the number of classes with
-    images. Their mean over all images is 1. Classes without images have the weight 1."""
+    """Returns the weight of each class, float32[num_classes]: 1 / (K share), where K is the number of classes with
+    images. `shares_K`: the share of images that each class has. The mean weight over all images is 1. Classes without
+    images have the weight 1."""
     weights = np.ones(num_classes)
     has_images = shares_K > 0
     weights[: shares_K.size][has_images] = 1.0 / (has_images.sum() * shares_K[has_images])
@@ -88,12 +89,12 @@ def multi_hot(labels_BL: torch.Tensor, num_classes: int) -> torch.Tensor:
 
 def _soft_loss(logits_BK: torch.Tensor, targets_BK: torch.Tensor, *, name: LossName, smoothing: float) -> torch.Tensor:
     if name == "softmax":
-        if smoothing:  # a share of what is there: PyTorch's own would give a row of zeros a target, too
+        if smoothing:  # relative to the row's sum: PyTorch's smoothing would give a row of zeros a target
             spread_B1 = targets_BK.sum(dim=1, keepdim=True) / targets_BK.shape[1]
             targets_BK = (1.0 - smoothing) * targets_BK + smoothing * spread_B1
         return F.cross_entropy(logits_BK, targets_BK)
     if smoothing:
         targets_BK = (1.0 - smoothing) * targets_BK + smoothing * (1.0 - targets_BK)
-    # Both terms, although softplus(x) - t * x is the same in exact numbers: that one loses digits where t = 1, x > 0.
+    # Two terms, although softplus(x) - t * x is equal in exact arithmetic: it would lose digits where t = 1 and x > 0.
     losses_BK = targets_BK * F.softplus(-logits_BK) + (1.0 - targets_BK) * F.softplus(logits_BK)
     return losses_BK.sum() / logits_BK.shape[0]

@@ -1,8 +1,8 @@
 """Masked patch prediction (section 4.6 and appendix B.1.2): its targets, and the head that predicts them.
 
 The paper tried three targets: the mean colour of a patch with 3 bits per channel, the mean colours of the cells of a 4
-x 4 version of the patch, and all its pixels by L2. It does not say how pixels are scaled for L2. Here they are what the
-model sees, in [-1, 1].
+x 4 version of the patch, and all its pixels by L2. It does not say how pixels are scaled for L2. Here they are in [-1,
+1], as the model sees them.
 
 Shape letters: B images, H W pixels, N patches, D width, T targets of a patch, K outputs of the head.
 """
@@ -20,7 +20,7 @@ NOT_PREDICTED = -1
 
 
 class ColourHead(LinearHead):
-    """Predicts the colours of each patch. It also has the embedding that replaces a masked patch."""
+    """The head that predicts the colours of each patch. It also holds the embedding that replaces a masked patch."""
 
     def __init__(self, width: int, num_outputs: int, *, constant: float) -> None:
         super().__init__(width, num_outputs, constant=constant)
@@ -28,24 +28,25 @@ class ColourHead(LinearHead):
 
 
 class Mask(nn.Module):
-    """Corrupts patch embeddings, before positions are added. It is a module of its own, since ZeRO-3 gathers by
-    module."""
+    """Corrupts patch embeddings, before positions are added. It is a separate module, because ZeRO-3 gathers parameters
+    module by module."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.token = nn.Parameter(torch.zeros(1, 1, width))
 
     def forward(self, patches_BND: torch.Tensor, sources_BN: torch.Tensor) -> torch.Tensor:
-        """Returns [B, N, D]. int64[B, N] `sources_BN` says where each patch comes from: 0 to N - 1, or N for [mask]."""
+        """Returns the corrupted embeddings, [B, N, D]. `sources_BN`, int64[B, N], says which patch is taken for each
+        place: 0 to N - 1, or N for [mask]."""
         batch, _, width = patches_BND.shape
         with_mask = torch.cat([patches_BND, self.token.to(patches_BND.dtype).expand(batch, 1, width)], dim=1)
         return with_mask.gather(1, sources_BN[:, :, None].expand(-1, -1, width))
 
 
 def mean_colours(images_BHW3: torch.Tensor, *, side: int) -> torch.Tensor:
-    """Returns int64[B, N], 64 r + 8 g + b for each patch of `side` pixels of uint8[B, H, W, 3] images. Each of r, g and
-    b is 3 bits of the channel's mean m in [0, 1]: floor(8 m), at most 7. It is computed in integers, so that every
-    device finds the same."""
+    """Returns the mean colour of each patch of `side` pixels in uint8[B, H, W, 3] images: int64[B, N], 64 r + 8 g + b.
+    Each of r, g and b is 3 bits of the channel's mean m in [0, 1]: floor(8 m), at most 7. All arithmetic is in
+    integers, so that every device returns the same."""
     batch, height, width, channels = images_BHW3.shape
     # (B, H/P, P, W/P, P, 3) -> (B, H/P, W/P, 3) -> (B, N, 3)
     parts = images_BHW3.long().reshape(batch, height // side, side, width // side, side, channels)
@@ -57,8 +58,8 @@ def mean_colours(images_BHW3: torch.Tensor, *, side: int) -> torch.Tensor:
 def masked_targets(images_BHW3: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Returns the targets of each patch of uint8[B, H, W, 3] images: int[B, N, T].
 
-    They are one colour for the mean, 16 colours for the parts, row by row, or 0 to 255 for the pixels, row by row, red
-    first.
+    Per patch, they are one colour for `mean`, 16 colours, row by row, for `parts`, and the values of all pixels, 0 to
+    255, row by row and red first, for `pixels`.
     """
     side = config.stride
     if config.masked_target == "mean":
@@ -73,8 +74,8 @@ def masked_targets(images_BHW3: torch.Tensor, config: ModelConfig) -> torch.Tens
 
 
 def masked_loss(outputs_BNK: torch.Tensor, targets_BNT: torch.Tensor, *, target: MaskedTarget) -> torch.Tensor:
-    """Returns the mean loss in fp32 over all targets that are not NOT_PREDICTED, of which each image has the same
-    number: cross-entropy of colours, or the squared error of pixels in [-1, 1]."""
+    """Returns the mean loss in fp32: the cross-entropy of colours, or the squared error of pixels in [-1, 1]. Targets
+    that are NOT_PREDICTED do not count. Each image has the same number of other targets."""
     if target != "pixels":
         logits = outputs_BNK.float().reshape(-1, MEAN_COLOURS)  # (B, N, T * 512) -> (B * N * T, 512)
         return F.cross_entropy(logits, targets_BNT.flatten(), ignore_index=NOT_PREDICTED)

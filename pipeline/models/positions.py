@@ -1,14 +1,14 @@
-"""Position embeddings: how a model has them, and how they are brought to another resolution.
+"""Position embeddings: the kinds that a model may have, and how they are resampled for another resolution.
 
-"An Image is Worth 16x16 Words", appendix D.4, has learned tables, for the input or for each layer, and embeddings of
-the distance between two tokens. Fixed sines are those of "Better plain ViT baselines for ImageNet-1k" (Beyer et al.,
-2022; big_vision's models/vit.py, posemb_sincos_2d).
+"An Image is Worth 16x16 Words", appendix D.4, describes learned tables, for the input or for each layer, and embeddings
+of the distance between two tokens. The fixed sines are those of "Better plain ViT baselines for ImageNet-1k" (Beyer et
+al., 2022; big_vision's models/vit.py, posemb_sincos_2d).
 
 Rotary embeddings are RoPE-Axial of "Rotary Position Embedding for Vision Transformer" (Heo et al., 2024), as in timm's
 vit_base_patch16_rope_224. Pairs of neighbouring channels of queries and keys are turned, the first half of them by
 angles that grow with a patch's column and the second half with its row, so that their products depend only on the
 distance between two patches. The class token and registers are not turned. The frequencies are those of the paper's
-ViTs: from 1 down to almost 1 / 100, where EVA-02 takes 10,000 as language models do.
+ViTs: from 1 down to almost 1 / 100. EVA-02 goes down to almost 1 / 10,000, as language models do.
 
 Three methods of resampling a learned table (section 3.2) are in use, and the same weights give different logits with
 each:
@@ -34,8 +34,8 @@ _ROTARY_TEMPERATURE = 100.0
 
 
 def position_tables(config: ModelConfig) -> tuple[Table, Table, Table]:
-    """Returns the learned position embeddings: one table [1, N, D], or one of columns and one of rows, [W, D/2] and [H,
-    D/2]; None for each that the model does not have."""
+    """Returns the learned position embeddings: one table for all tokens, [1, N, D], or one for columns, [W, D/2], and
+    one for rows, [H, D/2]. A table that the model does not have is None."""
     (height, width), size = config.grid, config.size
     if config.position == "learned_1d":
         return nn.Parameter(torch.zeros(1, config.num_class_tokens + height * width, size.width)), None, None
@@ -46,7 +46,7 @@ def position_tables(config: ModelConfig) -> tuple[Table, Table, Table]:
 
 
 class Positions(nn.Module):
-    """Learned position embeddings for the model's own grid, in the form of the input's: [1, N, D]."""
+    """Learned position embeddings of a layer for the model's own grid, in the same form as those of the input."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Positions(nn.Module):
         self.position, self.position_x, self.position_y = position_tables(config)
 
     def forward(self) -> torch.Tensor:
-        """[1, N, D]."""
+        """Returns the embeddings, [1, N, D]."""
         if self.position is not None:
             return self.position
         if self.position_x is None or self.position_y is None:
@@ -63,8 +63,8 @@ class Positions(nn.Module):
 
 
 def from_axes(x_WD: torch.Tensor, y_HD: torch.Tensor, *, num_prefix_tokens: int) -> torch.Tensor:
-    """Makes 2-D position embeddings [1, N, D] from those of columns and rows, D/2 each. The class token gets zeros: it
-    is learned itself and needs no position."""
+    """Makes 2-D position embeddings [1, N, D] from those of columns and rows, D/2 each. The class token gets zeros,
+    since it is learned itself and needs no position."""
     height, width = len(y_HD), len(x_WD)
     both_HWD = torch.cat([x_WD[None].expand(height, -1, -1), y_HD[:, None].expand(-1, width, -1)], dim=-1)
     # (H, W, D) -> (1, prefix + H * W, D)
@@ -82,11 +82,11 @@ def sines(length: int, width: int, *, device: torch.device | None = None) -> tor
 
 
 class RelativePositions(nn.Module):
-    """1-D relative attention. For each pair of tokens, the logits get a term: the query times an embedding of the
+    """1-D relative attention. It adds a term to the logits of each pair of tokens: the query times an embedding of its
     distance to the key in the sequence.
 
-    The paper does not say whether heads share embeddings. Here each head has its own (as its position embeddings have D
-    numbers), and the class token is the first of the sequence.
+    The paper does not say whether heads share embeddings. Here each head has its own, so that an embedding of all heads
+    has D numbers, and the class token is the first of the sequence.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -96,7 +96,7 @@ class RelativePositions(nn.Module):
         self.relative = nn.Parameter(torch.zeros(2 * self.num_tokens - 1, config.size.width))
 
     def forward(self, q_BhNd: torch.Tensor) -> torch.Tensor:
-        """[B, h, N, N]: entry (i, j) is query i times the embedding of i - j, divided by sqrt(d)."""
+        """Returns [B, h, N, N]: entry (i, j) is query i times the embedding of i - j, divided by sqrt(d)."""
         num_tokens = q_BhNd.shape[2]
         if num_tokens != self.num_tokens:
             raise ValueError(
@@ -130,7 +130,7 @@ def rotations(
 
 
 def rotated(x_BNhd: torch.Tensor, rotation_2Nd: torch.Tensor) -> torch.Tensor:
-    """Turns queries or keys, in fp32 or better: (a, b) becomes (a cos - b sin, b cos + a sin)."""
+    """Rotates queries or keys, in fp32 or better: (a, b) becomes (a cos - b sin, b cos + a sin)."""
     cosine_N1d, sine_N1d = rotation_2Nd.unsqueeze(2)
     across_BNhd = torch.stack([-x_BNhd[..., 1::2], x_BNhd[..., ::2]], dim=-1).flatten(-2)
     turned_BNhd: torch.Tensor = x_BNhd * cosine_N1d + across_BNhd * sine_N1d

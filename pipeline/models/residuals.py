@@ -1,9 +1,9 @@
-"""Makes a block that inductor compiles for a GPU keep the sum after each residual for its backward pass.
+"""Makes blocks that are compiled for a GPU keep the sum after each residual for their backward pass.
 
-Of z + branch, inductor keeps the branch, since the block's input z is kept anyway, and adds again in each kernel that
-reads the sum. Keeping the sum instead takes the same number of bytes, and fewer are read: the kernels of both norms'
-gradients no longer share z, so inductor fuses those of one norm rather than parts of two (benchmarks/fusion_gpu.py has
-the bytes). Its CPU backend gains nothing, and needs two kernels more.
+For z + branch, inductor keeps the branch, since the block's input z is kept anyway, and adds them again in each kernel
+that reads the sum. Keeping the sum instead takes as much memory, but fewer bytes are read: the kernels of the two
+norms' gradients no longer share z, so inductor fuses the kernels of one norm rather than parts of both
+(benchmarks/fusion_gpu.py has the numbers). Inductor's CPU backend gains nothing from it, and needs two more kernels.
 """
 
 from pathlib import Path
@@ -15,16 +15,16 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.addmm.default, _aten.mm.default)
-# What stands between a product and the sum: a reshape, a dropout's copy or mask, stochastic depth's factors.
+# What may be between a product and the sum: a reshape, a dropout's copy or mask, stochastic depth's factors.
 _BETWEEN = (_aten.view.default, _aten.clone.default, _aten.mul.Tensor)
 
 
 class KeepResiduals(CustomGraphPass):
-    """A pass over the graph of both passes, before inductor divides it (`joint_custom_pre_pass`)."""
+    """A pass over the joint forward and backward graph, before inductor splits it (`joint_custom_pre_pass`)."""
 
     def __call__(self, graph: Graph) -> None:
-        """Marks each sum that a norm reads, if the product in it then need not be kept: the block keeps the same number
-        of bytes."""
+        """Marks each sum that a norm reads as one to keep, if the product in it then need not be kept: the block keeps
+        the same number of bytes."""
         for norm in graph.find_nodes(op="call_function", target=_aten.var_mean.correction):
             total = norm.args[0]
             if total.target is torch.ops.prims.convert_element_type.default:
@@ -40,12 +40,13 @@ class KeepResiduals(CustomGraphPass):
         return hash(KeepResiduals)
 
     def uuid(self) -> bytes:
-        """Returns this pass's part of the key of inductor's cache."""
+        """Returns what this pass adds to the key of inductor's cache."""
         return get_hash_for_files((str(Path(__file__)),))
 
 
 def _is_product_read_once(node: object) -> bool:
-    """Whether only the sum reads the node. With LayerScale, for example, the gradient of the scale reads it, too."""
+    """Whether the node comes from a product and only the sum reads it. With LayerScale, for example, the gradient of
+    the scale reads it, too."""
     if not isinstance(node, Node) or len(node.users) > 1:
         return False
     return node.target in _PRODUCTS or (node.target in _BETWEEN and any(map(_is_product_read_once, node.args)))

@@ -1,16 +1,17 @@
 """ResNets: the front part of a hybrid, and BiT, the paper's baselines.
 
 Both have group norm and standardised weights: "Weight Standardization" (Qiao et al., 2019). The published
-implementations differ in the position and size of epsilon; weights reproduce their logits only with their own.
+implementations differ in the position and size of epsilon; weights reproduce their logits only with the epsilons of
+their implementation.
 
 A hybrid ("An Image is Worth 16x16 Words", section 3.1) takes each position of the ResNet's map as a patch. Its units
 are post-activation bottlenecks with SAME padding, as in vision_transformer's models_resnet.py; the transformer that
 follows is in vit.py.
 
-BiT ("Big Transfer", Kolesnikov et al., 2020) has pre-activation bottlenecks (ResNet-v2) and the same padding on all
-sides, as in BiT's models.py, at the root too (where zeros, not minus infinity, surround the map before pooling). R18
-and R34, which BiT does not have, are basic units in the same form, as timm's PreActBasic (resnetv2.py) with BiT's
-layers.
+BiT ("Big Transfer", Kolesnikov et al., 2020) has pre-activation bottlenecks (ResNet-v2) and equal padding on all sides,
+as in BiT's models.py. This includes the root, where the map is padded with zeros, not with minus infinity, before
+pooling. R18 and R34, which BiT does not have, consist of basic units in the same form, like timm's PreActBasic
+(resnetv2.py) with BiT's layers.
 
 Shape letters: B images, H W positions, C channels, O channels out, I channels in, k kernel, D features, K classes.
 """
@@ -53,7 +54,7 @@ BIT_EPSILONS: dict[ResNetEpsilons, Epsilons] = {
 
 
 def group_norm(channels: int, epsilons: Epsilons) -> nn.GroupNorm:
-    """Group norm of 32 groups."""
+    """Returns a group norm with 32 groups."""
     return nn.GroupNorm(NUM_GROUPS, channels, eps=epsilons.group_norm)
 
 
@@ -69,7 +70,7 @@ class UnitSize:
 
     @property
     def outer(self) -> int:
-        """Channels out."""
+        """The number of channels out."""
         return self.inner if self.is_basic else 4 * self.inner
 
     @property
@@ -90,7 +91,7 @@ def units_by_stage(size: ResNetSize) -> Iterator[list[UnitSize]]:
 
 
 def stages_of(size: ResNetSize, unit: Callable[[UnitSize, Epsilons], nn.Module], epsilons: Epsilons) -> nn.ModuleList:
-    """One list of units per stage; `unit` makes a unit."""
+    """Returns a list of units for each stage. `unit` makes a unit."""
     return nn.ModuleList(
         nn.ModuleList(unit(unit_size, epsilons) for unit_size in stage) for stage in units_by_stage(size)
     )
@@ -99,7 +100,7 @@ def stages_of(size: ResNetSize, unit: Callable[[UnitSize, Epsilons], nn.Module],
 def through_stages(stages: nn.ModuleList, x_BCHW: torch.Tensor, *, recompute: bool) -> torch.Tensor:
     """Applies one unit after the other. With `recompute`, only the input of each unit is kept, and the rest is
     recomputed in the backward pass."""
-    is_recomputed = recompute and x_BCHW.requires_grad  # not in evaluations, nor if the ResNet is frozen
+    is_recomputed = recompute and x_BCHW.requires_grad  # never in evaluations or if the ResNet is frozen
     for units in stages:
         for unit in units.children():
             x_BCHW = checkpoint(unit, x_BCHW, use_reentrant=False) if is_recomputed else unit(x_BCHW)
@@ -109,12 +110,12 @@ def through_stages(stages: nn.ModuleList, x_BCHW: torch.Tensor, *, recompute: bo
 class StandardConv(nn.Module):
     """A convolution without bias whose weights are standardised for each channel out, in fp32 or better.
 
-    Padding is the same on all sides (as in PyTorch and BiT), or TensorFlow's SAME (`same`, as in the hybrids), which
-    pads one more at the end if the total is odd. The two differ for every stride of 2.
+    Padding is equal on all sides, as in PyTorch and BiT. With `same`, as in the hybrids, it is TensorFlow's SAME, which
+    pads one more at the end if the total is odd. The two differ if the stride is 2.
     """
 
     def __init__(self, sizes: tuple[int, int, int], *, epsilons: Epsilons, stride: int = 1, same: bool = False) -> None:
-        """`sizes`: channels in, channels out, kernel."""
+        """`sizes`: the channels in, the channels out, and the side of the kernel."""
         super().__init__()
         channels_in, channels_out, self.kernel = sizes
         self.stride, self.same, self.epsilons = stride, same, epsilons
@@ -139,7 +140,8 @@ class StandardConv(nn.Module):
 
 
 def pad_same(x_BCHW: torch.Tensor, kernel: int, stride: int, *, value: float) -> torch.Tensor:
-    """Pads as TensorFlow's SAME does, so that ceil(size / stride) kernels fit; an odd total has one more at the end."""
+    """Pads as TensorFlow's SAME does, so that ceil(size / stride) kernels fit. If the total is odd, one more is added
+    at the end."""
     height, width = (same_padding(size, kernel, stride) for size in x_BCHW.shape[2:])
     return F.pad(x_BCHW, (*width, *height), value=value)
 
@@ -151,7 +153,8 @@ def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
 
 
 class HybridResNet(nn.Module):
-    """[B, H, W, 3] in [-1, 1] -> [B, H / stride, W / stride, C]. `checkpoint_blocks`: as in ViT."""
+    """The ResNet of a hybrid. It maps [B, H, W, 3] pixels in [-1, 1] to [B, H / stride, W / stride, C].
+    `checkpoint_blocks` is as in ViT."""
 
     def __init__(self, size: ResNetSize, *, epsilons: ResNetEpsilons) -> None:
         super().__init__()
@@ -199,7 +202,7 @@ class PostActivationUnit(nn.Module):
 
 
 class BiT(nn.Module):
-    """uint8[B, H, W, 3] images -> float32[B, K] logits. `checkpoint_blocks`: as in ViT."""
+    """A BiT ResNet. It maps uint8[B, H, W, 3] images to float32[B, K] logits. `checkpoint_blocks` is as in ViT."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -214,12 +217,12 @@ class BiT(nn.Module):
         self.head = LinearHead(size.width, config.num_classes, constant=config.head_bias)
 
     def forward(self, images_BHW3: torch.Tensor) -> torch.Tensor:
-        """float32[B, K] logits."""
+        """Returns float32[B, K] logits."""
         logits_BK: torch.Tensor = self.head(self.features(images_BHW3))
         return logits_BK
 
     def features(self, images_BHW3: torch.Tensor) -> torch.Tensor:
-        """The mean over all positions of the last map: [B, D]."""
+        """Returns the mean over all positions of the last map: [B, D]."""
         x_BCHW = centred(images_BHW3, self.head.weight.dtype).permute(0, 3, 1, 2)
         x_BCHW = F.max_pool2d(F.pad(self.conv_root(x_BCHW), (1, 1, 1, 1)), kernel_size=3, stride=2)
         x_BCHW = through_stages(self.stages, x_BCHW, recompute=self.checkpoint_blocks)
@@ -253,8 +256,8 @@ class PreActivationUnit(nn.Module):
 
 
 class BasicPreActivationUnit(nn.Module):
-    """Two 3x3 convolutions (the first with the stride), each after its norm and ReLU. The shortcut is that of a
-    bottleneck."""
+    """Two 3x3 convolutions (the first with the stride), each after its norm and ReLU. The shortcut is as in
+    PreActivationUnit."""
 
     def __init__(self, size: UnitSize, epsilons: Epsilons) -> None:
         super().__init__()

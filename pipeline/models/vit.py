@@ -1,4 +1,4 @@
-"""Vision Transformer ("An Image is Worth 16x16 Words", equations 1 to 4), details as in the authors' JAX code.
+"""Vision Transformer ("An Image is Worth 16x16 Words", equations 1 to 4), with the details of the authors' JAX code.
 
 Shape letters: B images, H W pixels, P patch, N tokens (class token, patches), D width, C channels, M MLP width,
 K classes (or kept images), h heads, d width of a head.
@@ -29,15 +29,16 @@ from pipeline.models.positions import (
 )
 from pipeline.models.resnet import HybridResNet
 
-Kept = tuple[torch.Tensor, torch.Tensor]  # int64[K]: the images for which attention and MLP of a block are computed
+# The images for which a block's attention, and its MLP, are computed: int64[K] each.
+Kept = tuple[torch.Tensor, torch.Tensor]
 
 
 class ViT(nn.Module):
-    """uint8[B, H, W, 3] images -> float32[B, K] logits, by a plain Vision Transformer or a hybrid.
+    """A plain Vision Transformer or a hybrid. It maps uint8[B, H, W, 3] images to float32[B, K] logits.
 
     `checkpoint_blocks`: keep only the input of each block and recompute the block in the backward pass. In training
-    with stochastic depth, `branches_LB2` has the factors of each block's two branches for each image, and `kept_L` has,
-    for each block, the images for which its two branches are computed (None: all of them).
+    with stochastic depth, `branches_LB2` holds the factors of each block's two branches for each image, and `kept_L`
+    holds, for each block, the images for which its two branches are computed (None: all of them).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -61,8 +62,8 @@ class ViT(nn.Module):
         sources_BN: torch.Tensor | None = None,
         kept_L: Sequence[Kept | None] = (),
     ) -> torch.Tensor:
-        """Returns float32[B, K] logits; for a model of masked patches float32[B, patches, K], where `sources_BN` says
-        which patches replace the image's own (masked.py)."""
+        """Returns float32[B, K] logits or, for a model of masked patches, float32[B, patches, K]. `sources_BN` then
+        says which patches replace the image's own (masked.py)."""
         if isinstance(self.head, ColourHead):
             z_BND = self.tokens(images_BHW3, branches_LB2, sources_BN, kept_L)
             x_BD: torch.Tensor = self.norm(self._patches(z_BND))
@@ -109,7 +110,8 @@ class ViT(nn.Module):
             grid = images_BHW3.shape[1] // stride, images_BHW3.shape[2] // stride
             prefix, head_width = self.config.num_prefix_tokens, size.width // size.num_heads
             rotation_2Nd = rotations(grid, head_width, num_prefix_tokens=prefix, device=z_BND.device)
-        is_recomputed = self.checkpoint_blocks and z_BND.requires_grad  # not in evaluations, nor if it is frozen
+        # Nothing is recomputed in evaluations, or if the model is frozen.
+        is_recomputed = self.checkpoint_blocks and z_BND.requires_grad
         is_axial = self.config.attention == "axial"
         if is_axial:
             rows, columns = (side // self.config.stride for side in images_BHW3.shape[1:3])
@@ -125,7 +127,7 @@ class ViT(nn.Module):
                 inputs = (*inputs, rotation_2Nd)
             kept = kept_L[number] if kept_L else None
             if kept is not None:
-                if block._compiled_call_impl is not None:  # their number differs from step to step
+                if block._compiled_call_impl is not None:  # the number of images differs from step to step
                     for kept_K in kept:
                         torch._dynamo.maybe_mark_dynamic(kept_K, 0)
                 inputs = (*inputs, *(None,) * (3 - len(inputs)), kept)
@@ -137,8 +139,8 @@ class Embedding(nn.Module):
     """Equation 1: patches times E, the class token in front, position embeddings added.
 
     Registers follow the class token ("Vision Transformers Need Registers", Darcet et al., 2024); they have no position,
-    as in DINOv2's code. If images have another grid than the configuration's, position embeddings are resampled as in
-    the paper, and fixed ones are computed for that grid.
+    as in DINOv2's code. If images have another grid than the configuration's, learned position embeddings are resampled
+    as in the paper, and fixed ones are computed for that grid.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -157,8 +159,9 @@ class Embedding(nn.Module):
     def forward(
         self, images_BHW3: torch.Tensor, mask: Mask | None = None, sources_BN: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """uint8 or float[B, H, W, 3] in 0..255 -> [B, N, D], and what is added again before each layer but the first:
-        [1, N, D] or None. `mask` corrupts the patches as `sources_BN` says."""
+        """Returns the tokens of uint8 or float[B, H, W, 3] images in 0..255, [B, N, D], and the positions that are
+        added again before each layer but the first, [1, N, D] or None. `mask` corrupts the patches as `sources_BN`
+        says."""
         batch, height, width, _ = images_BHW3.shape
         if height % self.stride or width % self.stride or not height * width:
             raise ValueError(
@@ -181,7 +184,7 @@ class Embedding(nn.Module):
         if self.registers is not None:
             first, registers_BRD = self.num_class_tokens, self.registers.expand(batch, -1, -1)
             z_BND = torch.cat([z_BND[:, :first], registers_BRD, z_BND[:, first:]], dim=1)
-        # A copy: under ZeRO-3 the table itself is gone when this returns.
+        # A copy, because ZeRO-3 frees the table itself when this returns.
         again_1ND = positions_1ND.to(z_BND.dtype, copy=True) if self.is_shared and positions_1ND is not None else None
         return self.dropout(z_BND), again_1ND
 
@@ -195,7 +198,7 @@ class Embedding(nn.Module):
                 self.position[0], from_grid=self.grid, to_grid=grid, num_prefix_tokens=self.num_class_tokens
             ).unsqueeze(0)
         height, width = grid
-        if self.has_sines:  # computed each time: a buffer would be lost when the model is built without memory
+        if self.has_sines:  # computed each time: a model built on the meta device would lose a buffer
             d, device = self.patch.out_features, self.patch.weight.device
             x_WD, y_HD = sines(width, d, device=device), sines(height, d, device=device)
             return from_axes(x_WD, y_HD, num_prefix_tokens=self.num_class_tokens)
@@ -207,11 +210,11 @@ class Embedding(nn.Module):
 
 
 class Block(nn.Module):
-    """Equations 2 and 3: attention and MLP, each after a norm and with its residual; stochastic depth adds a factor for
-    each image.
+    """Equations 2 and 3: attention and MLP, each after a norm and with a residual connection. With stochastic depth,
+    each branch is multiplied by a factor per image.
 
-    If attention is axial, tokens are in their rows and columns, [B, H, W, D]. Blocks with an even number attend along
-    rows, the others along columns.
+    If attention is axial, tokens are arranged in rows and columns, [B, H, W, D]. Blocks with an even number attend
+    along rows, the others along columns.
     """
 
     def __init__(self, config: ModelConfig, *, number: int = 0) -> None:
@@ -242,7 +245,7 @@ class Block(nn.Module):
         if kept is None or first_B11 is None or second_B11 is None:  # equations 2 and 3
             z_BND = z_BND + _scaled(self.dropout(self.attention(self.norm1(z_BND), *turns)), self.scale1, first_B11)
             return z_BND + _scaled(self.mlp(self.norm2(z_BND)), self.scale2, second_B11)
-        # The same for the K images that keep a branch. DINOv2's code does so with K that is the same in every step.
+        # The same, but only for the K images that keep a branch. DINOv2's code does so with the same K in every step.
         first_K, second_K = kept
         x_KND = z_BND.index_select(0, first_K)
         added_KND = self.dropout(self.attention(self.norm1(x_KND), *turns))
@@ -260,22 +263,24 @@ def _scaled(added_BND: torch.Tensor, scale: nn.Module | None, factor_B11: torch.
 
 class LayerScale(nn.Module):
     """A learned factor for each channel of a residual branch ("Going deeper with Image Transformers", Touvron et al.,
-    2021; also in "DeiT III"). It is a module of its own, since ZeRO-3 gathers by module."""
+    2021; also in "DeiT III"). It is a separate module, because ZeRO-3 gathers parameters module by module."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.gamma = nn.Parameter(torch.zeros(width))
 
     def forward(self, added_BND: torch.Tensor) -> torch.Tensor:
-        """[B, N, D]."""
+        """Returns the branch times the factors, [B, N, D]."""
         return added_BND * self.gamma
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (appendix A). q, k and v come from one product, without dropout (appendix B.1).
+    """Multi-head self-attention (appendix A). q, k and v come from one product, after which there is no dropout
+    (appendix B.1).
 
     `q_norm` and `k_norm` normalise each head's queries and keys ("Scaling Vision Transformers to 22 Billion
-    Parameters", Dehghani et al., 2023, section 2). ViT-22B's norms have no bias and centre nothing; these are timm's.
+    Parameters", Dehghani et al., 2023, section 2). ViT-22B's norms have no bias and do not subtract the mean. The ones
+    here have a bias and subtract the mean, as in timm.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -298,7 +303,8 @@ class Attention(nn.Module):
         return out_BND
 
     def attended(self, qkv_3BhNd: torch.Tensor, rotation_2Nd: torch.Tensor | None = None) -> torch.Tensor:
-        """Returns the values that each token attends to, [B, h, N, d]: everything between the two products."""
+        """Returns each token's weighted sum of values, [B, h, N, d]. This is everything between the layer's two
+        products."""
         if self.relative is None and self.q_norm is None and rotation_2Nd is None:
             return attend(qkv_3BhNd)
         q_BhNd, k_BhNd = self.queries_and_keys(qkv_3BhNd, rotation_2Nd)
@@ -308,8 +314,8 @@ class Attention(nn.Module):
     def queries_and_keys(
         self, qkv_3BhNd: torch.Tensor, rotation_2Nd: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the queries and keys that are multiplied, each [B, h, N, d]. In memory, tokens come before heads; the
-        result then has the same layout and needs no copy."""
+        """Returns the queries and keys to multiply, after norms and rotations, [B, h, N, d] each. In memory, tokens
+        come before heads, so that the result of attention has the same layout and needs no copy."""
         q_BNhd, k_BNhd = qkv_3BhNd[0].transpose(1, 2), qkv_3BhNd[1].transpose(1, 2)
         if self.q_norm is not None and self.k_norm is not None:
             q_BNhd, k_BNhd = self.q_norm(q_BNhd), self.k_norm(k_BNhd)
@@ -319,8 +325,8 @@ class Attention(nn.Module):
 
 
 class AttentionAlone(nn.Module):
-    """What a layer computes between its two products, [3, B, h, N, d] to [B, h, N, d]: the kernels of attention are
-    timed on it."""
+    """The part of a layer's attention between its two products, from [3, B, h, N, d] to [B, h, N, d]. The kernels of
+    attention are timed on it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -339,10 +345,11 @@ class AttentionAlone(nn.Module):
 
 
 class AxialAttention(Attention):
-    """Appendix D.6: each token attends to the tokens of its row, or of its column (`by_column`): [B, H, W, D].
+    """Axial attention (appendix D.6) over [B, H, W, D]: each token attends to the tokens of its row or, with
+    `by_column`, of its column.
 
-    This follows the paper's text, since its code is not published. Scenic's projects/fast_vit/xvit.py, by one of its
-    authors, has the same two blocks and no class token. Its row attention mixes the tokens of one column.
+    This follows the paper's text, since its code is not published. Scenic's projects/fast_vit/xvit.py, by one of the
+    paper's authors, has the same two blocks and no class token. Its row attention mixes the tokens of one column.
     """
 
     def __init__(self, config: ModelConfig, *, by_column: bool) -> None:
@@ -357,5 +364,5 @@ class AxialAttention(Attention):
         return a_SND.reshape(z_BHWD.shape)
 
     def lines(self, z_BHWD: torch.Tensor) -> torch.Tensor:
-        """Returns each row or column as a sequence of its own: [B * H, W, D] or [B * W, H, D]."""
+        """Returns each row or column as a separate sequence: [B * H, W, D] or [B * W, H, D]."""
         return (z_BHWD.transpose(1, 2) if self.by_column else z_BHWD).flatten(0, 1)

@@ -1,8 +1,8 @@
 """What a run looks at while it trains: stop requests, their deadlines, the clock of checkpoints, and the ledger.
 
-The clock asks for a checkpoint every N seconds, or at an interval that follows from how long checkpoints take. Clocks
-and measured times differ between ranks, so only rank 0 decides. Its wish travels with the sums of a step, as a request
-to save does (watchdog/stopping.py).
+The clock asks for a checkpoint every N seconds, or at an interval computed from how long checkpoints take. Clocks and
+measured times differ between ranks, so only rank 0 decides. Its request reaches the other ranks with the sums of a
+step, like any request to save (watchdog/stopping.py).
 """
 
 import logging
@@ -23,15 +23,15 @@ from pipeline.training.zero.step_times import Part, StepTimes, StepTrace
 from shards.output.quantities import duration, plural
 
 log = logging.getLogger(__name__)
-FIRST_SECONDS = 60.0  # auto: until the first checkpoint, which is measured
-_NEXT_SECONDS = 600.0  # auto: then, until one is committed
-_NUM_MEASURED = 5  # newest checkpoints whose median counts
-_MUCH = 1.5  # a change by this factor is logged
+FIRST_SECONDS = 60.0  # with `auto`: until the first checkpoint, whose time is measured
+_NEXT_SECONDS = 600.0  # with `auto`: after that, until a checkpoint is committed
+_NUM_MEASURED = 5  # the interval depends on the median over this many newest checkpoints
+_MUCH = 1.5  # a change of the interval by this factor is logged
 _PARTS: Mapping[Account, Part] = {"data_wait": "data_wait", "checkpoint": "checkpoint", "evaluation": "evaluation"}
 
 
 class SaveClock:
-    """Counts the seconds since the newest checkpoint began. `decides`: whether this rank may ask for one."""
+    """Counts the seconds since the newest checkpoint began. `decides`: whether this rank may ask for a checkpoint."""
 
     def __init__(
         self,
@@ -49,21 +49,22 @@ class SaveClock:
         self.interval_seconds = FIRST_SECONDS if self.config.auto_interval else self.config.every_seconds
 
     def is_due(self) -> bool:
-        """Whether this rank asks for a checkpoint now."""
+        """Returns whether this rank asks for a checkpoint now."""
         return self._decides and 0 < self.interval_seconds <= self._now() - self._began_at
 
     def started(self) -> None:
-        """The first step begins. The seconds count from here."""
+        """Counts the seconds from now on. Called when the first step begins."""
         self._began_at = self._now()
 
     def began(self) -> None:
-        """A checkpoint has begun, for whatever reason, and training continues. The seconds count from here."""
+        """Counts the seconds from now on. Called after any checkpoint has begun, when training continues."""
         self._began_at = self._now()
         if self.config.auto_interval and not self._commits:
             self.interval_seconds = _NEXT_SECONDS
 
     def committed(self, *, stall_seconds: float, commit_seconds: float) -> None:
-        """A checkpoint is committed. Training waited `stall_seconds` for it, and it took `commit_seconds` in all."""
+        """Updates the interval after a checkpoint is committed. Training waited `stall_seconds` for it, and it took
+        `commit_seconds` in all."""
         if not (self.config.auto_interval and self._decides):
             return
         self._stalls.append(stall_seconds)
@@ -80,7 +81,8 @@ class SaveClock:
 
 
 def words_of(config: CheckpointConfig, *, is_scored: bool) -> str:
-    """Says in words when a run saves; empty if it is only every N steps. `is_scored`: whether it is evaluated."""
+    """Returns in words when a run saves; empty if it saves only every N steps. `is_scored`: whether the run is
+    evaluated."""
     steps = [f"every {plural(config.every_steps, 'step')}"] if config.every_steps else []
     seconds = [f"every {duration(config.every_seconds)}"] if config.every_seconds else []
     if config.auto_interval:
@@ -97,8 +99,9 @@ def words_of(config: CheckpointConfig, *, is_scored: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Controls:
-    """A rank's stop requests, deadlines and ledger. `clock`: asks for checkpoints; by default, never. `times`: the
-    parts of each step. `trace`: of the steps to profile, if there are any. `start_times`: the parts of this start."""
+    """A rank's stop requests, deadlines and ledger. `clock`: asks for checkpoints; the default never does. `times`: how
+    long the parts of each step take. `trace`: the trace of the steps to profile, if there are any. `start_times`: how
+    long the parts of this start take."""
 
     signals: Signals
     stopping: Stopping
@@ -109,19 +112,19 @@ class Controls:
     start_times: StartTimes = field(default_factory=StartTimes)
 
     def step_begins(self, step: int) -> None:
-        """A step begins, and the one before it ends."""
+        """Tells the timers and the watchdog that a step begins, and that the one before it ends."""
         self.times.begins()
         if self.trace:
             self.trace.begins(step)
         self.stopping.step_begins(step)
 
     def request(self) -> StopRequest:
-        """What this rank is asked to do now."""
+        """Returns what this rank is asked to do now."""
         return max(self.signals.request(), StopRequest.SAVE if self.clock.is_due() else StopRequest.NOTHING)
 
     @contextmanager
     def waiting(self, account: Account, doing: str) -> Iterator[None]:
-        """Adds the time spent inside to this account. A stop request may end it with WaitGivenUpError."""
+        """Adds the time spent inside to this account. A stop request may end the wait with WaitGivenUpError."""
         progress = self.stopping.progress
         progress.enters(Phase.EVALUATING if account == "evaluation" else Phase.WAITING_FOR_DATA)
         with self.ledger.time(account), self.times.part(_PARTS.get(account, "other")), self.stopping.giving_up(doing):
@@ -130,11 +133,12 @@ class Controls:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A checkpoint is written inside: a stop request waits for it."""
+        """Surrounds the writing of a checkpoint, for which a stop request waits."""
         with self.ledger.time("checkpoint"), self.times.part("checkpoint"), self.stopping.writing():
             yield
 
     def saved(self, step: int) -> None:
-        """A checkpoint of this step is committed: requests to save are fulfilled, and a stop loses no earlier step."""
+        """Marks requests to save as fulfilled, once a checkpoint of this step is committed. A stop then loses no step
+        up to it."""
         self.stopping.saved(step)
         self.signals.saved()

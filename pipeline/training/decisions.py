@@ -1,15 +1,16 @@
-"""What a start decides of what the job leaves open: one function for each decision, in their order.
+"""What a job leaves open and a start decides: one function for each decision, in this order.
 
-    setting             decided by            once this is known
+    setting             decided by            depends on
     model.num_classes   decide_classes        the data
-    engine.compile      will_compile          the device, before the ranks join: all must find the same
-    engine.precision    decide_precision      the checkpoint; RUN/job.yaml has it from then on
+    engine.compile      will_compile          the device, before the ranks join; all must decide alike
+    engine.precision    decide_precision      the checkpoint or the device; written to RUN/job.yaml
     micro_batch         agreed_fit            the memory of every rank
-    engine.attention    with_attention        what each kernel takes on the GPUs of all ranks
-    engine.overlap      with_checked_overlap  the gradients of a small copy of the model, with it and without
+    engine.attention    with_attention        how long each kernel takes on rank 0's GPU, if all ranks have it
+    engine.overlap      with_checked_overlap  the gradients of a small copy of the model
 
-The last three and `compile` are `STEPS`. Every rank decides alike. RUN/starts.jsonl has all decisions of a start, with
-their reasons. What the rooms above change of a job, such as the warm-up of a shorter run, they decide before.
+`STEPS` lists the last three decisions and `engine.compile`. Every rank decides alike. RUN/starts.jsonl has all
+decisions of a start, with their reasons. What callers change in a job, such as the warm-up of a shorter run, is decided
+before.
 """
 
 import logging
@@ -49,10 +50,11 @@ from shards.errors import UserError, WillNotSucceedError
 log = logging.getLogger(__name__)
 Precision = Literal["bf16", "fp32"]
 AS_THE_JOB_SAYS = "as the job says"
-# Kernels must outlast their launches: of 8 images, an H200 found now one kernel and now another the fastest.
+# A trial must take longer than launching its kernels: with 8 images, the fastest kernel on an H200 changed from trial
+# to trial.
 _TRIED_TOKENS = 1 << 14
 _COMPILE_THREADS, _MOST_COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS", 8
-_UNEVEN = 5.0  # the images of the largest class over those of the smallest
+_UNEVEN = 5.0  # ratio of the largest to the smallest class from which a note is logged
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +68,9 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Undecided:
-    """A job whose classes and precision are decided, and what the other decisions depend on: the plan of the whole
-    share, this rank's memory, whether blocks will be compiled, and the record of the checkpoint to continue, if any."""
+    """A job whose classes and precision are decided, and what the other decisions depend on. `plan`: the plan with a
+    rank's whole share in one pass, unless the job names a micro-batch. `budget`: this rank's memory. `is_compiled`:
+    whether blocks will be compiled. `record`: the record of the checkpoint to continue, if there is one."""
 
     job: TrainingJob
     plan: BatchPlan
@@ -80,8 +83,9 @@ class Undecided:
 def decide_classes(
     job: TrainingJob, data: TrainingData, held_out: Sequence[Dataset], *, say: bool
 ) -> tuple[TrainingJob, Decision]:
-    """The job with the data's number of classes, unless it has its own; more than the data has are a warning (`say`:
-    log it). UserError for fewer, and for held-out datasets with other labels."""
+    """Returns the job with the data's number of classes, unless the job names one, and the decision. Raises UserError
+    if the job has fewer classes than the data, or if a held-out dataset has other labels. `say`: whether to log
+    warnings, for example about classes that the data does not have."""
     setting = "model.num_classes"
     if job.model.masked_patches:
         return job, Decision(setting=setting, value=job.model.num_classes, why="the model predicts colours of patches")
@@ -112,8 +116,8 @@ def decide_classes(
 
 
 def imbalance(data: TrainingData) -> str:
-    """A note on the largest and the smallest class of images, with the flag that weights them; empty if the one has
-    less than five times as many as the other."""
+    """Returns a note on the largest and the smallest class, with the flag that weights classes. Empty if the largest
+    has less than five times as many images as the smallest."""
     shares = data.class_shares
     smallest = int(np.where(shares > 0, shares, np.inf).argmin())
     ratio = shares.max() / shares[smallest] if shares.any() else 1.0
@@ -127,18 +131,19 @@ def imbalance(data: TrainingData) -> str:
 
 
 def unused_classes(of_data: int, of_model: int) -> str:
-    """What a user should know of a model with more classes than its data has."""
+    """Returns a warning about a model with more classes than its data has."""
     unused = f"{of_model - of_data} of its outputs never {'has' if of_model - of_data == 1 else 'have'} an image"
     return f"the data has {of_data} classes, the model {of_model}: {unused}; --model.num-classes 0 takes the data's"
 
 
 def will_compile(config: EngineConfig, world: World) -> bool:
-    """Whether a run on this rank's device compiles its blocks: "auto" if it works. UserError if "on" does not."""
+    """Returns whether a run on this rank's device compiles its blocks. With "auto" it does on GPUs with ZeRO-1 and 2,
+    if compiling works. Raises UserError if the job says "on" and it does not work."""
     device = world.device
     is_wanted = config.compile == "on" or (config.compile == "auto" and device.type == "cuda" and config.zero_stage < 3)
-    # torch proposes TF32 to everybody who compiles: bf16 runs have no use for it, and fp32 runs chose not to have it.
+    # When torch compiles, it recommends TF32: bf16 runs have no use for it, and fp32 runs do without it on purpose.
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
-    if is_wanted:  # torch would start 32 processes on each rank, 256 on a node of 8 GPUs
+    if is_wanted:  # by default torch starts 32 processes on each rank, 256 on a node of 8 GPUs
         set_defaults({_COMPILE_THREADS: str(min(_MOST_COMPILE_THREADS, world.num_threads))})
     fault = compile_fault(device) if is_wanted else ""
     if not fault:
@@ -154,8 +159,8 @@ def will_compile(config: EngineConfig, world: World) -> bool:
 def decide_precision(
     job: TrainingJob, manifest: CheckpointManifest | None, *, bf16: Bf16, say: bool = False
 ) -> tuple[TrainingJob, Decision]:
-    """The job with its precision decided: "auto" takes that of the checkpoint, if there is one. `say`: log the
-    reason."""
+    """Returns the job with its precision decided, and the decision. With "auto", the checkpoint's precision is kept;
+    without a checkpoint, the device decides. `say`: whether to log the reason."""
     recorded = manifest.job.precision if manifest else ""
     choice = choose_precision(job.engine.precision, recorded=recorded, bf16=bf16)
     if say and choice.message:
@@ -167,7 +172,8 @@ def decide_precision(
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionChoice:
-    """`message`: the reason (empty if the job names a precision that is fine here). `is_warning`: it is slow here."""
+    """The precision of a run. `message`: the reason; empty if the job names a precision that is fine on these devices.
+    `is_warning`: whether the precision is slow on them."""
 
     precision: Precision
     message: str = ""
@@ -175,8 +181,9 @@ class PrecisionChoice:
 
 
 def choose_precision(wanted: Literal["auto", "bf16", "fp32"], *, recorded: str, bf16: Bf16) -> PrecisionChoice:
-    """`wanted`: what the job says. `recorded`: the precision in the checkpoint that the run continues from, empty
-    if it starts. `bf16`: what every rank's device can do."""
+    """Returns the precision to train in, and why. `wanted`: what the job says. `recorded`: the precision of the
+    checkpoint that the run continues from; empty if there is none. `bf16`: whether the devices of the ranks compute
+    bf16 natively, and why."""
     if wanted != "auto":
         return _as_demanded(wanted, recorded=recorded, bf16=bf16)
     if recorded in ("bf16", "fp32"):
@@ -203,8 +210,9 @@ def _as_recorded(recorded: Precision, *, bf16: Bf16) -> PrecisionChoice:
 
 
 def decide_engine(undecided: Undecided) -> tuple[TrainingJob, BatchPlan, list[Decision]]:
-    """Decides, in the order of STEPS, what the engine needs to know. Returns the job and the plan as the engine takes
-    them, and the decisions. UserError or WillNotSucceedError, the same on every rank. Collective."""
+    """Makes the decisions of STEPS, in their order. Returns the decided job and plan, and the decisions. Raises
+    UserError or WillNotSucceedError, the same on every rank, if a setting of the job cannot be met or gradients are
+    wrong. Collective."""
     now, decisions = undecided, []
     for setting, decide in STEPS:
         now, why = decide(now)
@@ -237,7 +245,7 @@ def _decide_overlap(now: Undecided) -> tuple[Undecided, str]:
     return replace(now, job=with_checked_overlap(now.job, now.plan, now.world)), why
 
 
-# The check of gradients computes as the run does, so it comes after the kernel and the compiler are decided.
+# The check of gradients comes last, because it computes with the kernel and the compiler that the run uses.
 STEPS: tuple[tuple[str, Callable[[Undecided], tuple[Undecided, str]]], ...] = (
     ("micro_batch", _decide_micro_batch),
     ("engine.attention", _decide_attention),
@@ -249,10 +257,11 @@ STEPS: tuple[tuple[str, Callable[[Undecided], tuple[Undecided, str]]], ...] = (
 def with_attention(
     job: TrainingJob, world: World, *, is_compiled: bool = False, record: Mapping[str, Any] | None = None
 ) -> TrainingJob:
-    """The job with its kernel of attention decided, which this process uses from now on; "auto" stays where PyTorch
-    chooses, or nothing is to be chosen. `job`: with its precision decided. `is_compiled`: whether its blocks are.
-    `record`: of the checkpoint to continue, if any, whose kernel "auto" keeps if it is still about as fast. UserError
-    if the job names a kernel that this device lacks. Collective."""
+    """Returns the job with its attention kernel decided, and makes this process use that kernel. "auto" is left as it
+    is on CPUs, for ResNets and for deterministic runs. The job's precision must be decided. `is_compiled`: whether the
+    blocks are compiled. `record`: the record of the checkpoint to continue, if there is one; "auto" keeps its kernel if
+    that is still about as fast as the fastest. Raises UserError if a rank cannot compute the kernel that the job names.
+    Collective."""
     wanted, model = job.engine.attention, job.model
     if world.device.type != "cuda":
         if wanted != "auto":
@@ -260,7 +269,7 @@ def with_attention(
                 f"engine.attention is {wanted!r}, but a CPU has one way to compute attention; allowed here: auto"
             )
         return job
-    # What is measured may differ from start to start.
+    # A deterministic run cannot depend on measured times, which differ from start to start.
     if model.is_bit or (wanted == "auto" and job.engine.deterministic):
         return job
     if wanted == FLEX and (model.qk_norm or model.position in ("relative", "rope2d")):
@@ -273,7 +282,7 @@ def with_attention(
     num_images, num_heads = max(1, _TRIED_TOKENS // num_tokens), model.size.num_heads
     shape = (num_images, num_heads, num_tokens, model.size.width // num_heads)
     dtype = torch.bfloat16 if job.engine.precision == "bf16" else torch.float32
-    # A start should measure for two seconds at most, and flex is compiled for longer.
+    # Measuring should take two seconds at most, but compiling flex takes longer.
     names = [name for name in KERNELS if name != FLEX] if wanted == "auto" else [wanted]
     layer = partial(AttentionAlone, model)
     found = {
@@ -282,8 +291,8 @@ def with_attention(
     }
     seconds = {name: each for name, each in found.items() if not isinstance(each, str)}
     why = "; ".join(each for each in found.values() if isinstance(each, str))
-    # Ranks may measure differently, or lack a kernel: all take the one that is the first rank's choice of those that
-    # all have, since the bits should be the same.
+    # Ranks may measure differently, or not have a kernel. All ranks take rank 0's choice among the kernels that all
+    # have, so that they compute the same bits.
     of_ranks = gather_json({"seconds": seconds, "why": why}, device=world.device)
     shared = [name for name in names if all(name in each["seconds"] for each in of_ranks)]
     if not shared:
@@ -300,20 +309,21 @@ def with_attention(
         before = f"; the checkpoint has {recorded}" if recorded else ""
         log.info("attention by %s (engine.attention %s%s; %d images: %s)", best, wanted, before, shape[0], said)
     use_kernel(best)
-    torch.cuda.empty_cache()  # plain products may have taken gigabytes
+    torch.cuda.empty_cache()  # the kernel "math" may have taken gigabytes
     return replace(job, engine=replace(job.engine, attention=best))  # type: ignore[arg-type]  # one of KERNELS
 
 
 def recorded_kernel(record: Mapping[str, Any]) -> str:
-    """The kernel that computed attention in the run of a checkpoint's record; empty if it does not say so."""
+    """Returns the attention kernel that a checkpoint's record names; empty if it names none."""
     engine = record.get("engine")
     name = engine.get("attention") if isinstance(engine, dict) else None
     return name if isinstance(name, str) and name in KERNELS else ""
 
 
 def with_checked_overlap(job: TrainingJob, plan: BatchPlan, world: World) -> TrainingJob:
-    """The job with its overlap decided, after the check of its gradients if that is due. "auto" is off where the check
-    fails with it and passes without, and where nothing is checked. Collective."""
+    """Returns the job with `engine.overlap` decided, and checks its gradients if a check is due. "auto" becomes "off"
+    if the check passes only without overlap, or if nothing is checked. Raises WillNotSucceedError if the gradients are
+    wrong. Collective."""
     is_checked = checks_gradients(job.engine, plan, world.device)
     is_asked = job.engine.overlap == "auto"
     if is_asked:

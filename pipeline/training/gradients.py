@@ -1,16 +1,18 @@
 """Forward and backward passes over a rank's share of a batch, with the random draws of a step.
 
-No boundary between ranks or micro-batches changes the draws. They are functions of (seed, step, place in the global
-batch) alone, made on the host and passed to the model. So a run that continues, on any number of ranks, and a block
-that is computed again in the backward pass or compiled have the same draws.
+The draws are functions of (seed, step, place in the global batch) alone, made on the host and passed to the model, so
+they do not depend on how the batch is divided among ranks and micro-batches. A run that resumes on any number of ranks
+has the same draws, and so does a block that is compiled, or computed again in the backward pass. Only dropout draws on
+the device, from a seed per rank and micro-batch.
 
-Masked patch prediction (appendix B.1.2) corrupts the same number of patches in each image, half of them or another
-share: 80 % of those become the [mask] embedding, 10 % another patch of the same image, and 10 % stay. The paper does
-not say whose patch takes the place; one of the same image needs no other image, so that no rank asks another.
+Masked patch prediction (appendix B.1.2 of the ViT paper) corrupts the same number of patches in each image, by default
+half of them: 80 % of these become the [mask] embedding, 10 % become another patch of the same image, and 10 % stay. The
+paper does not say from which image the other patch comes; taking it from the same image needs no exchange between
+ranks.
 
 Stochastic depth (Huang et al., arXiv 1603.09382) leaves out branches of the transformer for each image: attention and
 MLP of block l of L, each with the probability rate x l / (L - 1), l from 0, as in timm (drop_path_rate). A branch that
-is kept is divided by the probability of that, so an evaluation needs all branches and no factor.
+is kept is divided by the probability of being kept, so an evaluation uses all branches without factors.
 """
 
 from collections.abc import Sequence
@@ -39,9 +41,9 @@ _MASKED, _MASKED_OR_OTHER = 0.8, 0.9
 def branch_factors(
     step: int, positions_in_batch: NDArray[np.int64], *, seed: int, rate: float, depth: int
 ) -> NDArray[np.float32]:
-    """What each branch is multiplied by, 0 or 1 / (1 - its rate): float32[depth, n, 2], attention first.
+    """Returns what each branch is multiplied by, 0 or 1 / (1 - its rate): float32[depth, n, 2], attention first.
 
-    `positions_in_batch`, int64[n]: places in the global batch. `rate`: of the last block, from 0 to below 1.
+    `positions_in_batch`, int64[n]: places in the global batch. `rate`: the last block's rate, from 0 to below 1.
     """
     if not 0 <= rate < 1 or depth < 1:
         raise ValueError(f"rate is {rate} and depth {depth}; allowed: 0 to below 1, and 1 or more")
@@ -54,10 +56,11 @@ def branch_factors(
 
 
 def kept_images(factors_Ln2: NDArray[np.float32], block: int) -> list[NDArray[np.int64]]:
-    """The images that keep attention and those that keep the MLP of a block, at least two each if there are as many.
+    """Returns the images that keep a block's attention, and those that keep its MLP; at least two of each if there are
+    two.
 
-    Others fill them up, with their factor of 0: a parameter without a gradient would be missing from the sums over
-    ranks, and torch.compile makes other kernels for a single image.
+    Dropped images, whose factor is 0, are added to reach two: a parameter without a gradient would be missing from the
+    sums over ranks, and torch.compile makes other kernels for a single image.
     """
     fewest = min(_FEWEST_KEPT, factors_Ln2.shape[1])
     found = []
@@ -70,9 +73,9 @@ def kept_images(factors_Ln2: NDArray[np.float32], block: int) -> list[NDArray[np
 def patch_sources(
     step: int, positions_in_batch: NDArray[np.int64], *, seed: int, num_patches: int, num_corrupted: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """The source of each patch, int64[n, N]: 0 to N - 1, or N for [mask]; and whether it is to be predicted,
-    bool[n, N]. `positions_in_batch`, int64[n]: places in the global batch. ValueError for fewer than 2 patches, one of
-    which may take the other's place, and if none or more than all are corrupted."""
+    """Returns the source of each patch, int64[n, N], 0 to N - 1, or N for [mask]; and whether the patch is to be
+    predicted, bool[n, N]. `positions_in_batch`, int64[n]: places in the global batch. Raises ValueError if there are
+    fewer than 2 patches, since one may replace another, or if `num_corrupted` is not from 1 to their number."""
     if num_patches < 2 or not 1 <= num_corrupted <= num_patches:
         raise ValueError(
             f"num_patches is {num_patches} and num_corrupted {num_corrupted}; allowed: 2 or more, and 1 or more of them"
@@ -82,14 +85,14 @@ def patch_sources(
     ranks = order.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
     is_corrupted = ranks < num_corrupted
     own = np.arange(num_patches)
-    others = (own + 1 + (other * (num_patches - 1)).astype(np.int64)) % num_patches  # any but its own
+    others = (own + 1 + (other * (num_patches - 1)).astype(np.int64)) % num_patches  # any patch but itself
     replaced = np.where(kind < _MASKED, num_patches, np.where(kind < _MASKED_OR_OTHER, others, own))
     return np.where(is_corrupted, replaced, own), is_corrupted
 
 
 class Gradients:
-    """Forward and backward passes over a rank's share of a batch. `times`: those of the step that they belong to.
-    `class_weights`: float32[K], by which an image's loss is multiplied for the class that it has; None: 1."""
+    """Forward and backward passes over a rank's share of a batch. `times`: where the time they take is recorded.
+    `class_weights`: float32[K], the factor of an image's loss for each class; None: no factors."""
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class Gradients:
 
     def accumulate(self, batch: Batch, *, is_void: bool = False) -> torch.Tensor:
         """Leaves the gradient of all micro-batches in the engine. Returns their mean loss, still on the device.
-        `is_void`: makes both NaN, so that no rank makes an update."""
+        `is_void`: whether to make gradient and loss NaN, so that no rank makes an update."""
         losses = []
         for micro in range(self.plan.accumulation):
             chosen = slice(micro * self.plan.micro_batch, (micro + 1) * self.plan.micro_batch)
@@ -117,7 +120,7 @@ class Gradients:
                 sources: torch.Tensor | None = None
                 if self.job.model.masked_patches:
                     sources, targets = self.masked(batch.step, chosen, images)
-                is_plain = branches is None and sources is None  # a ResNet has no other input than images
+                is_plain = branches is None and sources is None  # a ResNet takes only images
                 more = () if is_plain else (branches, sources, kept)
             torch.manual_seed(DROPOUT.key(self.job.seed, batch.step, micro, self.world.rank) >> 1)
 
@@ -137,8 +140,8 @@ class Gradients:
         return torch.stack(losses).mean()
 
     def inputs(self, batch: Batch, chosen: slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """A micro-batch on the device: uint8 images with their labels, or targets of weighted labels and classes; or
-        what mixup and CutMix make of both."""
+        """Returns a micro-batch on the device: uint8 images, and their labels, or targets if labels or classes are
+        weighted. With mixup or CutMix, returns the mixed images and targets."""
         device, mixup = self.world.device, self.job.data.mixup
         images = batch.images[chosen].to(device, non_blocking=True)
         labels = batch.labels[chosen].to(device, non_blocking=True)
@@ -160,8 +163,9 @@ class Gradients:
         return mix.images(images), mix.targets(targets, is_binary=mixup.binary_targets)
 
     def branches(self, step: int, chosen: slice) -> tuple[torch.Tensor | None, tuple[Kept | None, ...]]:
-        """The model's inputs with stochastic depth: the factors of its branches, float32[L, n, 2], and for each block
-        that skips branches the images that keep them; None and nothing without."""
+        """Returns the model's inputs for stochastic depth: the factors of its branches, float32[L, n, 2], and for each
+        block that skips branches the images that keep them. Returns None and an empty tuple without stochastic
+        depth."""
         model = self.job.model
         if not model.stochastic_depth:
             return None, ()
@@ -172,12 +176,12 @@ class Gradients:
             return self._on_device(factors), ()
         kept = [images for block in skipping for images in kept_images(factors, block)]
         sizes = [len(images) for images in kept]
-        on_device = iter(torch.split(self._on_device(np.concatenate(kept)), sizes))  # one copy, and views of it
+        on_device = iter(torch.split(self._on_device(np.concatenate(kept)), sizes))  # a single copy, then views of it
         pairs = dict(zip(skipping, zip(on_device, on_device, strict=True), strict=True))
         return self._on_device(factors), tuple(pairs.get(block) for block in range(depth))
 
     def masked(self, step: int, chosen: slice, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The place from which the model takes each patch, int64[n, N], and what it is to predict, int[n, N, T]."""
+        """Returns from where the model takes each patch, int64[n, N], and what it is to predict, int[n, N, T]."""
         model = self.job.model
         sources, chosen_patches = patch_sources(
             step,
@@ -191,7 +195,7 @@ class Gradients:
         return self._on_device(sources), targets
 
     def _places(self, chosen: slice) -> NDArray[np.int64]:
-        """The places of these images in the global batch."""
+        """Returns the places of these images in the global batch."""
         return np.arange(chosen.start, chosen.stop, dtype=np.int64) + self.world.rank * self.plan.rank_batch
 
     def _on_device(self, drawn: NDArray[np.generic]) -> torch.Tensor:

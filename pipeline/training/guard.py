@@ -1,16 +1,17 @@
-"""Notices loss spikes, and losses and gradients that are not finite, and ends a run that does not recover.
+"""The guard: notices loss spikes and non-finite losses and gradients, and ends a run that does not recover.
 
-Every decision follows from values that all ranks share, and from the losses that the checkpoints carry. So all ranks
-decide alike, and a resumed run decides as the unbroken one. What the guard finds at a step becomes a line in
-RUN/guard.jsonl, a file that is only ever appended to.
+Every decision depends only on values that all ranks share and on the losses that checkpoints carry. So all ranks decide
+alike, and a resumed run decides like an unbroken one. Each finding becomes a line in RUN/guard.jsonl, a file that is
+only appended to.
 
-A loss is a spike by a robust z-score over the losses before it:
+Whether a loss is a spike depends on its robust z-score over the losses before it:
 
     z = (loss - median) / max(1.4826 MAD, 1 % of the median)
 
 MAD is the median of the distances from the median; 1.4826 MAD estimates the standard deviation of normal noise
-(Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 1993). Earlier spikes in the history change neither of them.
-The lower bound keeps a loss that hardly varies from making a spike of everything. Only a rise is a spike.
+(Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 1993). A few earlier spikes in the history hardly change
+either of them. Without the lower bound of 1 %, every small change of a loss that hardly varies would be a spike. Only a
+rise is a spike.
 """
 
 import logging
@@ -29,17 +30,18 @@ from pipeline.training.step import StepResult
 from shards.errors import WillNotSucceedError
 from shards.files.local_files import append_or_say
 
-_NORMAL = 1.4826  # standard deviations in a MAD
-_LEAST_SCALE = 0.01  # of the median
-_TINY = 1e-12  # for losses of 0
+_NORMAL = 1.4826  # MADs in a standard deviation
+_LEAST_SCALE = 0.01  # the least scale, as a share of the median
+_TINY = 1e-12  # the least scale if the median is 0
 log = logging.getLogger(__name__)
 FILE_NAME = "guard.jsonl"
-LastSaved = Callable[[], int | None]  # the step of the newest checkpoint, once no save is running; collective
+LastSaved = Callable[[], int | None]  # waits for running saves, returns the newest checkpoint's step; collective
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpikeVerdict:
-    """How far a loss is from the losses before it. Values are NaN if there are too few of those."""
+    """How far a loss is from the losses before it. `median`, `mad` and `z` are NaN if it was not compared: too few
+    losses precede it, it is not finite, or the guard is off."""
 
     loss: float
     median: float = math.nan
@@ -49,7 +51,7 @@ class SpikeVerdict:
 
 
 def judge(loss: float, losses: Sequence[float], *, config: GuardConfig) -> SpikeVerdict:
-    """The verdict on a loss that follows `losses`, which are finite. A loss that is not finite is no spike."""
+    """Returns the verdict on a loss that follows `losses`, which are finite. A non-finite loss is not a spike."""
     if config.on_spike == "off" or len(losses) < config.min_history or not math.isfinite(loss):
         return SpikeVerdict(loss=loss)
     middle = median(losses)
@@ -59,7 +61,8 @@ def judge(loss: float, losses: Sequence[float], *, config: GuardConfig) -> Spike
 
 
 def with_loss(losses: tuple[float, ...], loss: float, *, config: GuardConfig) -> tuple[float, ...]:
-    """The latest losses with one more, if it is finite. None are kept while nothing is compared."""
+    """Returns the latest losses with this one added, if it is finite. Returns no losses if the guard does not look for
+    spikes."""
     if config.on_spike == "off":
         return ()
     return (*losses, loss)[-config.spike_window :] if math.isfinite(loss) else losses[-config.spike_window :]
@@ -67,9 +70,9 @@ def with_loss(losses: tuple[float, ...], loss: float, *, config: GuardConfig) ->
 
 @dataclass(frozen=True, kw_only=True)
 class BadStep:
-    """A bad step and the evidence. Its batch has the positions `first_position` to `end_position` - 1 of the sample
-    order, those of `data_step`. `median`, `mad` and `z` are as at the top of this file. `was_skipped`: no update was
-    made."""
+    """A step with a spike or a non-finite loss or gradient, and the evidence. Its batch is batch `data_step` of the
+    sample order, positions `first_position` to `end_position` - 1. The top of this file explains `median`, `mad` and
+    `z`. `was_skipped`: whether the optimiser skipped the update."""
 
     kind: Literal["spike", "non_finite"]
     step: int
@@ -85,7 +88,7 @@ class BadStep:
     was_skipped: bool
 
     def words(self) -> str:
-        """The finding in words, to which a message adds what was done about it."""
+        """Returns the finding in words. Messages add what was done about it."""
         if self.kind == "spike":
             history = f"z {self.z:.1f}, median {self.median:.4g}, MAD {self.mad:.3g}"
             return f"step {self.step}: the loss {self.loss:.4g} is a spike ({history})"
@@ -93,19 +96,19 @@ class BadStep:
 
 
 def add_finding(run_dir: str, finding: BadStep, *, action: str, **more: int) -> None:
-    """Appends a finding and what was done about it; on rank 0."""
+    """Appends a finding, and what was done about it, to RUN/guard.jsonl. Called on rank 0."""
     line = {**asdict(finding), "action": action, **more}
     append_or_say(Path(run_dir) / FILE_NAME, line, what=finding.words())
 
 
 def add_alarm(run_dir: str, *, step: int, kind: str, reason: str, action: str = "skipped") -> None:
-    """Appends anything else that went wrong, and what was done about it; on rank 0."""
+    """Appends anything else that went wrong, and what was done about it, to RUN/guard.jsonl. Called on rank 0."""
     line = {"kind": kind, "step": step, "action": action, "reason": reason}
     append_or_say(Path(run_dir) / FILE_NAME, line, what=reason)
 
 
 class RewindNeededError(Exception):
-    """Raised if the run is to continue from an earlier checkpoint, without the data around the finding."""
+    """The run must continue from an earlier checkpoint, without the data around the finding."""
 
     def __init__(self, finding: BadStep) -> None:
         super().__init__(finding.words())
@@ -113,15 +116,17 @@ class RewindNeededError(Exception):
 
 
 class NonFiniteGuard:
-    """Counts updates. `num_updates`: those that the optimiser made, over the whole run. `skipped_in_a_row`: the
-    latest ones that were skipped, or made from a loss that is not finite. `says`: whether this rank logs them."""
+    """Counts updates, and ends a run with too many bad ones in a row: skipped ones, and those made from a non-finite
+    loss. `num_updates`: the number of updates that the optimiser has made in the whole run. `skipped_in_a_row`: the
+    number of bad updates since the last good one. `says`: whether this rank logs bad updates."""
 
     def __init__(self, job: TrainingJob, *, num_updates: int, says: bool) -> None:
         self.num_updates, self.most_skipped, self.says = num_updates, job.max_skipped_updates, says
         self.skipped_in_a_row = 0
 
     def count(self, step: int, *, loss: float, was_skipped: bool, last_saved: LastSaved) -> None:
-        """One more update; WillNotSucceedError after too many bad ones. `last_saved`: see LastSaved."""
+        """Counts one more update. Raises WillNotSucceedError after too many bad ones in a row. `last_saved`: see
+        LastSaved."""
         self.num_updates += not was_skipped
         if not was_skipped and math.isfinite(loss):
             self.skipped_in_a_row = 0
@@ -135,11 +140,12 @@ class NonFiniteGuard:
 
     @property
     def is_sound(self) -> bool:
-        """False after a bad update: a model that may be lost must not replace a good checkpoint."""
+        """Whether the latest update was good. After a bad one the model may be lost, and must not replace a good
+        checkpoint."""
         return self.skipped_in_a_row == 0
 
     def refuse(self, step: int, *, last_saved: LastSaved) -> None:
-        """Raises WillNotSucceedError unless the latest update was a good one."""
+        """Raises WillNotSucceedError if the latest update was bad."""
         if self.is_sound:
             return
         raise WillNotSucceedError(
@@ -153,8 +159,8 @@ def _last_good(saved_step: int | None) -> str:
 
 
 class Guard:
-    """Judges every step of a run that stands at `position`, after the checkpoint `found`, if any. `losses`: the latest.
-    `says`: whether this rank logs findings and writes them to RUN/guard.jsonl."""
+    """Judges every step of a run that starts at `position`, from the checkpoint `found` if there is one. `losses`: the
+    latest losses. `says`: whether this rank logs findings and writes them to RUN/guard.jsonl."""
 
     def __init__(
         self, job: TrainingJob, *, found: CheckpointManifest | None, position: StreamPosition, says: bool
@@ -162,14 +168,14 @@ class Guard:
         self.job, self.config, self.position, self.says = job, job.guard, position, says
         self.losses = found.losses if found else ()
         self.updates = NonFiniteGuard(job, num_updates=found.num_updates if found else 0, says=says)
-        self._judged: deque[SpikeVerdict] = deque()  # before their updates
-        self._num_discarded = 0  # in a row
+        self._judged: deque[SpikeVerdict] = deque()  # verdicts given before the update
+        self._num_discarded = 0  # updates left out in a row
         self._z = math.nan
 
     @property
     def discard(self) -> Callable[[float], bool] | None:
-        """A function that the step calls with each loss before the update, and that returns whether to leave the update
-        out. None if the step need not ask."""
+        """A function that the step calls with each loss before its update; it returns whether to leave the update out.
+        None if losses are judged after the update."""
         return self._judge_first if self.config.on_spike == "skip" else None
 
     def _judge_first(self, loss: float) -> bool:
@@ -177,8 +183,8 @@ class Guard:
         return self._judged[-1].is_spike
 
     def count(self, result: StepResult, *, last_saved: LastSaved) -> None:
-        """The outcome of a step. RewindNeededError if the run is to go back, WillNotSucceedError after too many bad
-        ones. `last_saved`: see LastSaved."""
+        """Judges the outcome of a step. Raises RewindNeededError if the run must go back, and WillNotSucceedError after
+        too many bad steps in a row. `last_saved`: see LastSaved."""
         is_judged = self.discard is not None
         verdict = self._judged.popleft() if is_judged else self._judge(result.loss)
         is_dropped = is_judged and verdict.is_spike
@@ -199,7 +205,7 @@ class Guard:
             )
 
     def values(self) -> dict[str, float]:
-        """The guard's values in a line of metrics.jsonl."""
+        """Returns the guard's values for a line of metrics.jsonl."""
         skipped = self.position.skipped
         if self.config.on_spike == "off" and not skipped:
             return {}

@@ -1,4 +1,4 @@
-"""How a model's blocks are computed: compiled, in float8, as CUDA graphs, and which kernel of attention really ran."""
+"""How a model's blocks are computed: compiled, in float8 or as CUDA graphs; and which attention kernel really ran."""
 
 import logging
 import sys
@@ -23,18 +23,18 @@ from pipeline.training.settings.job import EngineConfig, TrainingJob
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
-_MOST_LOOKS = 3  # at steps in which something is compiled
+_MOST_LOOKS = 3  # the most steps that are watched
 
 
 def watches_kernel(job: TrainingJob, world: World) -> bool:
-    """Whether it is looked up which kernel computes attention: on GPUs, which have several."""
+    """Returns whether the run finds out which kernel computes attention. Only GPUs have several."""
     return world.device.type == "cuda" and not job.model.is_bit
 
 
 class KernelWatch:
-    """Finds out which kernel computes attention in a run's steps, and puts it into `engine`, the part of a checkpoint's
-    record: a compiler's cache may hold another one than was chosen. It looks once, in the first step in which nothing
-    is compiled, since tracing a block calls kernels, too."""
+    """Finds out which kernel computes attention in a run's steps, and writes it into `engine`, a part of the
+    checkpoint's record. The compiler's cache may hold blocks with another kernel than the chosen one. Takes the result
+    of the first step in which nothing is compiled, or of the third, because tracing a block also calls kernels."""
 
     def __init__(self, engine: dict[str, Any], model: ModelConfig, world: World) -> None:
         self._engine, self._model, self._world = engine, model, world
@@ -42,8 +42,8 @@ class KernelWatch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """The forward and backward passes of a step are inside."""
-        if not self._looks_left or torch._C._autograd._profiler_enabled():  # no second profiler beside that of a trace
+        """Surrounds the forward and backward passes of a step."""
+        if not self._looks_left or torch._C._autograd._profiler_enabled():  # a trace already profiles
             yield
             return
         num_graphs = _num_graphs()
@@ -70,14 +70,15 @@ class KernelWatch:
 
 
 def _num_graphs() -> int:
-    """Graphs that this process has compiled so far."""
+    """Returns the number of graphs that this process has compiled so far."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo else 0
 
 
 def refuse_missing_float8(job: TrainingJob, world: World, *, is_compiled: bool) -> None:
-    """UserError, the same on every rank, if the job asks for float8 and a rank lacks it. Rank 0 warns of float8 in
-    blocks that are not compiled. `job`: with its precision decided. Collective."""
+    """Raises UserError, the same on every rank, if the job asks for float8 and a rank cannot compute it, or the
+    precision is not bf16. Rank 0 warns if the blocks are not compiled. The job's precision must be decided.
+    Collective."""
     wanted = job.engine.float8
     if wanted == "off":
         return
@@ -103,18 +104,19 @@ def refuse_missing_float8(job: TrainingJob, world: World, *, is_compiled: bool) 
 
 
 def refuse_missing_graphs(job: TrainingJob, world: World, *, is_compiled: bool) -> None:
-    """UserError, the same on every rank, if the job asks for CUDA graphs where there are none."""
+    """Raises UserError, the same on every rank, if the job asks for CUDA graphs on a CPU or without compiled blocks."""
     if job.engine.cuda_graphs and not (world.device.type == "cuda" and is_compiled):
         what = "a CPU has none" if world.device.type != "cuda" else "the blocks are not compiled"
         raise UserError(f"engine.cuda_graphs is on, but {what}; allowed here: off")
 
 
 def set_up_blocks(model: Model, config: EngineConfig, *, is_compiled: bool, device: torch.device) -> None:
-    """Gives a model's blocks the layers and the kernels that the engine is to have."""
+    """Makes a model's blocks use float8 and compiled kernels, as the engine's settings say."""
     if config.float8 != "off":
         use_float8(model, config.float8, is_emulated=device.type == "cpu")
     if is_compiled:
-        # As torchtitan does: with fused norms that were not rounded, rowwise scales made losses NaN (pytorch #150859).
+        # `rounds_as_eager` follows torchtitan: rowwise scales made losses NaN when fused norms were not rounded
+        # (pytorch #150859).
         compile_blocks(
             model,
             deterministic=config.deterministic,

@@ -1,7 +1,8 @@
-"""The training loop: read, forward and backward, agree, update, write down, save; and how it is put together.
+"""The training loop: read a batch, compute gradients, agree, update, report, save; and how the loop is built.
 
-A step's outcome is read after the next step has been launched, so the device never waits for the host; a request to
-stop takes one step more. Before an evaluation, a save and the end, the outcome is read at once.
+A step's outcome is read after the next step has been launched, so that the device does not wait for the host. A stop
+request therefore takes effect one step later. Before an evaluation, a save or the end of the run, the outcome is read
+at once.
 """
 
 import logging
@@ -56,8 +57,8 @@ class LoopEnd(Enum):
 
 
 class Loop:
-    """Runs the remaining steps of a run. `position`: where the next batch begins. `reporter` is None on all ranks but
-    the first."""
+    """Runs the remaining steps of a run. `position`: where the next batch begins. `reporter`: None on all ranks but the
+    first."""
 
     def __init__(
         self,
@@ -83,8 +84,9 @@ class Loop:
         return self.position.next_step
 
     def run(self) -> LoopEnd:
-        """Runs all steps up to the job's last, or until the ranks agree to stop. A checkpoint is committed either way.
-        Raises RewindNeededError if the run is to continue from an earlier one."""
+        """Runs all steps up to the job's last, or until the ranks agree to stop. A checkpoint is committed in both
+        cases, unless a rank that runs alone is stopped with nothing to save. Raises RewindNeededError if the run is to
+        continue from an earlier checkpoint."""
         self.when.clock.started()
         self.controls.times.forget()
         with self.reporter or nullcontext():
@@ -115,13 +117,13 @@ class Loop:
         return LoopEnd.ALL_STEPS
 
     def _begins(self, batch: Batch) -> None:
-        """Shows the first batch of this loop, and ends the part of the start that waited for it."""
+        """Shows images of the first batch, and records how long the start waited for it."""
         if self.reporter:
             self.reporter.shows(*self.train_step.first_images(batch, NUM_IMAGES))
         self.controls.start_times.ends("first_batch")
 
     def _train_on(self, batch: Batch) -> StopRequest:
-        """Launches one step; returns what the ranks are asked to do after the steps whose outcomes were read."""
+        """Launches one step. Returns what the ranks are asked to do, according to the outcomes read meanwhile."""
         launched = self.train_step.launch(batch)
         self.position = self.position.at(batch.step + 1)
         if self.reporter:
@@ -134,8 +136,8 @@ class Loop:
         return max(request, self._read()) if is_last or self.held_out.is_due(self.step) else request
 
     def _read(self) -> StopRequest:
-        """Reads the outcome of the step that was launched last, if it was not yet read, and reports it; returns what
-        the ranks were asked to do in it."""
+        """Reads and reports the outcome of the last launched step, unless it has been read already. Returns what the
+        ranks were asked to do in that step."""
         if self._unread is None:
             return StopRequest.NOTHING
         result, self._unread = self.train_step.read(self._unread), None
@@ -163,7 +165,7 @@ class Loop:
         return StopRequest.SAVE_AND_EXIT if self.held_out.was_given_up else result.request
 
     def _slow(self, result: StepResult) -> dict[str, float]:
-        """Names ranks that have been slow for long, once each; returns the last of them for the metrics."""
+        """Logs each rank that has been slow for long, once. Returns the last of these ranks for the metrics."""
         found = self._slow_ranks.newly_slow(result.own_seconds, at=time.monotonic()) if result.ranks else []
         for one in found:
             reason = (
@@ -176,7 +178,7 @@ class Loop:
         return {"ranks/slow": float(found[-1].rank)} if found else {}
 
     def _scores(self, step: int) -> Scores | None:
-        """The scores after `step`, if they are due; what of them failed is counted for the metrics."""
+        """Returns the scores after `step`, if they are due. Counts failed measurements for the metrics."""
         num_before = self.held_out.num_failed
         scores = self.held_out.scores(step)
         self.when.scored(step, scores)
@@ -185,14 +187,15 @@ class Loop:
         return scores
 
     def _stop_here(self) -> LoopEnd:
-        """Ends a rank that runs alone and gave up waiting for data. What it has done so far is saved."""
+        """Saves what was done so far, after a rank that runs alone gave up waiting for data. Returns why the loop
+        ends."""
         if not self._is_saved() and self.step > 0 and self.guard.updates.is_sound:
             self._save()
         return LoopEnd.ASKED if self._is_saved() else LoopEnd.NOTHING_SAVED
 
     def _end_without_data(self, step: int) -> NoReturn:
-        """Ends the run because the data of a rank has failed before `step`, whose update no rank has made: saves the
-        step before it, and raises the fault. Collective."""
+        """Ends the run because a rank had no data for `step`, so that no rank made its update. Saves the step before,
+        and raises the fault. Collective."""
         self.position = self.position.at(step - 1)
         try:
             if not self._is_saved() and self.guard.updates.is_sound:
@@ -203,8 +206,8 @@ class Loop:
         self.train_step.end_without_data()
 
     def _save(self, *, may_be_skipped: bool = False) -> None:
-        """Begins a save. `may_be_skipped`: it is left out if another one is running and the model is not the best so
-        far."""
+        """Begins a save. `may_be_skipped`: whether the save may be left out if another one is running. The save of the
+        best model so far is never left out."""
         may_be_skipped = may_be_skipped and not self.when.best.is_due(self.step)
         self.when.begins(self.step)
         num_updates, losses = self.guard.updates.num_updates, self.guard.losses
@@ -212,13 +215,14 @@ class Loop:
         self.when.began()
 
     def _is_saved(self) -> bool:
-        """Whether this step is committed, once the save that is running has ended."""
+        """Waits for the running save, if any, and returns whether this step is committed."""
         self.saving.wait()
         self.when.look()
         return self.saving.saved_step == self.step
 
     def _score_the_last(self) -> bool:
-        """Scores a run whose last step is saved, but whose last evaluation was given up; False if this one was too."""
+        """Scores a run whose last step is saved, in case its last evaluation was given up. Returns False if this one is
+        given up, too."""
         scores = self._scores(self.step)
         if (scores or self.held_out.of_others) and self.reporter:
             self.reporter.scored_late(self.step, scores, self.held_out.of_others)
@@ -235,9 +239,9 @@ def open_loop(
     *,
     before: Loop | None,
 ) -> Iterator[Loop]:
-    """Step 5 of a run: builds the loop that continues from the checkpoint that was found, or from the start; closes at
-    the end what it has opened. `writer`: the process that writes checkpoints, if the job wants one. `before`: the loop
-    that was rewound: its engine is filled already. Collective."""
+    """Step 5 of a run: builds the loop that continues from the checkpoint `found`, or from the start if it is None.
+    Closes at the end everything that it opened. `writer`: the process that writes checkpoints, if there is one.
+    `before`: the loop that was rewound, whose engine is filled already. Collective."""
     job, world, stream = prepared.job, prepared.world, prepared.stream
     step, skipped, reporter = found.position.next_step if found else 0, checkpoints.attempt.skipped, None
     with ExitStack() as stack:
@@ -325,7 +329,7 @@ def _saves(
     writer: Writer | None,
     found: CheckpointManifest | None,
 ) -> Saves:
-    """The saves of a run, in the background if the host has enough memory. Collective."""
+    """Returns the saves of a run, which are written in the background if the host has enough memory. Collective."""
     job, world = prepared.job, prepared.world
     chosen = choose_writer(
         job.checkpoint,
@@ -339,8 +343,8 @@ def _saves(
 
 
 def _bytes_to_come(job: TrainingJob, plan: BatchPlan, world: World, *, is_filled: bool) -> int:
-    """Host memory that training on a CPU will still take: moments, unless they are filled already, gradients and
-    activations."""
+    """Returns the bytes of host memory that training on a CPU will still take: gradients, activations, and moments
+    unless they are filled already."""
     if world.device.type != "cpu":
         return 0
     topology = Topology(num_ranks=world.num_ranks, is_on_gpu=False)

@@ -1,9 +1,9 @@
-"""Checks a job against its data and its ranks, and then that all ranks are about to run the same thing.
+"""Checks that a job fits its data and its ranks, and then that all ranks are about to run the same thing.
 
-`prepare` runs before the ranks are joined. `refuse_other_runs` is the first exchange afterwards: ranks that differ
-would still train one model, and a wrong one, and nobody would notice a node with an old installation or an old copy of
-the dataset. The exchange is a digest of everything that must be equal, 64 bytes per rank. Only if digests differ do the
-ranks exchange what is behind them, and all end with the same message.
+`prepare` runs before the ranks are joined. `refuse_other_runs` makes their first exchange afterwards: if a node had an
+old installation or an old copy of the dataset, the ranks would train a wrong model, and nobody would notice. They
+exchange a digest of everything that must be equal, 64 bytes per rank. Only if the digests differ do they exchange the
+values themselves, and all end with the same message.
 """
 
 import hashlib
@@ -60,8 +60,8 @@ Facts = Mapping[str, str]
 
 
 def refuse_other_head(job: TrainingJob, data: TrainingData) -> None:
-    """UserError if the job keeps the head of the weights that it starts from, but that head's classes are not the
-    data's, in number or by name. A head without names (imported ones may have none) is taken as it is."""
+    """Raises UserError if the job keeps the head of the weights that it starts from, and the number or the names of
+    that head's classes differ from the data's. Names are not compared if the head has none, as imported ones may."""
     if job.initial.new_head or job.model.masked_patches:
         return
     labels, num_classes = _initial_weights(job).labels, job.model.num_classes
@@ -84,12 +84,12 @@ def refuse_other_head(job: TrainingJob, data: TrainingData) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """A job that fits its data and its ranks: the number of classes is filled in, the datasets are open, and the batch
+    """A job that fits its data and its ranks. Its number of classes is filled in, the datasets are open, and the batch
     and the stream are planned.
 
-    `plan`: of the whole share in one pass, if the job names no micro-batch: the ranks agree on one later, within the
-    `budget`. `is_compiled`: whether the model's blocks are compiled. `decisions`: made so far. `extend`: whether the
-    job may have more steps than the run that it continues.
+    `plan`: a rank's whole share in one pass, unless the job names a micro-batch; the ranks agree on one later, within
+    the `budget`. `is_compiled`: whether the model's blocks are compiled. `decisions`: the decisions made so far.
+    `extend`: whether the job may have more steps than the run that it continues.
     """
 
     job: TrainingJob
@@ -107,7 +107,7 @@ class Prepared:
 
 
 def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared:
-    """The job, checked. Raises UserError."""
+    """Checks the job, opens its datasets and plans its batches. Raises UserError if the job cannot run as it is."""
     _refuse_missing(job)
     refuse_untested_deepspeed(job.engine, deepspeed_version())
     plan = plan_batch(
@@ -143,7 +143,7 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         log.warning("%s", slow)
     if job.initial.weights and not list_committed(store):
         refuse_other_head(job, stream.data)
-        starting_weights(job)  # refuses those that do not fit the model
+        starting_weights(job)  # raises if they do not fit the model
     fewshot = _fewshot(job.fewshot, ranks)
     ranks.is_starting = False
     return Prepared(
@@ -163,8 +163,9 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
 
 
 def starting_weights(job: TrainingJob, *, say: bool = False) -> TensorByName:
-    """Tensor by name for a run without a checkpoint: fitted weights if the job names some, else initial ones. With
-    `say`, the log says what was assumed of their file, and whether their patches are resized."""
+    """Returns a function from names to tensors, for a run without a checkpoint: fitted weights if the job names some,
+    otherwise initial values. `say`: whether to log what was assumed about the weights' file, and whether the patch
+    embedding is resized."""
     shapes = shapes_of(job.model)
 
     def scratch(name: str) -> Any:
@@ -193,8 +194,9 @@ def _initial_weights(job: TrainingJob, *, say: bool = False) -> Weights:
 
 
 def _held_out(job: TrainingJob, data: TrainingData, *, ranks: LocalRanks, say: bool) -> dict[str, Dataset]:
-    """The datasets to score on, by their names; that of what the best model is by is empty. The log says which part of
-    the data is trained on, if it is not all, and warns if the best model is chosen by images that are trained on."""
+    """Returns the datasets to score on, by name; the one that decides which model is best has an empty name. If `say`,
+    logs which part of the data is trained on if it is not all, and warns if the run also trains on the images that
+    choose the best model."""
     if say and data.part_text:
         log.info("%s", data.part_text)
     part = data.held_out
@@ -212,12 +214,13 @@ def _held_out(job: TrainingJob, data: TrainingData, *, ranks: LocalRanks, say: b
 
 
 def is_trained_on(scored: Dataset, data: TrainingData) -> bool:
-    """Whether a dataset, or a part of it, is also trained on. A part that is held out counts as another dataset."""
+    """Returns whether a dataset, or a part of it, is also trained on. A held-out part counts as another dataset."""
     return scored.fingerprint in data.fingerprints
 
 
 def _fewshot(config: FewshotInTraining, ranks: LocalRanks) -> FewshotData | None:
-    """The images for few-shot scores, if the job wants any."""
+    """Returns the images for few-shot scores; None if the job wants none. Raises UserError if few-shot settings are
+    given without `fewshot.url`."""
     if not config.url:
         if config != replace(
             FewshotInTraining(), shots=config.shots, seeds=config.seeds, l2=config.l2, probe=config.probe
@@ -230,7 +233,7 @@ def _fewshot(config: FewshotInTraining, ranks: LocalRanks) -> FewshotData | None
 
 
 def _batches_bytes(job: TrainingJob, world: World) -> int:
-    """Pixels of all batches that the ranks of this host hold or prepare."""
+    """Returns the bytes of all batches that the ranks of this host hold or prepare."""
     num_images = (job.data.steps_ahead + 2) * job.global_batch // world.num_ranks * world.num_local_ranks
     return 3 * job.model.image_size**2 * num_images
 
@@ -250,13 +253,13 @@ def _refuse_missing(job: TrainingJob) -> None:
 
 
 def refuse_other_runs(prepared: Prepared) -> None:
-    """UserError, the same on every rank, if another rank is about to run something else. Collective."""
+    """Raises UserError, the same on every rank, if another rank is about to run something else. Collective."""
     if prepared.world.num_ranks > 1:
         refuse_disagreement(facts_to_agree(prepared), device=prepared.world.device)
 
 
 def refuse_disagreement(facts: Facts, *, device: torch.device) -> None:
-    """UserError, the same on every rank, unless the facts are equal on all ranks. Collective."""
+    """Raises UserError, the same on every rank, unless the facts are equal on all ranks. Collective."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     if len(set(gather_json(digest, device=device))) == 1:
         return
@@ -270,8 +273,8 @@ def refuse_disagreement(facts: Facts, *, device: torch.device) -> None:
 
 
 def disagreements(facts: Sequence[Facts]) -> list[str]:
-    """A line for every fact that differs: which ranks have what, those with the rarest value first. Pure. `facts`: of
-    each rank, in rank order."""
+    """Returns a line for every fact that differs: which ranks have which value, the rarest value first. Pure. `facts`:
+    the facts of each rank, in rank order."""
     names = dict.fromkeys(name for each in facts for name in each)
     different = [name for name in names if len({each.get(name) for each in facts}) > 1]
     files = [name for name in different if name.startswith(_CODE)]
@@ -284,11 +287,11 @@ def disagreements(facts: Sequence[Facts]) -> list[str]:
 
 
 def facts_to_agree(prepared: Prepared) -> dict[str, str]:
-    """What must be the same on every rank, by its name in the message."""
+    """Returns everything that must be the same on every rank, under its name in the message."""
     job, held_out = prepared.job, prepared.held_out
     facts: dict[str, object] = {"python": platform.python_version()}
     facts |= {name: version(name) for name in _LIBRARIES}
-    if job.engine.precision == "auto":  # the ranks would have to choose
+    if job.engine.precision == "auto":  # the precision then depends on each rank's device
         facts["bf16"] = bf16_of(prepared.world.device).reason
     if job.engine.compile == "auto":
         facts["torch.compile"] = "works" if prepared.is_compiled else "is not used"
@@ -304,7 +307,7 @@ def facts_to_agree(prepared: Prepared) -> dict[str, str]:
 
 
 def _is_of_data(name: str) -> bool:
-    """Whether a field of a position describes the data. All other fields are also in the job."""
+    """Returns whether a field of a position describes the data. All other fields are also in the job."""
     return name not in WITHOUT_EFFECT and name.partition(".")[0] in (
         "dataset",
         "subset",
@@ -316,13 +319,14 @@ def _is_of_data(name: str) -> bool:
 
 
 def code_facts(root: Path) -> dict[str, str]:
-    """The crc32 of every Python file of ours below the folder that holds the rooms, by its path."""
+    """Returns the crc32 of each of this project's Python files, by path. `root`: the folder that holds the packages."""
     paths = sorted(path for room in _ROOMS for path in (root / room).rglob("*.py"))
     return {_CODE + path.relative_to(root).as_posix(): f"{zlib.crc32(path.read_bytes()):08x}" for path in paths}
 
 
 def _groups(facts: Sequence[Facts], names: Sequence[str]) -> str:
-    """`ranks 3, 7: 2.12.0; the other 14: 2.13.0`. Several facts are shown as one digest."""
+    """Returns text such as `ranks 3, 7: 2.12.0; the other 14: 2.13.0`. The values of several facts are shown as one
+    digest."""
     ranks_of: dict[str, list[int]] = {}
     for rank, each in enumerate(facts):
         values = [each.get(name, _MISSING) for name in names]

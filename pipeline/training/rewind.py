@@ -1,8 +1,8 @@
-"""Goes back to a checkpoint from before a finding of the guard, and leaves out the data around it.
+"""Goes back to a checkpoint from before a finding of the guard, and leaves out the data around that finding.
 
-The engine is filled again in place, as a new process fills its own. A new attempt is recorded first, with the data
-steps that it leaves out: killed at any moment, the run resumes as it would have continued. What the attempt before it
-saved after that checkpoint does not count any more, nor does a save of it that is still running.
+The engine is filled again in place, as in a new process. Before that, a new attempt is recorded with the data steps
+that it leaves out, so that a run killed at any moment resumes as it would have continued. Checkpoints that the previous
+attempt saved after the chosen one no longer count, even if their save is still running.
 """
 
 import logging
@@ -18,7 +18,7 @@ from pipeline.training.start import fill_from_checkpoint
 from shards.errors import WillNotSucceedError
 
 log = logging.getLogger(__name__)
-MOST_IN_PLACE = 3  # rewinds to one checkpoint
+MOST_IN_PLACE = 3  # the most rewinds to one checkpoint
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +30,14 @@ class RewindPlan:
 
 
 def plan_rewind(finding: BadStep, skipped: Skipped, *, config: GuardConfig) -> RewindPlan:
-    """Plans where to go back to, for a run that has left out `skipped` so far."""
+    """Returns where to go back to, for a run that has left out the data steps `skipped` so far."""
     skip = range_around(finding.data_step, length=config.skip_steps, skipped=skipped)
     return RewindPlan(skip=skip, last_step=step_of(skip.first, skipped))
 
 
 def why_not(plan: RewindPlan, skipped: Skipped, found: CheckpointManifest | None, *, config: GuardConfig) -> str:
-    """Why the run cannot be rewound to the checkpoint that was found, if any; empty if it can."""
+    """Returns why the run cannot be rewound to the checkpoint `found`; empty if it can. `found` is None if there is no
+    checkpoint to go back to."""
     if len(skipped) >= config.max_rewinds:
         return f"it was rewound {len(skipped)} times already, and --guard.max-rewinds is {config.max_rewinds}"
     if found is None:
@@ -48,8 +49,8 @@ def why_not(plan: RewindPlan, skipped: Skipped, found: CheckpointManifest | None
 
 
 def rewind(loop: Loop, checkpoints: Checkpoints, finding: BadStep) -> CheckpointManifest:
-    """Fills the loop's engine from an earlier checkpoint, under a new attempt, and returns its manifest.
-    WillNotSucceedError, with the evidence in RUN/guard.jsonl, if the run may not be rewound. Collective."""
+    """Fills the loop's engine from an earlier checkpoint, under a new attempt, and returns its manifest. Raises
+    WillNotSucceedError, and writes the evidence to RUN/guard.jsonl, if the run cannot be rewound. Collective."""
     loop.saving.settle()
     with loop.controls.ledger.time("startup"), loop.controls.stopping.writing():
         checkpoints.refuse_if_overtaken()
@@ -62,8 +63,8 @@ def rewind(loop: Loop, checkpoints: Checkpoints, finding: BadStep) -> Checkpoint
 
 
 def _register(job: TrainingJob, checkpoints: Checkpoints, finding: BadStep) -> tuple[RewindPlan, CheckpointManifest]:
-    """Records the rewind by beginning an attempt that skips the data steps. WillNotSucceedError if the run may not be
-    rewound."""
+    """Records the rewind by beginning an attempt that skips the data steps. Raises WillNotSucceedError if the run
+    cannot be rewound."""
     skipped = checkpoints.attempt.skipped
     plan = plan_rewind(finding, skipped, config=job.guard)
     while True:
@@ -87,7 +88,7 @@ def _advice(job: TrainingJob) -> str:
 def _write_down(
     loop: Loop, checkpoints: Checkpoints, finding: BadStep, plan: RewindPlan, found: CheckpointManifest
 ) -> None:
-    """Writes the rewind to the findings, the ledger and the log."""
+    """Records the rewind in RUN/guard.jsonl, the ledger and the log."""
     job, ledger, skip = loop.job, loop.controls.ledger, plan.skip
     details = {"rewound_to": found.id.step, "first_skipped": skip.first, "end_skipped": skip.end}
     add_finding(job.run_dir, finding, action="rewound", **details)

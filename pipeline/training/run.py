@@ -1,6 +1,6 @@
 """One training run from its start to its DONE marker. `train` and `_start_to_end` read as these steps:
 
-1. read the job                     done before: jobs/resolve.py, and the rank's place in pipeline/ranks/world.py
+1. read the job                     done by the caller: jobs/resolve.py, and pipeline/ranks/world.py for the rank
 2. check it against its data        prepare.py
 3. join the other ranks             signals are watched from here on; ranks that differ are refused
                                     (prepare.py)
@@ -56,16 +56,16 @@ NO_STEPS = range(0)
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    """How the room above records a run. `write`: writes RUN/job.yaml in the format of that room; rank 0 calls it with
-    the job as it runs. `origin`: where the job is from."""
+    """How the caller records a run. `write`: a function that writes RUN/job.yaml in the caller's format; rank 0 calls
+    it with the job as it runs. `origin`: where the job comes from."""
 
     write: WriteRecord
     origin: Origin
 
 
 class RunEnding(Enum):
-    """How a run ended: DONE, STOPPED with a committed checkpoint, to be continued, or, if nothing was saved, by
-    Ctrl-C (INTERRUPTED) or another signal (UNSAVED)."""
+    """How a run ended. DONE: all steps are done. STOPPED: it can be continued from a committed checkpoint. INTERRUPTED
+    and UNSAVED: nothing was saved before Ctrl-C or another signal stopped it."""
 
     DONE = "done"
     STOPPED = "stopped"
@@ -79,10 +79,10 @@ _ENDINGS = {CONTINUE: RunEnding.STOPPED, INTERRUPTED: RunEnding.INTERRUPTED, NOT
 def train(
     job: TrainingJob, world: World, *, record: RunRecord, extend: bool = False, profile: range = NO_STEPS
 ) -> RunEnding:
-    """Runs a job, from its newest checkpoint if it has one, to its end or until it is asked to stop.
+    """Runs a job to its end, or until it is asked to stop. It continues from its newest checkpoint, if it has one.
 
-    `record`: how the run is recorded. `extend`: the job may have more steps than the run that it continues.
-    `profile`: the steps that rank 0 traces. Raises UserError."""
+    `record`: how the run is recorded. `extend`: whether the job may have more steps than the run that it continues.
+    `profile`: the steps that rank 0 traces. Raises UserError if the job cannot run as it is."""
     if job.engine.deterministic:
         fix_kernels(world)
     # 2. Check the job against its data.
@@ -114,7 +114,7 @@ def train(
                 dist.barrier()
         except (UserError, WillNotSucceedError):
             raise
-        except Exception as error:  # after a request to stop an error is no surprise: a peer may have ended first
+        except Exception as error:  # after a stop request, errors are expected: a peer may have ended first
             if not stopping.is_asked:
                 raise
             log.info("stopped (%s: %s); %s", type(error).__name__, str(error).partition("\n")[0], stopping.standing())
@@ -125,7 +125,8 @@ def train(
 
 @contextmanager
 def _writer(prepared: Prepared) -> Iterator[Writer | None]:
-    """The process that writes this rank's checkpoints, for as long as the run lasts; None if the job wants none."""
+    """Starts the process that writes this rank's checkpoints, and ends it with the run. Yields None if the job writes
+    checkpoints without such a process."""
     if prepared.job.checkpoint.asynchronous == "off":
         yield None
         return
@@ -142,7 +143,7 @@ def _controls(
     profile: range,
     start_times: StartTimes,
 ) -> Controls:
-    """What the run looks at and writes to while it trains; `stack` closes what needs it."""
+    """Returns what the run looks at and writes to while it trains. `stack` closes the trace, if there is one."""
     world, run_dir = prepared.world, prepared.run_dir
     times, trace = StepTimes(marks_of(world.device), is_alone=world.num_ranks == 1), None
     if profile and world.is_first:
@@ -194,7 +195,7 @@ def _start_to_end(prepared: Prepared, writer: Writer | None, controls: Controls,
 
 
 def _to_its_end(loop: Loop, prepared: Prepared, checkpoints: Checkpoints) -> RunEnding:
-    """Takes steps 6 and 7. RewindNeededError if the run is to continue from an earlier checkpoint."""
+    """Takes steps 6 and 7. Raises RewindNeededError if the run is to continue from an earlier checkpoint."""
     with _retried(loop):
         # 6. Loop.
         end = loop.run()
@@ -208,7 +209,8 @@ def _to_its_end(loop: Loop, prepared: Prepared, checkpoints: Checkpoints) -> Run
 
 
 def _is_done(prepared: Prepared) -> bool:
-    """Whether the DONE marker is that of this very job. UserError if it is of another one. Collective."""
+    """Returns whether this job is done according to the DONE marker. Raises UserError if the marker is of another job.
+    Collective."""
     world, run_dir = prepared.world, prepared.run_dir
     done = read_done(run_dir) if world.is_first else None
     if world.is_first and done is None and (run_dir / "DONE").exists():
@@ -227,7 +229,7 @@ def _is_done(prepared: Prepared) -> bool:
 
 
 def _checkpoints(prepared: Prepared) -> Checkpoints:
-    """The run's checkpoints, which ask its ledger what was saved last."""
+    """Returns the run's checkpoints. They learn from its ledger which one was saved last."""
     run_dir = prepared.run_dir
     saved, records = (lambda: last_saved(run_dir)), (lambda: bool(last_line(run_dir)))
     return Checkpoints(prepared.store, prepared.world, run_dir=run_dir, recorded=saved, has_records=records)
@@ -236,7 +238,8 @@ def _checkpoints(prepared: Prepared) -> Checkpoints:
 def _find_checkpoint(
     prepared: Prepared, checkpoints: Checkpoints, *, bf16: Bf16, write_record: WriteRecord
 ) -> tuple[Prepared, CheckpointManifest | None]:
-    """The checkpoint that this run continues from, if any, and the job with its precision decided. Collective."""
+    """Returns the job with its precision decided, and the checkpoint that this run continues from, if any. Begins a new
+    attempt. Collective."""
     is_first = prepared.world.is_first
     while True:
         found = checkpoints.newest()
@@ -273,9 +276,10 @@ def _in_its_folder(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def _retried(loop: Loop) -> Iterator[None]:
-    """Sorts the errors of a run that has started. Storage that fails is retried, since the command was right. Damaged
-    data does not get better: before the first step it is a mistake of the user's, later it ends the run, also while a
-    start without remaining steps writes the weights."""
+    """Turns the errors of a run that has started into errors with the right exit code. A UserError becomes a
+    TransientError: the command was right, so it can be repeated. Damaged data does not get better: before the first
+    step it is the user's mistake, and later it is final, even if no steps remain and only the weights are to be
+    written."""
     first_step = loop.step
     try:
         yield
@@ -294,14 +298,14 @@ def _retried(loop: Loop) -> Iterator[None]:
 
 
 def _finish(prepared: Prepared, saved: CheckpointManifest, ledger: Ledger) -> None:
-    """Writes the weights and the DONE marker, and logs the last lines; on rank 0."""
+    """Writes the weights and the DONE marker, and logs the closing lines. Called on rank 0."""
     job, run_dir = prepared.job, prepared.run_dir
     finish(run_dir, job, saved, store=prepared.store, labels=prepared.stream.data.label_names)
     log.info("%s", closing_words(job, steps=saved.id.step, seconds=ledger.record(), weights=run_dir / "weights"))
 
 
 def _ending(end: LoopEnd, prepared: Prepared, stopping: Stopping, *, step: int) -> RunEnding:
-    """How the run ended, with a line in the log if it was asked to stop."""
+    """Returns how the run ended. Logs a line if it was asked to stop."""
     if end is LoopEnd.ALL_STEPS:
         return RunEnding.DONE
     if end is LoopEnd.NOTHING_SAVED:

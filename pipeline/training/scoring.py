@@ -1,6 +1,6 @@
 """Scores on the held-out datasets while a run trains.
 
-A dataset that cannot be read ends no run: its scores are left out, with an alarm, until an evaluation succeeds again.
+A dataset that cannot be read does not end the run. Its scores are left out, with an alarm, until it can be read again.
 """
 
 import logging
@@ -26,14 +26,15 @@ Result = TypeVar("Result")
 
 
 class EvaluationFailedError(Exception):
-    """Raised on all ranks if one of them could not read its images."""
+    """A rank could not read its images. Raised on all ranks."""
 
 
 class HeldOut:
-    """`sets`: datasets by their names, empty for the one that the best model is by. `labels`: the names of the model's
-    classes. `of_others`: values of the others' scores after the step that was asked for last, few-shot scores, and at
-    the end the scores of averaged weights, for the metrics. `was_given_up`: an evaluation that was due gave way to a
-    stop request. `num_failed`: measurements that were left out so far, because what they need could not be read."""
+    """Scores a model on held-out datasets while it trains. `sets`: the datasets by name; the one that decides which
+    model is best has an empty name. `labels`: the names of the model's classes. `of_others`: further values for the
+    metrics of the step that `scores` was last called for: scores on the other datasets, few-shot scores, and at the
+    last step the scores of the averaged weights. `was_given_up`: whether an evaluation was abandoned because of a stop
+    request. `num_failed`: the number of measurements left out so far because data could not be read."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class HeldOut:
         self.num_failed = self._step = 0
 
     def is_due(self, step: int) -> bool:
-        """Whether the model is evaluated after `step`."""
+        """Returns whether the model is evaluated after `step`."""
         return self._is_scored(step) or self._is_fewshot(step)
 
     def _is_scored(self, step: int) -> bool:
@@ -67,8 +68,8 @@ class HeldOut:
         return step == self.job.steps or (every > 0 and step % every == 0)
 
     def scores(self, step: int) -> Scores | None:
-        """Accuracy and loss after `step`; None if none are due, or if the evaluation was given up or failed.
-        Collective."""
+        """Evaluates the model after `step`. Returns its accuracy and loss; None if they are not due, or if the
+        evaluation was given up or failed. Collective."""
         self.of_others = {}
         if not self.is_due(step):
             return None
@@ -99,12 +100,12 @@ class HeldOut:
         return found
 
     def _averaged_scores(self, dataset: Dataset) -> dict[str, float]:
-        """The scores of the averaged weights, which the run ends with."""
+        """Returns the scores of the averaged weights, which become the run's result."""
         self.engine.swap_averages()
         try:
             scores = self._scores_on(dataset)
             found = (scores.values("test_ema_") if scores else {}) | self._scores_on_others("ema_")
-        except WaitGivenUpError:  # on all ranks; after any other error nothing is saved
+        except WaitGivenUpError:  # raised on all ranks; after any other error, nothing is saved
             self.engine.swap_averages()
             raise
         self.engine.swap_averages()
@@ -127,8 +128,8 @@ class HeldOut:
         return self._tried(scored, on=dataset.url)
 
     def _tried(self, measure: Callable[[], Result], *, on: str) -> Result | None:
-        """Returns what is measured. If that fails, writes an alarm and returns None. All ranks fail alike: a UserError
-        is about images and labels, which are the same on all of them."""
+        """Measures, and returns the result. If that fails, writes an alarm and returns None. All ranks fail alike,
+        because a UserError is about images and labels, which are the same on all ranks."""
         try:
             return measure()
         except (EvaluationFailedError, UserError) as error:
@@ -143,7 +144,7 @@ class HeldOut:
             return None
 
     def _fewshot_scores(self, data: FewshotData) -> dict[str, float]:
-        """Mean accuracy over the seeds for each number of shots, on rank 0; empty on the others."""
+        """Returns the mean accuracy over the seeds for each number of shots. Empty on all ranks but the first."""
         config = self.job.fewshot
         found = represented(
             cast("Model", self.engine.module),
@@ -164,8 +165,9 @@ class HeldOut:
         return {name: mean_and_deviation(accuracies)[0] for name, accuracies in by_name.items()}
 
     def _begin_batch(self, error: Exception | None) -> None:
-        """Raises on all ranks alike: WaitGivenUpError if one is asked to exit, EvaluationFailedError if one cannot read
-        the batch. Collective, but for a rank that runs alone and was interrupted while it waited."""
+        """Raises on all ranks alike: WaitGivenUpError if a rank is asked to exit, EvaluationFailedError if a rank
+        cannot read the batch. Collective, except if the wait itself was given up, which happens only to a rank that
+        runs alone."""
         if isinstance(error, WaitGivenUpError):
             raise error
         self._num_batches += 1

@@ -1,6 +1,7 @@
-"""Step 5 of a run, its engine: fitted into memory, built, its gradients checked, and filled from, in this order,
+"""The engine of step 5 of a run: fits it into memory, builds it, checks its gradients, and fills it from the first of
+these that there is:
 
-1. the newest of its own checkpoints that stands and verifies
+1. the newest of the run's own checkpoints that counts and can be verified
 2. the weights that the job names (--initial.weights)
 3. scratch: the initial values of the job's seed
 """
@@ -37,8 +38,8 @@ _CPU = torch.device("cpu")
 def start_engine(
     prepared: Prepared, checkpoints: Checkpoints, found: CheckpointManifest | None, *, times: StartTimes
 ) -> tuple[Engine, BatchPlan]:
-    """The engine of a run that starts, filled from the checkpoint that was found, if any, and the plan that fits the
-    devices. Rank 0 says what is to come. Collective."""
+    """Returns the engine of a run that starts, filled from the checkpoint `found` if there is one, and the plan that
+    fits the devices. Rank 0 logs what the run is about to do. Collective."""
     job, world = prepared.job, prepared.world
     refuse_missing_float8(job, world, is_compiled=prepared.is_compiled)
     refuse_missing_graphs(job, world, is_compiled=prepared.is_compiled)
@@ -61,7 +62,8 @@ def start_engine(
     else:
         _fill_from_weights(engine, starting_weights(job, say=world.is_first))
     times.ends("load")
-    # A first pass on a GPU may have cut the share into several passes, which DeepSpeed adds up in other code.
+    # If the first pass did not fit a GPU, the share may now take several passes, which DeepSpeed adds up with other
+    # code.
     is_other = min(plan.accumulation, 2) != min(planned.accumulation, 2)
     if is_other and checks_gradients(job.engine, plan, world.device):
         check_gradients(job, plan, world)
@@ -71,8 +73,8 @@ def start_engine(
 
 
 def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool) -> tuple[Engine, BatchPlan]:
-    """The engine, still to be filled, and its plan: this one, or on a GPU one with a smaller micro-batch if its memory
-    does not suffice. Collective."""
+    """Returns the engine, not yet filled, and its plan: this one or, if a GPU runs out of memory, one with a smaller
+    micro-batch. Collective."""
 
     def build(plan: BatchPlan) -> Engine:
         return Engine(
@@ -106,8 +108,8 @@ def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool
 
 
 def starting_model(job: TrainingJob, *, is_compiled: bool, device: torch.device = _CPU) -> Model:
-    """The job's model on meta, before it has any memory, with its blocks compiled and recomputed as the job says, and
-    with layers of float8 for a device: emulated for a CPU, on which no run has them."""
+    """Returns the job's model on PyTorch's meta device, without memory. Its blocks are compiled, recomputed and in
+    float8 as the job says. Float8 for a CPU is emulated; no run uses that."""
     with torch.device("meta"):
         model = unfilled_model(job.model)
     set_up_blocks(model, job.engine, is_compiled=is_compiled, device=device)
@@ -117,7 +119,7 @@ def starting_model(job: TrainingJob, *, is_compiled: bool, device: torch.device 
 
 
 def stand_in_model(job: TrainingJob, *, is_compiled: bool, device: torch.device) -> Model:
-    """A whole model of the job's size and precision on a device, for a trial of its memory: all its weights are 0."""
+    """Returns a whole model of the job's size and precision on a device, with all weights 0, to try out its memory."""
     model = starting_model(job, is_compiled=is_compiled, device=device)
     if job.engine.precision == "bf16":
         model.to(torch.bfloat16)
@@ -130,7 +132,8 @@ def stand_in_model(job: TrainingJob, *, is_compiled: bool, device: torch.device)
 
 
 def _fill_from_weights(engine: Engine, tensor: TensorByName) -> None:
-    """Fills the masters with unrounded fp32 values. DeepSpeed has made them from its bf16 copy."""
+    """Fills the master weights with unrounded fp32 values, because DeepSpeed made them from its copy in the run's
+    precision."""
 
     def fill(fragment: Fragment, slot: str) -> None:
         flat = tensor(fragment.name).flatten()
@@ -142,14 +145,15 @@ def _fill_from_weights(engine: Engine, tensor: TensorByName) -> None:
 def fill_from_checkpoint(
     engine: Engine, checkpoints: Checkpoints, manifest: CheckpointManifest, *, job: TrainingJob
 ) -> None:
-    """Fills masters and moments from fragments, which any number of ranks may have written under any ZeRO stage."""
+    """Fills master weights and moments from a checkpoint, which any number of ranks may have written under any ZeRO
+    stage. Raises InvalidDataError if the checkpoint has other tensors or moments than the job."""
 
     if {name: tensor.shape for name, tensor in manifest.tensors.items()} != engine.shapes:
         where = f"{checkpoints.store.url}/{manifest.id.folder}"
         raise InvalidDataError(f"{where} has other tensors than the model that it names; start in another --run-dir")
     _refuse_other_moments(manifest, job, where=f"{checkpoints.store.url}/{manifest.id.folder}")
 
-    wanted: list[tuple[Fragment, str]] = []  # all of it at once takes fewer requests
+    wanted: list[tuple[Fragment, str]] = []  # loading everything at once takes fewer requests
 
     def fill(fragment: Fragment, slot: str) -> None:
         wanted.append((fragment, slot))
@@ -162,7 +166,7 @@ def fill_from_checkpoint(
 
 
 def _refuse_other_moments(manifest: CheckpointManifest, job: TrainingJob, *, where: str) -> None:
-    """InvalidDataError unless the checkpoint has moments of the weights that the job trains, and of no others."""
+    """Raises InvalidDataError unless the checkpoint has moments for exactly the weights that the job trains."""
     for name, tensor in manifest.tensors.items():
         kept = (AVERAGE, *moments_of(name, job.optimizer)) if is_trained(name, job.optimizer) else ()
         expected = {MASTER, *(moment for moment in manifest.moments if moment in kept)}

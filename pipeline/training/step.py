@@ -1,7 +1,7 @@
-"""One training step: the next batch, forward and backward, what the ranks add up, the update.
+"""One training step: the next batch, the forward and backward passes, the sums over ranks, and the update.
 
-A step is launched first and read later: the host does not wait for a loss before it launches the next step. One float64
-reduction carries everything that the ranks agree on.
+A step is launched first and its outcome is read later, so that the host launches the next step without waiting for the
+loss. One reduction in float64 carries everything that the ranks agree on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +28,8 @@ LOSS, GRAD_NORM, WITHOUT_DATA = "loss", "grad_norm", "data/failed"
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """A step that all ranks have launched, `step` (from 1 on), with this learning rate; `sums` are on their way to
-    the host, and so is rank 0's `similarity`, if it is due. An update is skipped if its gradient is not finite."""
+    """A step that all ranks have launched. `step`: its number, from 1 on. `rate`: its learning rate. `was_skipped`:
+    whether no update was made. `sums`, and rank 0's `similarity` if it is due, are on their way to the host."""
 
     step: int
     rate: float
@@ -40,14 +40,14 @@ class Launched:
 
 @dataclass(frozen=True, kw_only=True)
 class StepResult:
-    """The outcome of a step, the same on every rank.
+    """The outcome of a step, the same on every rank except for `similarity`.
 
     `loss` is the mean over the global batch, `grad_norm` the gradient's norm before clipping, `rate` the learning rate,
-    `request` the highest stop request of any rank. `counts`: what all ranks have read, by name of COUNT_NAMES. `sums`:
-    all sums over ranks, by name. `num_without_data`: ranks whose data had failed; then no rank made the update.
-    `norms`: of gradients and parameters, by group, if they are due. `ranks`: what metrics say of the ranks' times, and
-    `own_seconds` those of each rank per step, if they are due. `similarity`: rank 0's levels of the position
-    embeddings' similarities after the update, if they are due.
+    `request` the highest stop request of any rank. `counts`: what all ranks have read, under COUNT_NAMES. `sums`: all
+    sums over ranks, by name. `num_without_data`: the number of ranks whose data has failed; unless it is 0, no rank
+    made the update. The following fields are empty in steps in which they are not due. `norms`: the norms of gradients
+    and parameters by group. `ranks`: the ranks' times as metrics show them. `own_seconds`: each rank's own seconds per
+    step. `similarity`: a picture of how similar the position embeddings are after the update, on rank 0 only.
     """
 
     step: int
@@ -67,18 +67,19 @@ class StepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class SumSource:
-    """Values of this rank that are read once per step. `read` returns one for each of `names`, which are the same on
-    all ranks."""
+    """Values of this rank that are summed over the ranks in every step. `read` returns one value for each of `names`.
+    All ranks have the same names."""
 
     names: tuple[str, ...]
     read: Callable[[], Mapping[str, float]]
 
 
 class StepSums:
-    """The sums of a step, in a fixed order: the loss, each source's values, and the gradient's norm, which is no sum:
-    it is the same on every rank, and is read back together with them. `streams`: None for those of the device.
+    """The sums of a step, in a fixed order: the loss, each source's values, and the gradient's norm. The norm is not a
+    sum: it is the same on every rank, and is only read back together with the sums. `streams`: the streams to copy on;
+    None takes the device's own.
 
-    A step may add up more values: they are behind the others in the same reduction."""
+    A step may sum more values, which come last in the same reduction."""
 
     def __init__(self, sources: Sequence[SumSource], *, device: torch.device, streams: Streams | None = None) -> None:
         self.sources, self.device, self.streams = tuple(sources), device, streams or streams_of(device)
@@ -89,8 +90,8 @@ class StepSums:
     def reduced(
         self, loss: torch.Tensor, *, row: Sequence[float] = (), more: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """float64[names + row + more] on the device: the sums over all ranks. `row`, `more`: other values of this rank,
-        on the host and on the device, float64. Nothing waits for them here. Collective."""
+        """Returns the sums over all ranks, float64[names + row + more], on the device. `row`, `more`: further float64
+        values of this rank, on the host and on the device. Does not wait for the sums. Collective."""
         values = [0.0]
         for source in self.sources:
             found = source.read()
@@ -104,20 +105,20 @@ class StepSums:
         return sums
 
     def read_back(self, sums: torch.Tensor, *, grad_norm: torch.Tensor | float) -> ReadBack:
-        """Sends the sums to the host, and the gradient's norm with them. Nothing waits for them here."""
+        """Sends the sums and the gradient's norm to the host, without waiting for them."""
         sums[len(self.names) - 1] = grad_norm
         return read_back(sums, self.streams)
 
     def by_name(self, sums: ReadBack, *, more: Sequence[str] = ()) -> dict[str, float]:
-        """The sums on the host, which waits for them. `more`: the names of the other values."""
+        """Waits for the sums, and returns them by name. `more`: the names of the further values."""
         return dict(zip((*self.names, *more), sums.values(), strict=True))
 
 
 class TrainStep:
-    """Takes batches from a stream and updates the engine with them. `sources`: what else the ranks add up. `discard`:
-    whether the update of a loss is not to be made; if it is given, the host waits for every loss before its update.
-    `norms`, `view`, `rank_times`: what is looked at in some steps only. `watched`: opened around the passes of each
-    step. `fault`: why this rank's data has failed."""
+    """Takes batches from a stream and updates the engine with them. `sources`: further values that the ranks sum.
+    `discard`: returns whether to leave out the update of a loss; if it is given, the host waits for each loss before
+    the update. `norms`, `view`, `rank_times`: what is measured in some steps only. `watched`: makes the context manager
+    around the passes of each step. `fault`: why this rank's data has failed; None if it has not."""
 
     def __init__(
         self,
@@ -144,11 +145,12 @@ class TrainStep:
         self.step_sums = StepSums((*own, *sources), device=gradients.world.device, streams=stream.streams)
 
     def next_batch(self) -> Batch:
-        """The batch of the next step. WaitGivenUpError if this rank, alone, is asked to stop while it waits.
+        """Returns the batch of the next step. Raises WaitGivenUpError if this rank runs alone and is asked to stop
+        while it waits.
 
-        Once this rank's data has failed, it is the batch before. The other ranks may have begun the step by then, so
-        this one takes part in it, with a loss that is not finite: no rank makes the update, and all learn why from the
-        sums. Without a batch before, the fault is raised.
+        Once this rank's data has failed, the previous batch is returned again. The other ranks may have begun the step
+        by then, so this rank takes part in it with a loss that is not finite: no rank makes the update, and all learn
+        from the sums that data has failed. If there is no previous batch, the fault is raised.
         """
         if self.fault is None:
             self.controls.step_begins(self.stream.typed_position.next_step + 1)
@@ -166,8 +168,8 @@ class TrainStep:
         return self._batch
 
     def end_without_data(self) -> NoReturn:
-        """Raises the fault of this rank's data or, if that is well, an error of the same family as that of the first
-        rank whose data is not. Collective."""
+        """Raises the fault of this rank's data. If this rank's data is fine, raises an error of the same family as the
+        fault of the first rank whose data failed. Collective."""
         fault = self.fault
         is_final = isinstance(fault, (InvalidDataError, WillNotSucceedError))
         told = {"what": str(fault) or type(fault).__name__, "is_final": is_final} if fault else None
@@ -179,7 +181,7 @@ class TrainStep:
         raise family(f"the data of rank {rank} failed: {faults[rank]['what']}")
 
     def first_images(self, batch: Batch, most: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Up to `most` images of a batch as the model gets them, augmented and mixed, and their labels."""
+        """Returns up to `most` images of a batch as the model gets them, augmented and mixed, and their labels."""
         chosen = slice(0, min(most, self.gradients.plan.micro_batch))
         return self.gradients.inputs(batch, chosen)[0], batch.labels[chosen]
 
@@ -197,7 +199,7 @@ class TrainStep:
                 sums = self.step_sums.reduced(loss, row=row, more=more)
             is_bad = self.discard is not None and self.discard(float(sums[0]) / gradients.world.num_ranks)
             if self.fault is None:
-                self.stream.launched()  # before the update, for which DeepSpeed makes the host wait
+                self.stream.launched()  # before the update, in which DeepSpeed makes the host wait
             with self.controls.times.part("optimizer"):
                 update = gradients.engine.update(learning_rate=rate, ema_decay=decay, discard=is_bad)
             own = self.step_sums.read_back(sums, grad_norm=update.grad_norm)

@@ -1,4 +1,4 @@
-"""What a run logs when it starts and when it is done: a few short lines for a terminal of 80 columns."""
+"""What a run logs when it starts and when it is done: a few short lines for a terminal with 80 columns."""
 
 import math
 import shlex
@@ -22,8 +22,8 @@ _COLUMNS = 80 - len("12:34:56 ")
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Accuracy and loss on the held-out split after `step`. `averaged`: the accuracy of the averaged weights, if the
-    run ends with them. `chance`: the share of the most frequent label, if it is known."""
+    """Accuracy and loss on the held-out split after `step`. `averaged`: the accuracy of the averaged weights; None if
+    they were not scored. `chance`: the share of the most frequent label; None if it is not known."""
 
     step: int
     accuracy: float
@@ -33,8 +33,8 @@ class Score:
 
 
 def scores_of(run_dir: Path) -> list[Score]:
-    """All scores in a run's metrics.jsonl, in order of the steps."""
-    # Lines without a score, nearly all of them, are not parsed.
+    """Returns all scores in a run's metrics.jsonl, in the order of the steps."""
+    # Nearly all lines have no score; they are not parsed.
     lines = read_lines(run_dir / METRICS_FILE, is_usable=_is_score, containing=b'"test_accuracy"')
     return [
         Score(
@@ -59,7 +59,7 @@ def _is_score(line: Line) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """The lines at the start of a run. `resumed_step` is 0 if it starts from initial weights or from scratch."""
+    """The lines at the start of a run. `resumed_step` is 0 if the run starts from initial weights or from scratch."""
 
     job: TrainingJob
     world: World
@@ -70,7 +70,7 @@ class Opening:
     most_read_ahead_bytes: int
 
     def words(self) -> str:
-        """Describes the run's folder and start, its model, its length and data, and its machine."""
+        """Returns lines about the run's folder, how it starts, its model, its length, its data and its processes."""
         job = self.job
         start = f"from {job.initial.weights}" if job.initial.weights else f"from scratch, seed {job.seed}"
         size = f"{job.model.image_size} px, {plural(job.model.num_classes, 'class')}"
@@ -107,19 +107,19 @@ def _batch(plan: BatchPlan) -> str:
 
 
 def num_parameters(shapes: Iterable[tuple[int, ...]]) -> int:
-    """The number of parameters in tensors of these shapes."""
+    """Returns the number of parameters in tensors of these shapes."""
     return sum(math.prod(shape) for shape in shapes)
 
 
 def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], weights: Path) -> str:
-    """How long the run took, its accuracy beside chance, where its weights are, which checkpoint was better if one was,
-    and the next command.
+    """Returns lines that say how long the run took, its accuracy beside chance, where its weights are, which checkpoint
+    was better if one was, and the next command.
 
-    `seconds`: a ledger's record over all starts of the run.
+    `seconds`: the ledger's record of all starts of the run.
     """
     training = seconds["compute"] + seconds["data_wait"]
     lines = [f"done: {plural(steps, 'step')} in {duration(seconds['total'])}"]
-    if training > 0:  # a run that lost its ledger does not know
+    if training > 0:  # unknown if the ledger was lost
         lines[0] += f", {steps * job.global_batch / training:,.0f} images/s while training"
     scores = scores_of(Path(job.run_dir))
     if scores:
@@ -137,12 +137,12 @@ def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], we
 
 
 def better_checkpoint(run_dir: Path, *, step: int) -> list[str]:
-    """Returns the checkpoint that scored better than the weights of `step`, if the run kept one, and the command that
-    takes its weights; no lines if there is none. Where a run ends with averaged weights, their score counts, and those
-    of the checkpoint that scored are the raw ones."""
+    """Returns lines that name the kept checkpoint that scored better than the weights of `step`, and the command that
+    takes its weights. Returns no lines if there is no such checkpoint. If the run ends with averaged weights, their
+    score is compared with that of the checkpoint's raw weights, and the command takes the raw ones."""
     try:
         best = read_best(run_dir)
-    except InvalidDataError:  # a damaged best.json is reported where it is needed
+    except InvalidDataError:  # reported by commands that need best.json
         return []
     scores = [score for score in scores_of(run_dir) if score.step == step]
     if best is None or not scores or best.step == step:
@@ -157,8 +157,9 @@ def better_checkpoint(run_dir: Path, *, step: int) -> list[str]:
 
 
 def next_command(job: TrainingJob, weights: Path) -> list[str]:
-    """The command to run next. A run without scores is evaluated, on the test split that stands beside its data by
-    convention. A run that has learned colours of patches is no classifier, so its representation is measured."""
+    """Returns the command to run next: predict an image if the run has scores; otherwise evaluate on the test split, by
+    convention the folder beside the data with `-test` in its name. A model that predicts colours of masked patches is
+    not a classifier, so few-shot scores measure its representation."""
     if job.model.masked_patches:
         return ["patchline", "fewshot", str(weights), "--data.url", job.data.url or "URL"]
     if job.is_scored:

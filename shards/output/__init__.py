@@ -1,1 +1,1 @@
-"""What a person reads: escaped text, progress, command lines, and quantities with their units."""
+"""Output for people: escaped text, progress, command lines, and quantities with their units."""

@@ -1,4 +1,5 @@
-"""Progress of long work: a live line on a terminal that vanishes at the end, one line every 30 seconds in a log."""
+"""Shows the progress of long work: by a live line on a terminal, which vanishes at the end, or a line every 30 seconds
+in a log."""
 
 import logging
 import time
@@ -18,8 +19,8 @@ _DRAW_INTERVAL_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A part of a line. Logs show it in full, and so does a live line that has room; otherwise it is short, and the
-    facts of least weight are left out first."""
+    """A part of a line. Logs and live lines with enough room show all facts in full. Otherwise a live line shows the
+    short forms, and leaves out the facts of least weight first."""
 
     full: str
     short: str
@@ -27,8 +28,8 @@ class Fact:
 
 
 def as_live_line(facts: Sequence[Fact], columns: int) -> str:
-    """The facts in at most `columns` columns: all in full, or without those of weight 0, or all short, or without the
-    lightest (the last of them first)."""
+    """Returns the facts in at most `columns` columns: all in full; else without those of weight 0; else all in short
+    form; else without the lightest, the last of them first."""
     heavy = [fact.full for fact in facts if fact.weight]
     for texts in ([fact.full for fact in facts], heavy):
         if len(line := _joined(texts)) <= columns:
@@ -45,7 +46,7 @@ def _joined(texts: Iterable[str]) -> str:
 
 
 def as_log_line(facts: Sequence[Fact]) -> str:
-    """All facts in full, for a log."""
+    """Returns all facts in full, for a log."""
     return ", ".join(fact.full for fact in facts if fact.full)
 
 
@@ -76,11 +77,11 @@ class Ticker:
 
     @property
     def is_live(self) -> bool:
-        """True on a terminal."""
+        """Whether the progress is shown by a live line on a terminal."""
         return self._line is not None
 
     def tick(self, facts: Callable[[], Sequence[Fact]]) -> None:
-        """Shows the facts if it is time to."""
+        """Shows the facts if enough time has passed since the last time."""
         now = time.monotonic()
         if self._line is None:
             if now - self._last_line >= LINE_INTERVAL_SECONDS:
@@ -95,8 +96,8 @@ class Progress:
     """Counts finished units of one piece of work, such as `Progress("scan", 1797, unit="images")`. Use as a context
     manager.
 
-    `total` is 0 as long as it is not known. The last line of a log is left out if the work took no time, and if
-    `says_end` is False, where the result is logged anyway.
+    `total` is 0 as long as it is not known. The last line of a log is left out if the work took no time. It is also
+    left out if `says_end` is False, for callers that log the result themselves.
     """
 
     def __init__(self, what: str, total: int, *, unit: str, says_end: bool = True) -> None:
@@ -117,22 +118,22 @@ class Progress:
         if kind is None and self._says_end and not self._ticker.is_live and self.done:
             spent = duration(time.monotonic() - self._began)
             note = f", {self.note}" if self.note else ""
-            if spent == duration(0):  # phases of small work come one after the other: nobody waited for them
+            if spent == duration(0):  # short phases would fill the log
                 return
             log.info("%s: %s %s in %s%s", self.what, f"{self.done:,}", self.unit, spent, note)
 
     def advance(self, count: int = 1, *, note: str = "") -> None:
-        """Counts `count` more units as done; `note` is shown after the rate."""
+        """Counts `count` more units as done. `note` is shown at the end of the line."""
         self.done += count
         self.note = note or self.note
         self._ticker.tick(self.facts)
 
     def rate(self) -> float:
-        """Units per second since this process began the work."""
+        """Returns the units per second since this process began the work."""
         return self.done / max(time.monotonic() - self._began, 1e-9)
 
     def facts(self) -> list[Fact]:
-        """Count, share, rate and time left."""
+        """Returns the count, share, rate and time left, and the note."""
         rate = self.rate()
         speed = Fact(full=f"{rate:,.1f} {self.unit}/s", short=f"{rate:,.0f}/s")
         note = Fact(full=self.note, short=self.note, weight=0)

@@ -1,4 +1,4 @@
-"""Numbers as people read them: times, sizes, counts, shares."""
+"""Formats numbers for people: times, sizes, counts, shares."""
 
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 _TIMES = ((_DAY, "d", _HOUR, "h"), (_HOUR, "h", _MINUTE, "min"), (_MINUTE, "min", 1, "s"))
@@ -8,7 +8,7 @@ _COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
 
 
 def duration(seconds: float) -> str:
-    """A time in words: `0.4 s`, `45 s`, `2 min 31 s`, `5 h 12 min`, `3 d 4 h`."""
+    """Returns a time in words: `0.4 s`, `45 s`, `2 min 31 s`, `5 h 12 min`, `3 d 4 h`."""
     if seconds < 9.95:
         return f"{seconds:.1f} s"
     whole = round(seconds)
@@ -19,7 +19,7 @@ def duration(seconds: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """A time for a narrow line: `2:31`, `5:12:00`, `3 d 4 h`."""
+    """Returns a time for a narrow line: `2:31`, `5:12:00`, `3 d 4 h`."""
     whole = round(seconds)
     if whole >= _DAY:
         return duration(whole)
@@ -28,13 +28,13 @@ def clock(seconds: float) -> str:
 
 
 def short_time(seconds: float) -> str:
-    """A time that may be far below a second: `26 µs`, `1.5 ms`, `2 s`."""
+    """Returns a time that may be far below a second: `26 µs`, `1.5 ms`, `2 s`."""
     unit, name = next((each for each in _SHORT_TIMES if abs(seconds) >= each[0]), _SHORT_TIMES[-1])
     return f"{_in_three_digits(seconds / unit)} {name}" if seconds else "0 s"
 
 
 def size(num_bytes: float) -> str:
-    """Bytes: `512 B`, `4.4 MB`."""
+    """Returns a number of bytes in words: `512 B`, `4.4 MB`."""
     for unit, name in _BYTES:
         if num_bytes >= 0.9995 * unit:
             return f"{num_bytes / unit:.1f} {name}"
@@ -42,7 +42,7 @@ def size(num_bytes: float) -> str:
 
 
 def number(value: float) -> str:
-    """Any number in at most five digits: `0.0123`, `1,622`, `807 k`, `2.03e-05`."""
+    """Returns any number in at most five digits: `0.0123`, `1,622`, `807 k`, `2.03e-05`."""
     amount = abs(value)
     if amount < 1000:
         return f"{value:.4g}" if amount >= 0.001 else f"{value:.3g}"
@@ -52,7 +52,7 @@ def number(value: float) -> str:
 
 
 def short_count(count: float) -> str:
-    """A large number in three digits: `812`, `807 k`, `86.6 M`, `1.2 B`."""
+    """Returns a large number in three digits: `812`, `807 k`, `86.6 M`, `1.2 B`."""
     for unit, name in _COUNTS:
         if count >= 0.9995 * unit:
             return f"{count / unit:.3g} {name}"
@@ -60,13 +60,13 @@ def short_count(count: float) -> str:
 
 
 def percent(value: float) -> str:
-    """A value in percent, in three digits: `0.012 %`, `33.3 %`, `100 %`."""
+    """Returns a value in percent, in three digits: `0.012 %`, `33.3 %`, `100 %`."""
     return f"{_in_three_digits(100 * value)} %"
 
 
 def share(part: float, whole: float = 1.0) -> str:
-    """A share in percent: `0 %`, `<0.1 %`, `33.3 %`, `100 %`. A few of many are never shown as 0, nor almost all as
-    100."""
+    """Returns a share in percent: `0 %`, `<0.1 %`, `33.3 %`, `100 %`. Only an exact 0 is shown as 0, and only exactly
+    all as 100."""
     found = 100 * part / whole if whole else 0.0
     if found in (0, 100):
         return f"{found:.0f} %"
@@ -74,7 +74,7 @@ def share(part: float, whole: float = 1.0) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """A number and what it counts: `1 image`, `2,000 images`, `2 processes`, `2 batches`."""
+    """Returns a number and what it counts: `1 image`, `2,000 images`, `2 processes`, `2 batches`."""
     ending = "es" if noun.endswith(("s", "ch")) else "s"
     return f"{count:,} {noun}{'' if count == 1 else ending}"
 

@@ -1,12 +1,13 @@
-"""What a command and its worker processes write to a terminal or a log: one live line below other output, all escaped.
+"""Writes the output of a command and its worker processes to a terminal or a log: all text escaped, and one live line
+below it.
 
-Names come from data, which may be hostile. Every text passes `Escaped` on its way out, so none can hold a control
-character, and `message_text`, so that no line of a message can pass for another message. This covers what other
-libraries write in Python, too. Libraries in C write to the file descriptors themselves; see `pipeline/data/decode.py`
-for the one that repeated names from data.
+Names come from data, which may be hostile. All output passes through `Escaped`, so it contains no control characters.
+Messages also pass through `message_text`, so that no line of a message can look like another message. This covers the
+Python output of other libraries, too. Libraries in C write to the file descriptors directly; see
+`pipeline/data/decode.py` for the one that repeated names from data.
 
-The live line is drawn with carriage returns and blanks only. No cursor is hidden, so none has to be restored after a
-kill, and terminals without escape codes show it too.
+The live line is drawn only with carriage returns and blanks. The cursor is not hidden, so it need not be restored after
+a kill, and terminals without escape codes show the line, too.
 """
 
 import logging
@@ -23,24 +24,24 @@ from typing import Any, TextIO, cast
 
 from shards.output.url_secrets import without_secrets
 
-_ECHO = 2  # columns of the ^C that a terminal echoes behind the line
+_ECHO = 2  # columns of the ^C that a terminal echoes after the line
 _COMMAND = re.compile("(^|: ) *patchline ")
-_COLUMNS = 80  # of a terminal that does not report its width
+_COLUMNS = 80  # assumed for a terminal that does not report its width
 _LOG_INDENT = " " * len("12:34:56 ")
 _INDENT = "  "
 _MOST_IN_A_LINE, _MOST_IN_A_MESSAGE = 4_000, 40_000  # characters; a name may have millions
-# Control characters, Unicode's line ends, changes of direction, bytes of file names that are not UTF-8.
+# Control characters, Unicode line ends, changes of writing direction, and bytes of file names that are not UTF-8.
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff]"
 )
-_NO_JSON_ESCAPE = "\x7f"  # the one control character that JSON holds unescaped; \\x7f would not be JSON
+_NO_JSON_ESCAPE = "\x7f"  # JSON may hold this control character unescaped, but \\x7f would not be JSON
 _FLAG_INDENT = " " * 4
 log = logging.getLogger(__name__)
 _NOISY = ("botocore", "boto3", "urllib3", "s3transfer")
 
 
 def printable(text: str) -> str:
-    """The text with control characters escaped (`\\x1b`), since they could move the cursor or worse."""
+    """Returns the text with control characters escaped (`\\x1b`), because they could move the cursor or do worse."""
     return _CONTROLS.sub(_escaped, text)
 
 
@@ -51,13 +52,13 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def printable_name(name: str) -> str:
-    """Like `printable`, for names of files and classes: line breaks and tabs are escaped too."""
+    """Does the same as `printable` for names of files and classes: escapes line breaks and tabs, too."""
     return printable(name).replace("\t", "\\t").replace("\n", "\\n")
 
 
 def wrapped_text(text: str, columns: int, *, indent: str = "") -> str:
-    """The text wrapped between words at `columns`, continuation lines indented. Commands stay whole, so that they can
-    be copied."""
+    """Returns the text wrapped between words at `columns`, with continuation lines indented. Lines with a command stay
+    whole, so that they can be copied."""
     lines = []
     for line in text.split("\n"):
         own = line[: len(line) - len(line.lstrip())] + "  " if line[:1] == " " else indent
@@ -70,7 +71,7 @@ def wrapped_text(text: str, columns: int, *, indent: str = "") -> str:
 
 
 def columns_of(stream: TextIO) -> int:
-    """The width of the terminal behind a stream; 0 if it is not a terminal."""
+    """Returns the width of the terminal that a stream writes to, or 0 if it is not a terminal."""
     try:
         return os.get_terminal_size(stream.fileno()).columns or _COLUMNS if stream.isatty() else 0
     except (OSError, ValueError):
@@ -78,8 +79,9 @@ def columns_of(stream: TextIO) -> int:
 
 
 def message_text(text: str, *, columns: int = 0, indent: str = _INDENT) -> str:
-    """A message as it is written: without secrets of URLs, escaped, cut in the middle if it is long, and wrapped at
-    `columns` (0: not at all). All lines below the first are indented, so that none can pass for another message."""
+    """Returns a message as it is written: without secrets of URLs, escaped, with the middle cut out if it is long, and
+    wrapped at `columns` (0: not wrapped). All lines after the first are indented, so that none can look like another
+    message."""
     whole = printable(without_secrets(text.rstrip("\n")))
     lines = [_cut(line, _MOST_IN_A_LINE) for line in whole.split("\n")]
     text = _cut(f"\n{indent}".join(lines), _MOST_IN_A_MESSAGE)
@@ -87,14 +89,14 @@ def message_text(text: str, *, columns: int = 0, indent: str = _INDENT) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    """The text, or its first and last characters and how many there are."""
+    """Returns the text or, if it is too long, its first and last characters and its length."""
     if len(text) <= most:
         return text
     return f"{text[: most // 2]} [... {len(text):,} characters in all ...] {text[-(most // 4) :]}"
 
 
 class LogFormatter(logging.Formatter):
-    """Formats records as `12:34:56 message`, by `message_text`. Ranks above 0 add their number.
+    """Formats records as `12:34:56 message`, using `message_text`. Ranks above 0 add their number.
 
     If the stream `terminal` is a terminal, lines are wrapped to its width, except those of tracebacks.
     """
@@ -105,13 +107,13 @@ class LogFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s {who}%(message)s", datefmt="%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        """The text of one record, which may be several lines."""
+        """Returns the text of one record, which may have several lines."""
         columns = 0 if record.exc_info else columns_of(self._terminal)
         return message_text(super().format(record), columns=columns, indent=_LOG_INDENT)
 
 
 class LiveLine:
-    """The live line of one terminal. Any thread may write to the streams `Above` it."""
+    """The live line of one terminal. Any thread may write to the streams above it (`Above`)."""
 
     def __init__(self, terminal: TextIO) -> None:
         self.terminal = terminal
@@ -121,11 +123,11 @@ class LiveLine:
 
     @property
     def columns(self) -> int:
-        """The room for the live line. It is narrower than the terminal, so that an echoed ^C does not wrap it."""
+        """The width of the live line. It is narrower than the terminal, so that an echoed ^C does not wrap it."""
         return max(1, columns_of(self.terminal) - 1 - _ECHO)
 
     def draw(self, line: str) -> None:
-        """Replaces the line; an empty one clears it."""
+        """Replaces the line. An empty `line` clears it."""
         with self.lock:
             end = "\n" if self.is_open else self._blank()
             self.is_open = False
@@ -183,7 +185,7 @@ class Escaped:
         self.stream.flush()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.stream, name)  # fileno, encoding, isatty: those of the stream
+        return getattr(self.stream, name)  # fileno, encoding and isatty are those of the stream
 
 
 class Above(Escaped):
@@ -194,7 +196,7 @@ class Above(Escaped):
         self.line = line
 
     def write(self, text: str) -> int:
-        """Writes at once; the live line is shown again after a line break."""
+        """Writes the text at once. The live line is shown again after a line break."""
         if not text:
             return 0
         with self.line.lock, self.line.out_of_the_way():
@@ -205,13 +207,14 @@ class Above(Escaped):
 
 
 def unescaped(stream: TextIO) -> TextIO:
-    """The stream below an escaped one, for the live line and for colours. Names must pass `printable_name` first."""
+    """Returns the stream inside an escaped one, for the live line and for colours. Names must be escaped by
+    `printable_name` first."""
     return stream.stream if isinstance(stream, Escaped) else stream
 
 
 @contextmanager
 def escaped_output() -> Iterator[None]:
-    """Escapes standard output and standard error while this is open, whoever writes to them."""
+    """Escapes everything that is written to standard output and standard error while this is open."""
     with ExitStack() as stack:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
@@ -223,9 +226,11 @@ def escaped_output() -> Iterator[None]:
 
 @contextmanager
 def live_line() -> Iterator[LiveLine | None]:
-    """The terminal's live line while this is open: standard output, standard error and the log go above it.
+    """Yields the terminal's live line. While this is open, standard output, standard error and the log appear above the
+    line.
 
-    None if standard error is not a terminal. A nested `live_line` is the same line, which is restored at the end.
+    Yields None if standard error is not a terminal. A nested `live_line` yields the same line, and restores its text at
+    the end.
     """
     outer = sys.stderr
     if isinstance(outer, Above):
@@ -244,7 +249,7 @@ def live_line() -> Iterator[LiveLine | None]:
 
 
 def _go_above(line: LiveLine, stack: ExitStack) -> None:
-    """Puts the streams of this process above the line until the stack is closed."""
+    """Lets the streams of this process write above the line until the stack is closed."""
     above = cast("TextIO", Above(line.terminal, line))
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.StreamHandler) and unescaped(handler.stream) is line.terminal:
@@ -258,8 +263,8 @@ def _go_above(line: LiveLine, stack: ExitStack) -> None:
 
 
 def command_lines(before: str, words: Sequence[str], *, columns: int) -> list[str]:
-    """The command after the prompt `before`, broken before a flag wherever a line would exceed `columns`; longer words
-    stay whole."""
+    """Returns the lines of a command after the prompt `before`. Breaks a line before a flag if it would exceed
+    `columns`; longer flags stay whole."""
     lines = [before]
     for number, flag in enumerate(_flags(words)):
         line = f"{lines[-1]}{' ' if number else ''}{flag}"
@@ -271,7 +276,7 @@ def command_lines(before: str, words: Sequence[str], *, columns: int) -> list[st
 
 
 def _flags(words: Sequence[str]) -> list[str]:
-    """The quoted words, each flag with its values."""
+    """Returns the quoted words, with each flag and its values in one string."""
     flags: list[str] = []
     for word in words:
         quoted = printable_name(shlex.quote(word))
@@ -284,10 +289,10 @@ def _flags(words: Sequence[str]) -> list[str]:
 
 @contextmanager
 def command_output(*, level: int = logging.INFO, rank: int = 0) -> Iterator[None]:
-    """While this is open, the log goes to standard error, and both standard streams are escaped.
+    """Sends the log to standard error and escapes both standard streams, while this is open.
 
-    Warnings, and errors that end a thread, become messages of the log: Python would write their further lines as they
-    are. A program with its own log keeps its handlers.
+    Warnings and errors that end a thread are logged, because Python would not indent their further lines. A program
+    with its own log keeps its handlers.
     """
     with escaped_output(), ExitStack() as stack:
         root = logging.getLogger()

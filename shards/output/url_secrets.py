@@ -1,38 +1,38 @@
-"""Recognises URLs with secrets in them, and shows them without.
+"""Finds secrets in URLs, and replaces them for display.
 
-A secret is what stands before the @ of an address, or a value of its query that is named like a signature or a key.
+A secret is the part of an address before its @, or a value in its query whose name is that of a signature or a key.
 """
 
 import re
 
-# Also of one slash: so a path shows what should have been a URL.
+# Also matches a single slash, which remains when a URL has been treated as a path.
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,15}(?=://)|https?|s3)(:/[^\s\"'<>`]+)")
-_PASSWORD = re.compile(r"://[^/\s:@]*:(?![0-9]{1,5}(?:/|$))[^\s@]+@")  # no port
-_USER = re.compile(r"^(:/{1,2})[^/?#]*@")  # up to the last @: a password may have others
-_SIGNS = re.compile(r"([?&;#])")  # before the names of a query
+_PASSWORD = re.compile(r"://[^/\s:@]*:(?![0-9]{1,5}(?:/|$))[^\s@]+@")  # a colon with a number is a port, not a password
+_USER = re.compile(r"^(:/{1,2})[^/?#]*@")  # up to the last @, because a password may contain one
+_SIGNS = re.compile(r"([?&;#])")  # the separators before the names in a query
 _PART = re.compile(r"signature|credential|token|secret|passw|api[-_]?key|access[-_]?(key|id)|key-pair-id|policy")
 _NAMES = frozenset(("sig", "key", "auth", "authorization", "pwd", "hmac", "jwt", "code", "sid", "session"))
 _HIDDEN = "***"
 
 
 def is_secret_field(name: str) -> bool:
-    """Whether a field of a query is named like a secret: sig, X-Amz-Signature, access_token."""
+    """Says whether a field of a query has the name of a secret, such as sig, X-Amz-Signature or access_token."""
     name = name.strip().lower()
     return name in _NAMES or _PART.search(name) is not None
 
 
 def has_password(text: str) -> bool:
-    """Whether the text has a URL such as https://user:password@host."""
+    """Says whether the text has a URL such as https://user:password@host."""
     return bool(_PASSWORD.search(text))
 
 
 def has_user(text: str) -> bool:
-    """Whether the text has a URL such as https://user@host, whose user may be a token."""
+    """Says whether the text has a URL such as https://user@host, whose user may be a token."""
     return any(_USER.search(url[2]) for url in _URL.finditer(text))
 
 
 def has_secret(text: str) -> bool:
-    """Whether the text has a URL with a password, a signature or a key."""
+    """Says whether the text has a URL with a password, a signature or a key."""
     if "://" not in text:
         return False
     fields = (piece for url in _URL.finditer(text) for piece in _SIGNS.split(url[2])[2::2])
@@ -40,8 +40,9 @@ def has_secret(text: str) -> bool:
 
 
 def without_secrets(text: str) -> str:
-    """The text with *** in place of users and passwords of URLs, and of the values of their queries. In keys of a
-    bucket, which may have a question mark, only values that are named like secrets are replaced."""
+    """Returns the text with *** in place of the users and passwords of its URLs, and of the query values of web
+    addresses. In other URLs, only values that are named like secrets are replaced, because an S3 key may contain a
+    question mark."""
     if ":/" not in text:
         return text
     return _URL.sub(_without, _PASSWORD.sub(f"://{_HIDDEN}@", text))

@@ -1,6 +1,7 @@
-"""Settings for what is packed, and how: everything that the bytes of a dataset depend on.
+"""Settings for what is packed and how: everything that determines the bytes of a dataset.
 
-They are frozen before the first shard. They load neither NumPy nor Pillow, since the command line reads them.
+They are written to the plan before the first shard. This module loads neither NumPy nor Pillow, so that the command
+line starts quickly.
 """
 
 import hashlib
@@ -29,7 +30,7 @@ from shards.sources.kinds import Source, tool_versions
 MOST_SEED = 2**63 - 1
 MOST_CHARACTERS = 10_000
 _LINE_BREAK = "\n"
-# These turn the direction of the text after them, so that a line looks different from what it says.
+# Characters that change the direction of the text after them, so that a line looks different from what it says.
 _TURNING = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 
 
@@ -52,7 +53,7 @@ class Dedup:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetSettings:
-    """What a person decides about a dataset, whether images are packed or existing tars are indexed."""
+    """The settings of a dataset that packing images and indexing existing tars share."""
 
     split: str = "train"
     """Name of the split, such as train or test."""
@@ -71,7 +72,7 @@ class DatasetSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PackSpec(DatasetSettings):
-    """The settings of a packing: all that the bytes of the dataset depend on."""
+    """The settings of a packing, which determine the bytes of the dataset."""
 
     source: Source
     """Images to pack, and their labels."""
@@ -93,27 +94,28 @@ class PackSpec(DatasetSettings):
 
     @property
     def is_hashed(self) -> bool:
-        """Whether the scan makes perceptual hashes, for which it decodes every image."""
+        """Whether the scan computes perceptual hashes, for which it decodes every image."""
         return bool(self.dedup.against)
 
     @property
     def refuses_truncated(self) -> bool:
-        """Whether the scan looks for JPEGs of which a part is missing."""
+        """Whether the scan looks for JPEGs and PNGs of which a part is missing."""
         is_reencoded = self.resize.short_side > 0 or self.resize.convert
         return self.images.truncated == "quarantine" or (self.images.truncated == "auto" and is_reencoded)
 
     def settings(self) -> dict[str, object]:
-        """The settings as plan.json records them."""
+        """Returns the settings as plan.json records them."""
         settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
         return settings
 
     def versions(self) -> dict[str, str]:
-        """Versions of the libraries that can change a written byte."""
+        """Returns the versions of the libraries on which written bytes depend."""
         packages = [*CODEC_PACKAGES, *(HASH_PACKAGES if self.is_hashed else ())]
         return tool_versions(self.source) | {package: version(package) for package in packages}
 
     def scan_hash(self) -> str:
-        """The sha256 of what decides the scan: jobs with the same hash can share listing and scan files."""
+        """Returns the sha256 of everything that determines the scan. Jobs with the same hash can share listing and scan
+        files."""
         decides = {
             "source": asdict(self.source),
             "limits": asdict(self.limits),
@@ -126,9 +128,11 @@ class PackSpec(DatasetSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What people should know of a dataset. The manifest has it, and no other byte of the dataset depends on it.
+    """What people should know about a dataset. It is stored in the manifest, and no other byte of the dataset depends
+    on it.
 
-    Texts have at most MOST_CHARACTERS and no control characters except line breaks. An empty text says nothing.
+    Texts have at most MOST_CHARACTERS and no control characters except line breaks. An empty text leaves what the
+    manifest has.
     """
 
     description: str = ""
@@ -139,7 +143,7 @@ class About:
             _check(option, text)
 
     def of(self, manifest: Manifest) -> Manifest:
-        """The manifest with these texts. An empty text here leaves the manifest's own."""
+        """Returns the manifest with these texts. Where a text is empty, the manifest keeps its own."""
         description = self.description or manifest.description
         return replace(manifest, description=description, licence=self.licence or manifest.licence)
 
@@ -156,5 +160,5 @@ def _check(option: str, text: str) -> None:
 
 def _is_refused(character: str) -> bool:
     is_control = ord(character) < 0x20 or 0x7F <= ord(character) < 0xA0
-    is_surrogate = 0xD800 <= ord(character) < 0xE000  # bytes of the command line that are not UTF-8
+    is_surrogate = 0xD800 <= ord(character) < 0xE000  # a byte of the command line that is not UTF-8
     return character != _LINE_BREAK and (is_control or is_surrogate or character in _TURNING)

@@ -1,7 +1,8 @@
-"""The plan's second pass over the scan files: deals rows to their slots, in memory that does not grow with the rows.
+"""The plan's second pass over the scan files deals rows to their slots. Its memory does not grow with the number of
+rows.
 
-An external sort in two passes. Each task takes a few scan files and writes its rows, sorted by slot, into one local
-file of Arrow batches, one per samples file. Then each samples file gathers its batches.
+It is an external sort in two passes. First, each task takes a few scan files and writes their rows, sorted by slot,
+into one local file of Arrow batches, one batch per samples file. Then the batches of each samples file are gathered.
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from shards.packing.survey import NO_LABEL, labelled, reasons
 from shards.store import open_store
 from shards.tables import MOST_ROWS, TableSchema, read_checked, table_bytes
 
-# A samples file holds about this many rows, so that planning takes little memory for any collection.
+# A samples file has about this many rows, so that planning takes little memory for any collection.
 SAMPLES_A_FILE = 1 << 18
 MOST_SHARDS_A_FILE = 256
 
@@ -59,10 +60,11 @@ _DROPPED_RULES = TableSchema(
 
 @dataclass(frozen=True, kw_only=True)
 class DealTask:
-    """Consecutive scan files, whose first row is at `first_position`.
+    """A task: consecutive scan files. `first_position`: the position of their first row.
 
-    `slots` has a slot for every row, or -1 if it is dropped. `drops` (position, kind, reason, match, distance) gives
-    the reason for rows that the scan found fit. `merged` has, by position, labels that replace the scanned ones.
+    `slots`: the slot of every row, or -1 if it is dropped. `drops`: a table (position, kind, reason, match, distance)
+    with the reasons for dropped rows that the scan accepted. `merged`: by position, the labels that replace the scanned
+    ones.
     """
 
     url: str
@@ -80,7 +82,7 @@ class DealTask:
 
 @dataclass(frozen=True, kw_only=True)
 class GatherTask:
-    """One samples file of the dataset at `url`, from the batches that the deal tasks left in `folder`."""
+    """A task: one samples file of the dataset at `url`, made from the batches that the deal tasks left in `folder`."""
 
     url: str
     number: int
@@ -89,17 +91,17 @@ class GatherTask:
 
 
 def samples_path(number: int) -> str:
-    """The path of a samples file. Its row groups are the plans of consecutive shards."""
+    """Returns the path of a samples file. It has one row group per shard, for consecutive shards."""
     return f"plan/samples-{number:05d}.parquet"
 
 
 def shards_per_file(samples_per_shard: int) -> int:
-    """Shards whose samples are in one samples file, one row group each."""
+    """Returns the number of shards whose samples share one samples file, in one row group each."""
     return max(1, min(MOST_SHARDS_A_FILE, SAMPLES_A_FILE // samples_per_shard))
 
 
 def deal(task: DealTask) -> int:
-    """Writes the rows of some scan files by slot, and the dropped ones; returns the number of scan files."""
+    """Writes the rows of some scan files by slot, and separately the dropped ones. Returns the number of scan files."""
     store, kept, dropped, done = open_store(task.url), [], [], 0
     columns = [*_KEPT, "labels", "weights", "reason"]
     for number in task.numbers:
@@ -117,7 +119,7 @@ def deal(task: DealTask) -> int:
 
 
 def gather(task: GatherTask) -> tuple[str, str]:
-    """Writes one samples file; returns its path and sha256."""
+    """Writes one samples file. Returns its path and sha256."""
     batches = []
     for spill in sorted(Path(task.folder).glob("kept-*")):
         with pa.memory_map(str(spill)) as file:
@@ -131,7 +133,7 @@ def gather(task: GatherTask) -> tuple[str, str]:
 
 
 def dropped_rows(folder: str) -> pa.Table:
-    """All rows that the deal tasks dropped, in the order of their positions."""
+    """Returns all rows that the deal tasks dropped, in the order of their positions."""
     tables = []
     for path in sorted(Path(folder).glob("dropped-*")):
         with pa.OSFile(str(path)) as file:
@@ -140,7 +142,7 @@ def dropped_rows(folder: str) -> pa.Table:
 
 
 def _labelled(table: pa.Table, task: DealTask) -> pa.Table:
-    """The rows with labels as ids, and with the merged labels of duplicates."""
+    """Returns the rows with the ids of their labels. Rows whose duplicates were merged get the merged labels."""
     labels, weights = table.column("labels").combine_chunks(), table.column("weights").combine_chunks()
     if task.merged:
         pairs = zip(table.column("position").to_pylist(), labels.to_pylist(), weights.to_pylist(), strict=True)
@@ -155,7 +157,8 @@ def _labelled(table: pa.Table, task: DealTask) -> pa.Table:
 
 
 def _dropped(table: pa.Table, task: DealTask) -> pa.Table:
-    """Rows that the scan refused, that have wrong labels or formats, or that are copies of others."""
+    """Returns the rows that are not packed: refused by the scan, with wrong labels or formats, or left out by the plan
+    as duplicates, near-duplicates of evaluation images, or images of the other split."""
     why = task.drops.filter(pc.is_in(task.drops.column("position"), value_set=table.column("position")))
     refused = table.filter(pc.invert(pc.is_in(table.column("position"), value_set=why.column("position"))))
     reason = reasons(refused, task.spec)
@@ -163,7 +166,7 @@ def _dropped(table: pa.Table, task: DealTask) -> pa.Table:
     names = ["position", "locator", "source"]
     refused = refused.select(names).append_column("kind", kind).append_column("reason", reason)
     others = table.select(names).join(why, "position", join_type="inner")
-    both = pa.concat_tables([refused, others], promote_options="default")  # match and distance are null where missing
+    both = pa.concat_tables([refused, others], promote_options="default")  # missing columns become null
     return both.select(DROPPED_SCHEMA.names).cast(DROPPED_SCHEMA).sort_by("position")
 
 
@@ -176,7 +179,7 @@ def _spill(table: pa.Table, task: DealTask) -> None:
 
 
 def _write_batches(path: Path, tables: list[pa.Table]) -> None:
-    """Writes one record batch per table, also for empty tables."""
+    """Writes one record batch per table, even if the table is empty."""
     with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, tables[0].schema) as writer:
         for table in tables:
             whole = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
@@ -184,12 +187,13 @@ def _write_batches(path: Path, tables: list[pa.Table]) -> None:
 
 
 def read_dropped(data: bytes) -> pa.Table:
-    """The images that the plan left out. ValueError for values that cannot be right."""
+    """Reads the images that are not packed, as the plan lists them. Raises ValueError for impossible values."""
     return read_checked(data, _DROPPED_RULES, most_rows=MOST_ROWS)
 
 
 def quarantine_table(dropped: pa.Table, left_out: Sequence[LeftOut]) -> pa.Table:
-    """The quarantine list, by position: the images that the plan left out, and those that could not be packed later."""
+    """Returns the quarantine list, by position: the images that the plan left out, and those that could not be packed
+    later."""
     by_plan = pc.is_in(dropped["kind"], value_set=pa.array(KINDS_BY_PLAN))
     of_plan = dropped.append_column("phase", pc.if_else(by_plan, "plan", "scan")).select(QUARANTINE_SCHEMA.names)
     of_shards = [{**vars(item), "phase": "shards", "kind": "refused"} for item in left_out]

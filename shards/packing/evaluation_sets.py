@@ -1,7 +1,8 @@
-"""Finds images of a collection that are those of evaluation sets, or look like them, and must not be in it.
+"""Finds images of a collection that are also in evaluation sets, or look like images of these, and must be left out.
 
 The ViT paper removes the test images of its downstream tasks from its pre-training data (section 4.1). An evaluation
-set is a packed (or adopted) dataset; the scan phase hashes it, one file a shard, and the plan matches against it.
+set is a packed (or adopted) dataset; the scan phase hashes it into one file per shard, and the plan compares the
+collection with these hashes.
 
 Thumbnails of the closest and of the most doubtful matches are made with the plan, while the source and the evaluation
 sets can still be read; the card shows them.
@@ -36,7 +37,8 @@ _SCHEMA = pa.schema(
         ("row", pa.int64()),
         ("source", pa.string()),
         ("sha256", pa.binary(32)),
-        # Made by evaluation_hashes; null: the image has no structure, so only an exact copy matches.
+        # Made by evaluation_hashes. Null if the image has no structure or cannot be decoded: only an exact copy
+        # matches.
         *((name, pa.binary(HASH_BYTES)) for name in VIEWS),
     ]
 )
@@ -58,7 +60,7 @@ _MATCHES_SCHEMA = pa.schema(
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSet:
-    """One set: the dataset at `url` as it was when the scan began."""
+    """An evaluation set: the dataset at `url`, as it was when this command began."""
 
     url: str
     fingerprint: str
@@ -67,7 +69,7 @@ class EvaluationSet:
 
 @dataclass(frozen=True, kw_only=True)
 class HashTask:
-    """One shard of an evaluation set to hash, for the packing at `url`."""
+    """A task: one shard of an evaluation set to hash, for the packing at `url`."""
 
     url: str
     evaluation_set: EvaluationSet
@@ -77,7 +79,7 @@ class HashTask:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationMatch:
-    """An evaluation image: the number of its set in the list, and its place in the set."""
+    """An evaluation image: the number of its set, and its place in the set."""
 
     set_number: int
     shard: int
@@ -95,14 +97,14 @@ def find_sets(urls: tuple[str, ...]) -> list[EvaluationSet]:
 
 
 def hash_tasks(url: str, sets: Sequence[EvaluationSet]) -> Iterator[HashTask]:
-    """A task for every shard of every set."""
+    """Yields a task for every shard of every set."""
     for number, item in enumerate(sets):
         for shard in range(item.num_shards):
             yield HashTask(url=url, evaluation_set=item, number=number, shard=shard)
 
 
 def hash_shard(task: HashTask) -> int:
-    """Writes the hashes of a shard's images unless they exist; returns the number of shards done, 1."""
+    """Writes the hashes of a shard's images unless they exist. Returns the number of shards done, which is 1."""
     store = open_store(task.url)
     if _read_hashes(store, task) is None:
         dataset = open_dataset(task.evaluation_set.url)
@@ -115,7 +117,7 @@ def hash_shard(task: HashTask) -> int:
 
 
 class EvaluationImages:
-    """The hashes of all sets, to match images against."""
+    """The hashes of all sets, with which images are compared."""
 
     def __init__(self, tables: list[tuple[int, int, pa.Table]]) -> None:
         self._places = [(number, shard, table) for number, shard, table in tables]
@@ -128,15 +130,16 @@ class EvaluationImages:
 
     @property
     def num_images(self) -> int:
-        """Images of all sets."""
+        """The number of images of all sets."""
         return int(self._starts[-1])
 
     def closest(
         self, sha256: NDArray[np.uint8], hashes: NDArray[np.uint8], has_hash: NDArray[np.bool_], *, max_distance: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-        """The evaluation image that each of n images is a copy of (-1: none), and the distance between the two in bits.
+        """Returns the evaluation image that each of n images is a copy of (-1: none), and the distance between the two
+        in bits.
 
-        `sha256` and `hashes` are uint8[n, 32]. Images with equal bytes have the distance 0, whatever their hashes.
+        `sha256` and `hashes` are uint8[n, 32]. Images with equal bytes have distance 0, whatever their hashes.
         """
         image = np.full(len(sha256), -1, np.int64)
         distance = np.zeros(len(sha256), np.int32)
@@ -150,7 +153,7 @@ class EvaluationImages:
         return image, distance
 
     def match(self, image: int) -> EvaluationMatch:
-        """The set and place of an evaluation image, given its number."""
+        """Returns the set and the place of an evaluation image, given its number."""
         place = int(np.searchsorted(self._starts, image, side="right")) - 1
         number, shard, table = self._places[place]
         row = image - int(self._starts[place])
@@ -162,7 +165,8 @@ class EvaluationImages:
         )
 
     def _equal(self, sha256: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows of `sha256` that equal an evaluation image's, and the number of that image."""
+        """Returns the rows of `sha256` that equal the sha256 of an evaluation image, and the number of that image for
+        each."""
         known, wanted = _prefix(self._sha256)[self._order], _prefix(sha256)
         place = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
         if not len(known):
@@ -174,7 +178,7 @@ class EvaluationImages:
 
 @lru_cache(maxsize=1)
 def load_images(url: str, sets: tuple[EvaluationSet, ...]) -> EvaluationImages:
-    """The hashes that the scan phase wrote for the packing at `url`; each process loads them once."""
+    """Loads the hashes that the scan phase wrote for the packing at `url`. Each process loads them once."""
     store, tables = open_store(url), []
     for task in hash_tasks(url, sets):
         if (table := _read_hashes(store, task)) is None:
@@ -189,7 +193,7 @@ def _path(task: HashTask) -> str:
 
 
 def write_hashes(store: Store, task: HashTask, table: pa.Table) -> None:
-    """Writes the hashes of a shard's images, with a note of what they were made of."""
+    """Writes the hashes of a shard's images, with a record of what they were made from."""
     store.write(_path(task), table_bytes(table.replace_schema_metadata({_MADE_OF: _made_of(task)})))
 
 
@@ -198,7 +202,7 @@ def _made_of(task: HashTask) -> bytes:
 
 
 def is_hashed(store: Store, task: HashTask) -> bool:
-    """Whether the hashes of a shard's images are there."""
+    """Whether the hashes of a shard's images exist and are up to date."""
     return _read_hashes(store, task) is not None
 
 
@@ -224,13 +228,13 @@ def _records(dataset: Dataset, shard: int) -> Iterator[dict[str, object]]:
 
 
 def _rows_of_bytes(tables: list[tuple[int, int, pa.Table]], name: str) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """uint8[n, bytes] of a column of all tables, and where it is not null."""
+    """Returns a column of all tables as uint8[n, bytes], and where it is not null."""
     columns = [bytes_rows(table.column(name)) for _, _, table in tables]
     return np.concatenate([item[0] for item in columns]), np.concatenate([item[1] for item in columns])
 
 
 def bytes_rows(column: pa.ChunkedArray) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-    """A column of fixed-size binary as uint8[n, bytes] and where it is not null (nulls are zeros)."""
+    """Returns a column of fixed-size binary as uint8[n, bytes] (nulls are zeros), and where it is not null."""
     width = column.type.byte_width
     array = column.combine_chunks()
     array = array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
@@ -246,8 +250,8 @@ def _prefix(sha256: NDArray[np.uint8]) -> NDArray[np.uint64]:
 def closest_matches(
     store: Store, spec: PackSpec, dropped: pa.Table, overlaps: pa.Table, sets: tuple[EvaluationSet, ...]
 ) -> pa.Table:
-    """Chooses at most MOST_MATCHES pairs, nearest first: half of them the closest, half the farthest that still match.
-    A picture is missing if its image cannot be read again."""
+    """Returns at most MOST_MATCHES pairs with thumbnails, closest first: half of them the closest, half the farthest
+    that still match. A thumbnail is null if its image cannot be read again."""
     ordered = overlaps.sort_by([("distance", "ascending"), ("position", "ascending")])
     if ordered.num_rows > MOST_MATCHES:
         half = MOST_MATCHES // 2

@@ -1,7 +1,7 @@
-"""Chooses images that are left out of a dataset although they are fit: copies, and those on the other side of a split.
+"""Chooses images that are left out of a dataset although they could be packed: copies, and images of the other split.
 
-Of images with equal bytes, one stays. A test split is a share of each class, chosen by the images' bytes, so that equal
-images are on the same side.
+One of several images with equal bytes stays. A test split is a share of each class, chosen by the images' bytes, so
+that equal images are in the same split.
 """
 
 from collections import Counter
@@ -19,18 +19,18 @@ from shards.hashing import TEST_SPLIT, hash_array
 from shards.packing.config import PackSpec
 from shards.packing.evaluation_sets import bytes_rows
 
-# The labels of an image with their weights (no weights: empty).
+# The labels of an image, and their weights (empty if it has none).
 Labels = tuple[tuple[str, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicates:
-    """Rows that are left out because they have the bytes of an earlier row that stays, which the source calls
-    `kept_sources[i]`.
+    """Rows that are left out because they have the same bytes as an earlier row, which stays. `kept_sources[i]`: where
+    the row that stays instead of `rows[i]` came from.
 
-    `num_relabelled` counts the copies whose labels differ from those of the row that stays; `num_relisted` counts rows
-    that name the same image again, with other labels. `labels` has the merged labels of rows that stay: of images that
-    are listed again, and of copies if their labels are merged.
+    `num_relabelled`: the number of copies whose labels differ from those of the row that stays. `num_relisted`: the
+    number of rows that list the same image again, with other labels. `labels`: the merged labels of rows that stay, for
+    images that are listed again and, under `merge`, for images with copies.
     """
 
     rows: NDArray[np.int64]
@@ -41,7 +41,8 @@ class Duplicates:
 
 
 def candidates(sha_prefix: NDArray[np.uint64], is_fit: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Rows that share the first 8 bytes of their sha256 with another, in rising order."""
+    """Returns the rows that share the first 8 bytes of their sha256 with another row, in rising order. Only rows that
+    can be packed count."""
     fit = np.flatnonzero(is_fit)
     prefix = sha_prefix[fit]
     order = np.argsort(prefix, kind="stable")
@@ -57,7 +58,8 @@ def find_duplicates(
     *,
     policy: Literal["first", "merge"],
 ) -> Duplicates:
-    """Finds duplicates among candidate rows. `read` returns the columns sha256, source, labels and weights of rows."""
+    """Finds duplicates among candidate rows. `read`: a function that returns the columns sha256, source, labels and
+    weights of rows."""
     if not len(rows):
         return Duplicates(rows=rows, kept_sources=pa.array([], pa.string()))
     table = read(rows)
@@ -80,10 +82,10 @@ def find_duplicates(
 def _merged(
     table: pa.Table, dropped: NDArray[np.int64], kept: NDArray[np.int64], *, policy: Literal["first", "merge"]
 ) -> tuple[Counter[bool], dict[int, Labels]]:
-    """Counts the rows left out whose labels differ, by whether they name the same image, and merges labels of rows that
-    stay.
+    """Counts the left-out rows whose labels differ, by whether they list the same image, and merges the labels of rows
+    that stay.
 
-    An image that is listed several times gets the labels of all its rows, whatever the policy for copies.
+    An image that is listed several times gets the labels of all its rows, whatever `policy` says about copies.
     """
     counts, merged = Counter[bool](), dict[int, Labels]()
     places = pa.array(dropped), pa.array(kept)
@@ -103,7 +105,8 @@ def _merged(
 
 
 def merged_labels(held: Labels, more: Labels) -> Labels:
-    """All labels of both, those held first. Weights are kept if both have them; a label keeps the larger one."""
+    """Returns all labels of both, with those of `held` first. Weights are kept only if both have them; a label that is
+    in both keeps the larger one."""
     if held[1] and more[1]:
         weights = dict(zip(*held, strict=True))
         for label, weight in zip(*more, strict=True):
@@ -115,8 +118,8 @@ def merged_labels(held: Labels, more: Labels) -> Labels:
 def rows_of_other_side(
     spec: PackSpec, rows: NDArray[np.int64], sha_prefix: NDArray[np.uint64], labels: pa.ChunkedArray
 ) -> NDArray[np.int64]:
-    """Those of `rows` that are on the other side of the test split than this dataset. `labels` has the labels of these
-    rows; `sha_prefix` has the first 8 bytes of the sha256 of every scanned image."""
+    """Returns those of `rows` that belong to the other split. `labels`: the labels of these rows. `sha_prefix`: the
+    first 8 bytes of the sha256 of every scanned image."""
     is_test = is_set_aside(sha_prefix[rows], labels, share=spec.split_test, seed=spec.seed)
     return rows[~is_test if spec.split == "test" else is_test]
 
@@ -124,11 +127,12 @@ def rows_of_other_side(
 def is_set_aside(
     sha_prefix: NDArray[np.uint64], labels: pa.ChunkedArray, *, share: float, seed: int
 ) -> NDArray[np.bool_]:
-    """Whether each image is in the test split: the first ones of its class in the order of a keyed hash of its bytes.
+    """Returns whether each image is in the test split, which has the first images of each class in the order of a keyed
+    hash of their bytes.
 
-    Of a class of n different images, `share` x n are in it, rounded, but at least one and not all; a class of one image
-    stays whole in the training split. Equal images go together, with the class of the first of them. An image with
-    several labels counts with its first one, and images without a label are one class.
+    If a class has n different images, `share` x n of them, rounded, are in the test split, but at least one and not
+    all. A class of one image stays in the training split. Equal images are in the same split, by the class of the first
+    of them. The class of an image with several labels is the first, and images without a label form one class.
     """
     lists = labels.combine_chunks()
     has_label = pc.greater(pc.list_value_length(lists), 0)

@@ -1,6 +1,6 @@
-"""Lists a source's entries once, cut into slices, so that all tasks of a job array scan the same listing.
+"""Lists a source's entries once, in slices, so that all tasks of a job array scan the same listing.
 
-The first task lists the source; any other would write the same files. listing.json is written last.
+The first task lists the source; any other task would write the same files. listing.json is written last.
 """
 
 import json
@@ -33,12 +33,12 @@ from shards.tables import MOST_ROWS, TableSchema, read_checked, table_bytes
 LISTING_PATH = "work/listing.json"
 SLICE_ENTRIES = 32_768
 SLICE_BYTES = 4 << 30
-# The first slices are smaller, so that the scan of a small collection can be shared too: four of 512 images or 64 MiB,
-# four of twice that, and so on; after 129,024 images all have the full size.
+# The first slices are smaller, so that tasks can share the scan of a small collection too: four slices of 512 images or
+# 64 MiB, four of twice that, and so on. After 129,024 images, all slices have the full size.
 FIRST_ENTRIES = 512
 FIRST_BYTES = 64 << 20
 _SLICES_OF_A_SIZE = 4
-_MOST_LOOKED_AT = 1000  # files, to say what to do instead
+_MOST_LOOKED_AT = 1000  # files that are looked at to say what to do instead
 
 _SCHEMA = pa.schema(
     [
@@ -55,7 +55,7 @@ _RULES = TableSchema(schema=_SCHEMA, may_be_null=frozenset(_SCHEMA.names))
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Consecutive entries of a source. `num_images` counts the images that the listing knows of."""
+    """Consecutive entries of a source. `num_images`: the number of its images, as far as the listing knows it."""
 
     sha256: str
     num_images: Annotated[int, Range(0)]
@@ -64,22 +64,24 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The content of listing.json. `scan_hash` is the PackSpec's."""
+    """The content of listing.json. `scan_hash`: the hash of the settings for which it was made
+    (`PackSpec.scan_hash`)."""
 
     scan_hash: str
     slices: tuple[Slice, ...]
 
     def amounts(self) -> tuple[list[int], str]:
-        """What each slice adds to the progress bar, and its unit: images if their numbers are known."""
+        """Returns how much each slice adds to the progress bar, and the unit: images if their numbers are known,
+        otherwise MB."""
         if all(some.num_images for some in self.slices):
             return [some.num_images for some in self.slices], "images"
         return [some.num_bytes // 1_000_000 for some in self.slices], "MB"
 
 
 def listed(store: Store, source: Source, *, scan_hash: str, relist: bool = False) -> Listing:
-    """The source's listing at the store, which is made if there is none with this `scan_hash`.
+    """Returns the source's listing at the store. Makes it if there is none with this `scan_hash`.
 
-    `relist` makes it in any case, since the source may have grown; only a process that runs alone may ask for that.
+    `relist`: make the listing in any case, since the source may have grown. Only a process that runs alone may set it.
     """
     if relist:
         return _write(store, source, scan_hash)
@@ -87,13 +89,13 @@ def listed(store: Store, source: Source, *, scan_hash: str, relist: bool = False
         found = read_record(Listing, store.read(LISTING_PATH))
         if found.scan_hash == scan_hash:
             return found
-    except (MissingObjectError, ValueError):  # another task writes the same again
+    except (MissingObjectError, ValueError):  # there is no usable listing, so it is made
         pass
     return _write(store, source, scan_hash)
 
 
 def slice_entries(store: Store, number: int, *, sha256: str) -> list[Entry]:
-    """The entries of a slice. Raises UserError if the slice is not what the listing says."""
+    """Reads the entries of a slice. Raises UserError if the slice is missing or does not match the listing."""
     path = _path(number)
     try:
         data = store.read(path)
@@ -124,7 +126,7 @@ def _write(store: Store, source: Source, scan_hash: str) -> Listing:
 
 
 def _nothing_in(source: Source) -> str:
-    """Says what was looked for, and where. Other settings of the source do not matter here."""
+    """Returns what was looked for, and where."""
     match source:
         case ClassTarsSource():
             return f"no *.tar below {source.root}"
@@ -140,7 +142,8 @@ def _nothing_in(source: Source) -> str:
 
 
 def _another(source: Source) -> str:
-    """Says what to do instead. Tars below a folder of images are often one tar a class, or WebDataset's."""
+    """Returns what to do instead. If a folder of images has tars instead, each is often one class, or a shard of
+    WebDataset."""
     if isinstance(source, FolderSource | FlatSource) and any(
         path.lower().endswith(".tar") for path in islice(open_store(source.root).list(), _MOST_LOOKED_AT)
     ):
@@ -165,7 +168,7 @@ def _cut(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
 
 
 def _size(number: int) -> tuple[int, int]:
-    """Numbers of images and bytes at which a slice is closed."""
+    """Returns the numbers of images and bytes at which a slice ends."""
     doublings = number // _SLICES_OF_A_SIZE
     return min(FIRST_ENTRIES << doublings, SLICE_ENTRIES), min(FIRST_BYTES << doublings, SLICE_BYTES)
 

@@ -1,6 +1,7 @@
-"""Last phase of packing: block table, labels, quarantine list, and the manifest that makes them a dataset.
+"""The last phase of packing writes the block table, the labels, the quarantine list, and the manifest that completes
+the dataset.
 
-Also writes the summary that ends a packing: what is in the dataset, what is not, and why.
+This module also makes the summary at the end of a packing: what is in the dataset, what is not, and why.
 """
 
 import hashlib
@@ -77,7 +78,7 @@ log = logging.getLogger(__name__)
 
 
 class RowsFile:
-    """Writes rows.bin: the rows of every block. It keeps where they end, and their checksums, for the block table."""
+    """Writes rows.bin: the rows of every block. For the block table, it keeps their ends and their checksums."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._hash, self._num_bytes = file, hashlib.sha256(), 0
@@ -95,14 +96,14 @@ class RowsFile:
             self.crc32s.append(crc32(data))
 
     def sha256(self) -> str:
-        """The hash of all that was written."""
+        """Returns the sha256 of all that was written."""
         return self._hash.hexdigest()
 
 
 @contextmanager
 def rows_file(store: Store, num_samples: int) -> Iterator[RowsFile | None]:
-    """Opens rows.bin of a dataset of up to `num_samples`. Yields None for a dataset so small that readers keep its
-    whole index in memory."""
+    """Opens rows.bin of a dataset of up to `num_samples` samples. Yields None if the dataset is so small that readers
+    keep its whole index in memory."""
     if num_samples < LEAST_SAMPLES_WITH_ROWS:
         yield None
         return
@@ -112,7 +113,7 @@ def rows_file(store: Store, num_samples: int) -> Iterator[RowsFile | None]:
 
 @dataclass(kw_only=True)
 class Merged:
-    """Adds up shards, one after the other, for the manifest and the tables of the whole."""
+    """Collects the shards, one after another, for the manifest and the tables of the dataset."""
 
     num_classes: int
     shards: list[ShardRecord] = field(default_factory=list)
@@ -127,7 +128,7 @@ class Merged:
         self.label_counts = np.zeros(self.num_classes, np.int64)
 
     def add_shard(self, path: str, index: bytes, commit: ShardCommit, *, samples_per_block: int) -> None:
-        """Adds one shard, from the bytes of its index file. Raises ValueError if they are damaged."""
+        """Adds one shard, given the bytes of its index file. Raises ValueError if they are damaged."""
         shard = len(self.shards)
         rows = read_checked(index, _INDEX_RULES, ["offset", "labels"], most_rows=MOST_SHARD_SAMPLES)
         offsets = rows.column("offset").to_numpy()
@@ -180,7 +181,7 @@ class Merged:
             self.files[path] = sha256_hex(data)
 
     def manifest(self, settings: DatasetSettings, *, plan_hash: str, num_quarantined: int) -> Manifest:
-        """The manifest of these shards and tables."""
+        """Returns the manifest of these shards and tables."""
         return Manifest(
             format_version=FORMAT_VERSION,
             plan_hash=plan_hash,
@@ -221,14 +222,13 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
     manifest = merged.manifest(spec, plan_hash=plan.hash, num_quarantined=quarantine.num_rows)
     manifest = write_manifest(store, replace(manifest, unlabeled=spec.unlabeled == "keep"))
     if SHARDS_PATH not in manifest.files:
-        store.delete(SHARDS_PATH)  # of an earlier packing with more shards
+        store.delete(SHARDS_PATH)  # left by an earlier packing with more shards
     discard_work(store)
     return manifest
 
 
 def write_quarantine_csv(store: Store, left_out: pa.Table) -> None:
-    """Writes the images that are left out as a table that a spreadsheet opens; removes an earlier one if there are
-    none."""
+    """Writes the images that are left out as a CSV file. If there are none, removes an earlier file."""
     if left_out.num_rows:
         data = io.BytesIO()
         pa.csv.write_csv(left_out, data)
@@ -244,12 +244,12 @@ def discard_work(store: Store) -> None:
 
 
 def is_dataset_file(path: str) -> bool:
-    """Whether packing writes this path; all other files below the URL belong to the user."""
+    """Whether packing writes this path. All other files of the store belong to the user."""
     return _DATASET_FILE.fullmatch(path) is not None
 
 
 def _discard_stale_shards(store: Store, plan: Plan) -> None:
-    """Removes shards beyond the plan's last, left by an earlier packing whose plan was deleted."""
+    """Removes shards with higher numbers than the plan has, left by an earlier packing whose plan was deleted."""
     for folder in ("shards", "index"):
         for path in list(store.list(folder)):
             found = _SHARD_FILE.fullmatch(path)
@@ -258,7 +258,8 @@ def _discard_stale_shards(store: Store, plan: Plan) -> None:
 
 
 def refuse_quarantine(plan: Plan, *, max_quarantined: float, url: str, left_out: Sequence[LeftOut] = ()) -> None:
-    """Raises UserError if more images were refused than the job allows. Images left out as copies do not count."""
+    """Raises UserError if more images were refused than the job allows. Images without a label, copies, and images of
+    the other split do not count."""
     total, count = plan.num_samples + plan.num_quarantined, plan.num_refused + len(left_out)
     if count <= max_quarantined * total:
         return
@@ -299,8 +300,8 @@ def _committed_index(store: Store, plan: Plan, shard: int) -> tuple[bytes, Shard
 
 
 def _dropped_by_plan(store: Store, plan: Plan) -> pa.Table:
-    """The images that the plan dropped: refused by the scan, or left out as copies. InvalidDataError if their list is
-    not the plan's."""
+    """Reads the images that the plan dropped: those that the scan refused, and those that the plan left out. Raises
+    InvalidDataError if the list is not the plan's."""
     try:
         data = store.read(DROPPED_PATH)
     except MissingObjectError:
@@ -312,8 +313,8 @@ def _dropped_by_plan(store: Store, plan: Plan) -> pa.Table:
 
 
 def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
-    """The summary of a packing: images, classes, shards, bytes and time; what was left out, with twenty reasons, and
-    where the whole list is."""
+    """Returns the summary of a packing: images, classes, shards, bytes and time, then what was left out, with up to
+    twenty reasons, and where the whole list is."""
     num_bytes = int(manifest.shard_column("num_bytes").sum())
     images = f"{plural(manifest.num_samples, 'image')} of {plural(manifest.num_classes, 'class')}"
     shards = plural(len(manifest.shards), "shard")
@@ -327,7 +328,7 @@ def packed_words(store: Store, manifest: Manifest, *, seconds: float) -> str:
 
 
 def empty_words(store: Store, manifest: Manifest) -> list[str]:
-    """Lines that name the classes without images; none if all have some."""
+    """Returns lines that name the classes without images; an empty list if all classes have images."""
     labels = read_labels(store.read(LABELS_PATH))
     empty = labels.filter(pc.equal(labels["num_samples"], 0))["name"].to_pylist()
     lines = [f"without any image: {class_words(empty)}"] if empty else []
@@ -337,7 +338,7 @@ def empty_words(store: Store, manifest: Manifest) -> list[str]:
 
 
 def class_words(names: Sequence[str]) -> str:
-    """The number of classes and their names; if they are many, the first and the last five."""
+    """Returns the number of classes and their names; if they are many, the first and the last five names."""
     return printable_name(f"{plural(len(names), 'class')} ({listed(names)})")
 
 
@@ -354,7 +355,8 @@ def class_warnings(names: Sequence[str], *, todo: str = _LABELS) -> Iterator[str
 
 
 def refused_words(store: Store, dropped: pa.Table) -> str:
-    """The summary of a source with too many refused images to be packed, from the plan's dropped images."""
+    """Returns the summary for a source that cannot be packed because too many images were refused. `dropped`: the
+    plan's dropped images."""
     return "\n".join([*_left_out(dropped), f"the list: {store.url}/{QUARANTINE_CSV_PATH}"])
 
 

@@ -1,8 +1,9 @@
-"""HTML pages: one frame around all of them, one style sheet, one way to show names, and plots as inline SVG.
+"""Renders HTML pages with a common frame and style sheet, and draws plots as inline SVG.
 
 A page loads nothing from elsewhere. It runs at most one script, which its content security policy names by hash. Names
-are only ever text, whatever they contain. Plots take numbers and return markup: a frame with two axes, which pages fill
-with lines, bars and marks, and a matrix of shares. Their colours are the page's, by CSS class.
+are always inserted as text, whatever they contain. The plots are a frame with two axes, which pages fill with lines,
+bars and marks, and a matrix of shares. They take numbers and return markup; their colours come from the page's CSS
+classes.
 """
 
 import base64
@@ -20,25 +21,25 @@ from shards.output.quantities import duration, number, plural, share, size
 
 FRAME, STYLE = "page.html.j2", "page.css"
 NAME_CHARACTERS = 90
-# Without \b, every character of a long word would be tried as the first of a scheme.
+# Without \b, a search would try a scheme at every character of a long word.
 _USER_AND_PASSWORD = re.compile(r"\b(\w+://)[^/\s]*@")
 _QUERY = re.compile(r"\b(\w+://[^\s?#]*)[?#]\S*")
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
-_JOINERS = "\u200c\u200d"  # of Persian words and of emoji
+_JOINERS = "\u200c\u200d"  # used in Persian words and in emoji
 WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 76, 14, 34, 44
 _MOST_TICKS, _MOST_LOG_TICKS = 5, 7
 _LEAST_LEFT, _LEAST_TOP, _LEAST_RIGHT = 60, 60, 8
-_TURN = 55  # degrees of the names of columns
-_TEXT_SIZE = 12.5  # pixels, of page.css
-_CELL, _NARROW_CELL = 28, 17  # pixels, of few and of many names
+_TURN = 55  # degrees by which column names are rotated
+_TEXT_SIZE = 12.5  # pixels, as in page.css
+_CELL, _NARROW_CELL = 28, 17  # pixels, for few and for many names
 _MOST_WIDE = 20
-# Places along an axis with their labels.
+# Values on an axis, with their labels.
 Ticks = Sequence[tuple[float, str]]
 
 
 def page(package: str, template: str, values: Mapping[str, object], *, script: str = "") -> bytes:
-    """Renders a template of a package as a page in UTF-8; equal values give equal bytes. `template` and `script` are
+    """Renders a template of a package as a page in UTF-8. Equal values give equal bytes. `template` and `script` are
     names of files in the package. The template extends page.html.j2."""
     import jinja2  # noqa: PLC0415 - plots alone do not need it
 
@@ -64,34 +65,35 @@ def page(package: str, template: str, values: Mapping[str, object], *, script: s
 
 
 def style_sheet() -> Markup:
-    """The style of all pages: light and dark, wide and narrow, on paper."""
+    """Returns the style sheet of all pages, for light, dark, wide and narrow screens and for paper."""
     return Markup(resources.files("shards.pages").joinpath(STYLE).read_text("utf-8"))  # noqa: S704 - our own
 
 
 def shown(text: str, most: int = NAME_CHARACTERS) -> str:
-    """The text for display: without passwords, with control and direction-changing characters escaped, and without the
-    middle of long texts."""
+    """Returns the text for display: without users and queries of URLs, with control and direction-changing characters
+    escaped, and with the middle of a long text cut out."""
     plain = _visible(without_users_and_queries(text))
     return plain if len(plain) <= most else f"{plain[: most // 2]}…{plain[-(most // 2) :]}"
 
 
 def paragraphs(text: str) -> list[str]:
-    """The lines of a description that are not empty. Their author wants them to be read, so URLs stay whole."""
+    """Returns the lines of a description that are not empty. URLs stay whole, because the author wants them to be
+    read."""
     return [_visible(line, kept=_JOINERS) for line in text.split("\n") if line.strip()]
 
 
 def without_users_and_queries(text: str) -> str:
-    """The text without users and queries of URLs, which could be passwords."""
+    """Returns the text without the users and queries of URLs, which may contain passwords."""
     return _QUERY.sub(r"\1", _USER_AND_PASSWORD.sub(r"\1", text))
 
 
 def data_uri(image: bytes, kind: str) -> str:
-    """The URI by which a page embeds an image. `kind` is jpeg or png."""
+    """Returns the URI by which a page embeds an image. `kind` is jpeg or png."""
     return f"data:image/{kind};base64,{base64.b64encode(image).decode('ascii')}"
 
 
 def _visible(text: str, kept: str = "") -> str:
-    """The text with escapes for characters that are invisible or change how others look."""
+    """Returns the text with escapes for characters that are invisible or change how others look."""
     return "".join(
         _escaped(character) if unicodedata.category(character) in _UNSEEN and character not in kept else character
         for character in text
@@ -103,12 +105,13 @@ def _escaped(character: str) -> str:
 
 
 def labelled(values: Iterable[float], text: Callable[[float], str] = number) -> list[tuple[float, str]]:
-    """Ticks at these values."""
+    """Returns ticks at these values, with their texts."""
     return [(value, text(value)) for value in values]
 
 
 def ticks(low: float, high: float, *, is_whole: bool = False) -> list[float]:
-    """Two to five round numbers from `low` to `high`, or fewer if only whole ones count."""
+    """Returns two to five round numbers from `low` to `high`. There may be fewer if `is_whole`, which allows only whole
+    numbers."""
     if high <= low:
         return [low]
     rough = 10.0 ** math.floor(math.log10((high - low) / 5))
@@ -121,8 +124,8 @@ def ticks(low: float, high: float, *, is_whole: bool = False) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Round numbers from `low` to `high`: powers of ten, with 2 and 5 times them if these are few, or only some of the
-    powers if they are many. If fewer than two numbers are round, the two ends."""
+    """Returns round numbers from `low` to `high`: powers of ten, with their multiples by 2 and 5 if the powers are few,
+    or only some of the powers if they are many. Returns the two ends if there are fewer than two round numbers."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     for factors in ((1, 2, 5), (1,)):
         found = [factor * 10.0**power for power in range(first, last + 1) for factor in factors]
@@ -136,7 +139,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """From `low` to `high`, with `margin` beyond either end, as a share of the axis between them."""
+    """An axis from `low` to `high`, with `margin` beyond either end, given as a share of the axis between them."""
 
     name: str
     low: float
@@ -146,7 +149,7 @@ class Axis:
     margin: float = 0.0
 
     def share(self, value: float) -> float:
-        """Where on the axis a value is: 0 at its beginning, 1 at its end."""
+        """Returns where on the axis a value is: 0 at its beginning, 1 at its end."""
         low, high, at = (math.log10(each) if self.is_log else each for each in (self.low, self.high, value))
         if low == high:
             return 0.5 if self.margin else 0.0
@@ -161,26 +164,26 @@ class Frame:
     y: Axis
 
     def across(self, value: float) -> float:
-        """Pixels from the left of a value of the x axis."""
+        """Returns the pixels from the left at which a value of the x axis lies."""
         return LEFT + self.x.share(value) * (WIDTH - LEFT - RIGHT)
 
     def down(self, value: float) -> float:
-        """Pixels from the top of a value of the y axis."""
+        """Returns the pixels from the top at which a value of the y axis lies."""
         return HEIGHT - BOTTOM - self.y.share(value) * (HEIGHT - TOP - BOTTOM)
 
     def line(self, points: Iterable[tuple[float, float]], style: str = "curve", *, has_area: bool = False) -> str:
-        """A line through the points, maybe with the area below it."""
+        """Returns a line through the points, with the area below it if `has_area`."""
         at = [(self.across(x), self.down(y)) for x, y in points]
         path, base = " ".join(f"{x:.1f},{y:.1f}" for x, y in at), HEIGHT - BOTTOM
         area = f'<polygon class="area" points="{at[0][0]:.1f},{base} {path} {at[-1][0]:.1f},{base}"/>'
         return f'{area if has_area else ""}<polyline class="{style}" points="{path}"/>'
 
     def dot(self, x: float, y: float, style: str, *, radius: int) -> str:
-        """A filled circle at a point."""
+        """Returns a filled circle at a point."""
         return f'<circle class="{style}" cx="{self.across(x):.1f}" cy="{self.down(y):.1f}" r="{radius}"/>'
 
     def mark(self, x: float, text: str = "") -> str:
-        """A dashed line from top to bottom, with its text on the side that has room."""
+        """Returns a dashed line from top to bottom, with its text on the side that has room."""
         at = self.across(x)
         line = f'<path class="mark" d="M{at:.1f} {TOP - 12 if text else TOP}V{HEIGHT - BOTTOM}"/>'
         shift, anchor = (6, "start") if self.x.share(x) < 0.5 else (-6, "end")
@@ -188,11 +191,11 @@ class Frame:
         return line + (f'<text class="marked" {place}>{escape(text)}</text>' if text else "")
 
     def svg(self, about: str, drawn: Iterable[str]) -> Markup:
-        """The plot with what is drawn in the frame. `about` says in words what it shows."""
+        """Returns the plot with the elements `drawn` in the frame. `about` says in words what it shows."""
         return svg(about, WIDTH, HEIGHT, self.elements(drawn))
 
     def elements(self, drawn: Iterable[str]) -> list[str]:
-        """The elements of the plot: the grid below what is drawn, the axes and their names above it."""
+        """Returns the elements of the plot: the grid, then `drawn`, then the axes and their names."""
         base, right = HEIGHT - BOTTOM, WIDTH - RIGHT
         grid = [
             f'<path class="grid" d="M{LEFT} {self.down(at):.1f}H{right}"/>'
@@ -202,7 +205,7 @@ class Frame:
         steps = []
         for at, label in self.x.ticks:
             x = self.across(at)
-            has_room = x + 0.7 * text_width(label) < WIDTH  # on a phone, texts are larger
+            has_room = x + 0.7 * text_width(label) < WIDTH  # 0.7 instead of 0.5: texts are larger on a phone
             place = (
                 f'x="{x if has_room else WIDTH:.1f}" y="{base + 18}" text-anchor="{"middle" if has_room else "end"}"'
             )
@@ -217,9 +220,9 @@ class Frame:
 
 
 def svg(about: str, width: int, height: int, body: Iterable[str], *, is_flat: bool = False) -> Markup:
-    """The picture of these elements. `about` says what it shows, for people who do not see it. A flat picture is as
-    wide as the page."""
-    # every text in `body` is either made here or was escaped when it was put in
+    """Returns the picture of the elements `body`. `about` says what it shows, for people who do not see it. A flat
+    picture is as wide as the page."""
+    # Every text in `body` is either made in this file or was escaped when it was put in.
     size = 'preserveAspectRatio="none" class="flat"' if is_flat else f'style="max-width:{width * 1.15:.0f}px"'
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(about)}" {size}>'
     return Markup(f"{head}{''.join(body)}</svg>")  # noqa: S704
@@ -233,8 +236,8 @@ def matrix(
     style: Callable[[int, int], str],
     about: str,
 ) -> Markup:
-    """Draws percentages, the largest in the strongest colour. `style` gives the CSS class of a row and column; cells of
-    the class `none` stay empty. If there are many names, cells are small and have no numbers."""
+    """Draws a matrix of percentages, the largest in the strongest colour. `style` returns the CSS class for a row and a
+    column; cells of the class `none` stay empty. If there are many names, cells are small and have no numbers."""
     cell = _CELL if max(len(rows), len(columns)) <= _MOST_WIDE else _NARROW_CELL
     left, top, right = _margins(rows, columns, cell=cell)
     drawn = [
@@ -268,13 +271,14 @@ def matrix(
 
 
 def _percent(value: float) -> str:
-    """A percentage in two or three characters; a few of many is never 0, and almost all is never 100."""
+    """Returns a percentage in one to three characters. Shares below 1 % are `<1`; shares above 99 % but below all are
+    `>99`."""
     return "<1" if value < 0.01 else ">99" if 0.99 < value < 1 else f"{100 * value:.0f}"
 
 
 def _margins(rows: Sequence[str], columns: Sequence[str], *, cell: int) -> tuple[int, int, int]:
-    """The room for whole names: left of the cells, above them, and right of them, where the names of columns lean
-    over."""
+    """Returns the room that whole names need: left of the cells, above them, and right of them, where rotated column
+    names stick out."""
     left = max([_LEAST_LEFT, *(12 + text_width(name) for name in rows)])
     top = max([_LEAST_TOP, *(24 + math.sin(math.radians(_TURN)) * text_width(name) for name in columns)])
     lean = math.cos(math.radians(_TURN))
@@ -283,12 +287,12 @@ def _margins(rows: Sequence[str], columns: Sequence[str], *, cell: int) -> tuple
 
 
 def text_width(text: str) -> float:
-    """The width of a name in pixels, at most, in the fonts that pages are shown in."""
+    """Returns an upper estimate of a name's width in pixels, in the fonts that pages are shown in."""
     return _TEXT_SIZE * sum(_width(one) for one in text)
 
 
 def _width(character: str) -> float:
-    """A character's width in em."""
+    """Returns the width of a character in em."""
     if unicodedata.combining(character):
         return 0.0
     if unicodedata.east_asian_width(character) in "WF" or character in "MW@%mw…—":

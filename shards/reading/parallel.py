@@ -1,7 +1,7 @@
-"""One function over many tasks, in this process or in a pool of processes.
+"""Runs one function over many tasks, in this process or in a pool of processes.
 
-Packing, verification and adoption use it: their tasks keep a processor busy, which threads cannot share. Waiting in the
-background, inside one process, is done by shards/pool.py.
+Packing, verification and adoption use it, because their tasks keep a processor busy, and threads share the interpreter
+lock. For tasks that wait, threads in one process are enough (shards/pool.py).
 """
 
 import logging
@@ -28,21 +28,21 @@ _WARNINGS = (
 
 
 def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, workers: int) -> Iterator[Result]:
-    """Yields results as they come. Tasks are drawn only as workers become free, so they may be many and large."""
+    """Yields the results as they come. Tasks are drawn only as workers become free, so there may be many large ones."""
     left = iter(tasks)
     first = list(islice(left, 2))
     if workers == 1 or len(first) < 2:
         yield from map(function, chain(first, left))
         return
-    # Workers are forked from a process that has done nothing but load the modules which jobs/cli.py names: a fork of
-    # this one would carry S3 connections and locks of other threads along.
+    # Workers are forked from a process that has only loaded the modules named in jobs/cli.py. A fork of this process
+    # would inherit S3 connections and the locks of other threads.
     context = multiprocessing.get_context("forkserver")
-    environment = dict(os.environ)  # the server keeps the one it was started with
+    environment = dict(os.environ)  # the fork server keeps the environment that it was started with
     _start_quietly()
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(environment,))
     try:
         yield from _in_pool(pool, function, chain(first, left), window=2 * workers)
-    except (KeyboardInterrupt, GeneratorExit):  # nobody waits for the running tasks
+    except (KeyboardInterrupt, GeneratorExit):  # nobody needs the results of the running tasks
         for worker in list((pool._processes or {}).values()):
             worker.terminate()
         raise
@@ -53,7 +53,7 @@ def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, work
 def _start_quietly() -> None:
     """Starts the process that workers are forked from. Ctrl-C at a terminal reaches all processes, but only the parent
     handles it: the workers block it from the start, because it would end them with a traceback."""
-    resource_tracker.ensure_running()  # first: its own start unblocks signals at the end
+    resource_tracker.ensure_running()  # started first, because its start ends by unblocking signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -62,8 +62,9 @@ def _start_quietly() -> None:
 
 
 def _begin(environment: dict[str, str]) -> None:
-    """Prepares a worker, which ends when its parent ends: after a kill it would wait for tasks for ever."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # if another part of this program has started the server
+    """Prepares a worker. Lets it end when its parent ends; after a kill of the parent, it would wait for tasks for
+    ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # in case another part of this program has started the fork server
     for number in _WARNINGS:
         signal.signal(number, signal.SIG_IGN)
     os.environ.clear()
@@ -95,7 +96,7 @@ def _submitted(
 ) -> set[Future[Result]]:
     futures = set()
     for task in tasks:
-        with _uninterrupted():  # a worker whose start is interrupted would be left behind
+        with _uninterrupted():  # otherwise a worker whose start is interrupted would be left running
             futures.add(pool.submit(_in_worker, function, task))
     return futures
 
@@ -107,7 +108,7 @@ def _in_worker(function: Callable[[Task], Result], task: Task) -> Result:
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Raises signals that arrive inside the block after its end."""
+    """Delays a signal that arrives inside the block until the block ends."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

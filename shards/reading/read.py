@@ -1,10 +1,10 @@
-"""Planned reads: the bytes of a rank's batches, read block by block, one window ahead.
+"""Reads the bytes of a rank's batches, block by block and one window ahead, in the planned order.
 
 Each lane holds its current window and the next one (shards/reading/windows.py has the bound in bytes). The first
 batches after a start read single samples by their offset while the windows are still being read, so the time to the
 first batch grows neither with the window nor with the position in the epoch.
 
-A StreamReader has all that one stream of batches reads in the background: it is opened by one call, and closed by one.
+A StreamReader owns everything that one stream of batches reads in the background. One call opens it, and one closes it.
 """
 
 import os
@@ -39,18 +39,18 @@ from shards.sample_rows import SampleRows
 from shards.storage.objects import TrafficCounts
 from shards.storage.ranges import RangeReads, StreamStore
 
-FIRST_READS = 8  # batches of a lane that read missing samples one by one; later batches wait for their blocks
+FIRST_READS = 8  # the first batches of a lane read missing samples one by one; later ones wait for blocks
 _WINDOWS_A_LANE = 2
 TRAFFIC_NAMES = tuple(field.name for field in fields(TrafficCounts))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RawBatch:
-    """A rank's samples of one batch, in its order, as arrays: PLACED[n]; in int64[n] the epoch that each belongs to;
-    and in uint64[n] the address of its bytes, which this object keeps in memory, or 0 if they are not there.
+    """A rank's samples of one batch, in order. `table`: PLACED[n]. `epochs`: the epoch of each sample. `addresses`:
+    uint64[n], the address of each sample's bytes, which this object keeps in memory, or 0 if they are unavailable.
 
-    `pieces`: the ranges that were read, by number. `exceptions`: by place, the samples that were read again or may not
-    be read.
+    `pieces`: the ranges that were read, by their numbers. `exceptions`: by place in the batch, the samples that were
+    read again or must not be read.
     """
 
     table: NDArray[Any]
@@ -60,7 +60,7 @@ class RawBatch:
     exceptions: Mapping[int, RawSample]
 
     def sample(self, place: int) -> RawSample:
-        """Returns the sample at this place. If its bytes are unavailable, its `fault` says why."""
+        """Returns the sample at this place of the batch. If its bytes are unavailable, its `fault` says why."""
         if place in self.exceptions:
             return self.exceptions[place]
         row = self.table[place]
@@ -70,11 +70,11 @@ class RawBatch:
 
     @property
     def samples(self) -> tuple[RawSample, ...]:
-        """All samples."""
+        """All samples of the batch."""
         return tuple(map(self.sample, range(self.table.size)))
 
     def labels_of(self, place: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-        """Returns the labels of a sample, and their weights: one per label, or none."""
+        """Returns the labels of a sample and their weights: either one per label, or none."""
         row = self.table[place]
         rows, number = self.pieces[int(row["piece"])].rows, int(row["row"])
         return rows.labels_of(number), rows.weights_of(number)
@@ -82,9 +82,9 @@ class RawBatch:
 
 @dataclass(kw_only=True)
 class _Lane:
-    """The windows of one lane group: those held, and the bytes of passed ones that batches may still refer to."""
+    """The windows of one lane: those held, and the bytes of earlier ones that batches may still refer to."""
 
-    windows: dict[WindowId, Window] = field(default_factory=dict)  # in the order in which they are read
+    windows: dict[WindowId, Window] = field(default_factory=dict)  # in reading order
     passed: list[HeldBytes] = field(default_factory=list)
     num_reads: int = 0
 
@@ -99,40 +99,42 @@ class _Lane:
             self.passed.append(window.held)
 
     def has_room(self) -> bool:
-        """Says whether another window may be begun."""
+        """Says whether the lane may begin another window."""
         self.passed = [held for held in self.passed if held.now]
         return len(self.windows) + len(self.passed) < _WINDOWS_A_LANE
 
 
 @dataclass(kw_only=True, slots=True)
 class _Wanted:
-    """The part of a batch that one window has: entries of the batch and, rising, the samples' numbers in the window."""
+    """The samples of a batch that come from one window. `entries`: their places in the batch. `places`: their numbers
+    in the window, in ascending order."""
 
     lane: _Lane
     name: WindowId
-    window: Window | None  # None: it has not been begun
+    window: Window | None  # None: the window has not been begun
     entries: NDArray[np.int64]
     places: NDArray[np.int64]
 
 
 @dataclass(kw_only=True)
 class _Gathered:
-    """The samples of a batch, in the order in which they were found: rows of PLACED and their entries of the batch."""
+    """Collects the samples of a batch. `rows`: rows of PLACED, in the order in which they were added. `entries`: their
+    places in the batch."""
 
     rows: list[NDArray[np.int64]] = field(default_factory=list)
     entries: list[NDArray[np.int64]] = field(default_factory=list)
     pieces: dict[int, ReadPiece] = field(default_factory=dict)
-    first_pieces: list[int] = field(default_factory=list)  # what the pieces of `rows` count from
+    first_pieces: list[int] = field(default_factory=list)  # the number of the first piece, for each array in `rows`
     num_pieces: int = 0
 
     def add_single(self, entry: int, number: int, single: LoadedSlice) -> None:
-        """Waits for a sample that is read singly, and adds it."""
+        """Waits for a sample that is read by itself, and adds it."""
         row = placed(single.rows, np.zeros(1, dtype=np.int64), first_sample_id=number)
         row["begin"] = 0
         self.add(np.array([entry]), as_matrix(row), [single])
 
     def add(self, entries: NDArray[np.int64], rows: NDArray[np.int64], slices: Sequence[LoadedSlice]) -> None:
-        """Waits for samples, whose pieces are these slices, and adds them."""
+        """Waits for samples and adds them. `slices` are the pieces that column 0 of `rows` counts."""
         first = self.num_pieces
         for number in set(rows[:, 0].tolist()):
             self.pieces[first + number] = slices[number].wait()
@@ -142,7 +144,7 @@ class _Gathered:
         self.num_pieces += len(slices)
 
     def table(self) -> NDArray[Any]:
-        """Returns PLACED[n], in the order of the batch."""
+        """Returns all samples as PLACED[n], in the order of the batch."""
         if not self.rows:
             return np.empty(0, dtype=PLACED)
         rows = np.concatenate(self.rows)
@@ -153,25 +155,25 @@ class _Gathered:
 
 
 def _gather(gathered: _Gathered, wanted: _Wanted, singles: Collection[int]) -> None:
-    """Adds the samples that a batch takes of a window, but not those that are read singly."""
+    """Adds the samples that a batch takes from a window, except those that are read by themselves."""
     entries, places = wanted.entries, wanted.places
     if singles:
         waits = np.array([entry not in singles for entry in entries.tolist()])
         entries, places = entries[waits], places[waits]
-    if entries.size and wanted.window:  # a window that something waits for has been begun
+    if entries.size and wanted.window:  # if samples are left, `_begin_needed` has begun the window
         contents = wanted.window.wait()
         gathered.add(entries, contents.rows_of(places), contents.slices)
 
 
 class SampleReader:
-    """Reads samples at positions of the order, for one stream (StreamReader makes and closes it).
+    """Reads samples at positions of the order, for one stream. StreamReader creates and closes it.
 
-    From call to call the positions of every lane rise; one reader belongs to one thread. The bytes that it holds are
-    bounded by `window_bound_bytes`: two windows a lane, including the bytes of batches that the caller has not dropped
-    yet. Memory of up to four blocks, kept for the next ones, comes on top (ReusedMemory in shards/storage/ranges.py). A
-    sample larger than `most_sample_bytes` is handed over as a fault.
+    The positions of every lane must increase from call to call, and only one thread may use a reader.
+    `window_bound_bytes` bounds the bytes that it holds: two windows per lane, including the bytes of batches that the
+    caller has not dropped yet. The memory of up to four blocks that is kept for reuse is not counted (ReusedMemory in
+    shards/storage/ranges.py). A sample larger than `most_sample_bytes` is returned with a fault.
 
-    `tars` reads the shards; `loaders` run what waits for index files and for samples that are read again.
+    `tars` reads the shards. The threads of `loaders` wait for index files and for samples that are read again.
     """
 
     def __init__(
@@ -182,16 +184,16 @@ class SampleReader:
         self._held = HeldBytes()
         self._singles = HeldBytes(self._held)
         self._lanes: dict[int, _Lane] = {}
-        self._allowed = (0, 0)  # lanes, and what single reads may hold with as many
+        self._allowed = (0, 0)  # the number of lanes, and the bytes that single reads may hold with so many
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that are being read, held, or in batches that are still referred to."""
+        """The bytes that are being read, that are held, or that live batches refer to."""
         return self._held.now
 
     def drop(self) -> None:
         """Drops all windows."""
-        for lane in list(self._lanes.values()):  # copies: the thread that reads may not have noticed yet
+        for lane in list(self._lanes.values()):  # a copy, because the reading thread may still change the dictionary
             for window in list(lane.windows.values()):
                 window.drop()
 
@@ -213,7 +215,7 @@ class SampleReader:
         for wanted in asked:
             if wanted.window:
                 wanted.window.hand_over(wanted.places)
-        for wanted in {id(wanted.lane): wanted for wanted in asked}.values():  # the last of each lane
+        for wanted in {id(wanted.lane): wanted for wanted in asked}.values():  # the last window of each lane
             self._move_on(wanted)
         return batch
 
@@ -232,8 +234,8 @@ class SampleReader:
         return asked
 
     def _ask_for_singles(self, asked: list[_Wanted]) -> dict[int, tuple[int, LoadedSlice]]:
-        """Requests samples whose block has not arrived, for a lane's first batches, all at once. Returns the id and the
-        slice of each by its entry."""
+        """Requests, for a lane's first batches, all samples at once whose block has not arrived. Returns each sample's
+        id and slice, by its place in the batch."""
         missing: list[tuple[int, int]] = []
         for wanted in asked:
             if wanted.lane.num_reads <= FIRST_READS:
@@ -252,7 +254,7 @@ class SampleReader:
         }
         allowed = self._allowed_singles()
         found = {}
-        for load in as_completed(loads):  # no sample waits for the rows of another shard
+        for load in as_completed(loads):  # so that no sample waits for the rows of another shard
             for (entry, number), rows in zip(loads[load], load.result(), strict=True):
                 single = self._ask_for_single(number, rows, allowed=allowed)
                 if single is not None:
@@ -263,7 +265,7 @@ class SampleReader:
         return [self.dataset.rows_of(number, 1) for number in numbers]
 
     def _allowed_singles(self) -> int:
-        """Returns the bytes that single reads may hold: a share of two windows of each lane seen so far."""
+        """Returns how many bytes single reads may hold: a share of two windows of each lane seen so far."""
         if self._allowed[0] != len(self._lanes):
             num_blocks = _WINDOWS_A_LANE * self.order.window_blocks * len(self._lanes)
             of_windows = largest_blocks_bytes(self.dataset.blocks, num_blocks, epochs=2)
@@ -271,8 +273,8 @@ class SampleReader:
         return self._allowed[1]
 
     def _ask_for_single(self, number: int, rows: SampleRows, *, allowed: int) -> LoadedSlice | None:
-        """Requests a single sample, unless it is too large to be read. Returns None if it would exceed what single
-        reads may hold: then it has to wait for its block."""
+        """Requests a single sample, unless it is too large to be read. Returns None if single reads would then hold
+        more than `allowed` bytes; the sample has to wait for its block."""
         shard, _ = locate_row(self.dataset, number)
         single = LoadedSlice(path=self.dataset.shard_path(shard), rows=rows, fetched=None, num_left=1)
         first, size = int(rows.offset[0]), int(rows.size[0])
@@ -284,8 +286,8 @@ class SampleReader:
         return single
 
     def _begin_needed(self, wanted: _Wanted, singles: Collection[int]) -> None:
-        """Begins a window that this batch waits for. Samples that are read singly come first, and the windows of the
-        next batches after it (`_move_on`)."""
+        """Begins a window if this batch waits for it. Single samples have been requested before, and later windows
+        follow (`_move_on`)."""
         if not wanted.window and any(entry not in singles for entry in wanted.entries.tolist()):
             wanted.window = self._begin(wanted.lane, wanted.name, first=int(wanted.places[0]))
 
@@ -297,8 +299,8 @@ class SampleReader:
         return window
 
     def _checked(self, gathered: "_Gathered", *, epochs: NDArray[np.int64]) -> RawBatch:
-        """Returns the batch with an address for each sample that lies within the bytes of its piece. The others are
-        read again, one by one, unless they are too large."""
+        """Returns the batch, with an address for each sample that lies within the bytes of its piece. The other samples
+        are read again, one by one, unless they are too large."""
         table, pieces = gathered.table(), gathered.pieces
         bodies = [pieces[number].body for number in table["piece"].tolist()]
         begin, size = table["begin"], table["size"]
@@ -321,13 +323,13 @@ class SampleReader:
         return batch
 
     def _move_on(self, wanted: _Wanted) -> None:
-        """Drops windows that are passed, and begins the next one if the lane has room for it."""
+        """Drops windows that are no longer needed, and begins the next one if the lane has room for it."""
         lane, name, first = wanted.lane, wanted.name, int(wanted.places[-1]) + 1
         if first == (wanted.window.size if wanted.window else self.order.window_size(name)):
             name, first = self.order.next_window(name), 0
             lane.pass_before(name)
         while len(lane.windows) < _WINDOWS_A_LANE and lane.has_room():
-            while name in lane.windows:  # only as far as needed: the order of the next epoch takes a while
+            while name in lane.windows:  # no further than needed: computing the next epoch's order takes a while
                 name, first = self.order.next_window(name), 0
             self._begin(lane, name, first=first)
 
@@ -335,12 +337,13 @@ class SampleReader:
 class StreamReader:
     """Reads one or several datasets for one stream, and owns the stream's connections, threads and counters.
 
-    Close it when done: whoever waits for anything of it then gets a CancelledError at once.
+    Call `close` when done. Callers that are waiting for a read then get a CancelledError at once.
     """
 
     def __init__(self, config: ReadConfig) -> None:
         self._reads = RangeReads(config)
-        # They wait for index files and for samples that are read again; half of them for what a batch waits for.
+        # Threads that wait for index files and for samples that are read again. As many again are reserved for urgent
+        # reads, on which a batch waits.
         self._loaders = Pool(config.connections, name="rows", reserve=config.connections)
         self._pools = [*self._reads.pools, self._loaders]
         self._readers: list[SampleReader] = []
@@ -348,27 +351,27 @@ class StreamReader:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it has stopped reading."""
+        """Whether the reader has been closed."""
         return self._loaders.is_closed
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that are being read, held, or in batches that are still referred to."""
+        """The bytes that are being read, that are held, or that live batches refer to."""
         return sum(reader.held_bytes for reader in self._readers)
 
     def counts(self) -> dict[str, float]:
-        """Returns the counts by name of TRAFFIC_NAMES: what this stream read and retried so far, index files
-        included."""
+        """Returns what this stream has read and retried so far, including index files, by the names in
+        TRAFFIC_NAMES."""
         return {name: float(value) for name, value in asdict(self._reads.traffic.counts()).items()}
 
     def dataset(self, dataset: Dataset) -> Dataset:
-        """Returns the dataset as this stream reads it."""
+        """Returns the dataset with its reads made by this stream."""
         return dataset.read_by(self._reads)
 
     def samples(
         self, dataset: Dataset, order: SampleOrder, *, most_sample_bytes: int = MAX_IMAGE_BYTES
     ) -> SampleReader:
-        """Returns a reader of the dataset's samples in this order; a sample larger than `most_sample_bytes` is a
+        """Returns a reader of the dataset's samples in this order. A sample larger than `most_sample_bytes` has a
         fault."""
         tars = self._reads.of(dataset.shard_store)
         reader = SampleReader(
@@ -378,7 +381,7 @@ class StreamReader:
         return reader
 
     def pool(self, limit: int, *, name: str) -> Pool:
-        """Returns threads for the stream's other work, which are closed with it."""
+        """Returns a pool of threads for the stream's other work, which is closed with the stream."""
         pool = Pool(limit, name=name)
         self._pools.append(pool)
         return pool
@@ -386,7 +389,7 @@ class StreamReader:
     def close(self) -> None:
         """Stops reads and threads within about a second. The thread of a stalled read ends when the read times out."""
         if sys.is_finalizing() or os.getpid() != self._process:
-            return  # it closes at exit, or is the parent's: a thread that is gone may hold a lock
+            return  # at exit, or in a forked child: a thread that does not exist here may hold a lock
         close_all(self._pools)
         for reader in self._readers:
             reader.drop()

@@ -1,4 +1,4 @@
-"""Single samples of a dataset: their place, their row of the index, and their checked bytes."""
+"""Reads single samples of a dataset: finds their row in the index, and checks their bytes."""
 
 from dataclasses import dataclass, replace
 
@@ -12,17 +12,17 @@ from shards.output.terminal import printable_name
 from shards.sample_rows import SampleRows
 from shards.storage.objects import MissingObjectError
 
-# A tar that is missing or cut off raises them; other errors of a store say nothing about the sample.
+# The errors for a tar that is missing or cut off. Other errors of a store say nothing about the sample.
 BYTES_MISSING = (MissingObjectError, EOFError)
-MOST_SLICE_BYTES = 1 << 30  # that one read may bring
+MOST_SLICE_BYTES = 1 << 30  # the most bytes that one read may fetch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RawSample:
-    """One sample as it lies in the shard; whoever decodes it has its crc32 `verified`.
+    """One sample as it lies in the shard. Its crc32 is not checked yet: `verified` must be called before it is decoded.
 
-    `data` is None if the bytes are unavailable; `fault` says why. `source`, the image's original name, is looked up
-    when a sample is read again or has a fault; it is empty before.
+    `data` is None if the bytes are unavailable; `fault` then says why. `source`, the image's original name, is empty
+    until the sample is read again or has a fault.
     """
 
     sample_id: int
@@ -34,7 +34,7 @@ class RawSample:
     labels: tuple[int, ...]
     source: str
     crc32: int
-    weights: tuple[float, ...] = ()  # one per label, or none
+    weights: tuple[float, ...] = ()  # either one per label, or none
 
 
 def locate_row(dataset: Dataset, sample_id: int) -> tuple[int, int]:
@@ -44,7 +44,7 @@ def locate_row(dataset: Dataset, sample_id: int) -> tuple[int, int]:
 
 
 def sample_of(rows: SampleRows, row: int, *, sample_id: int, data: memoryview | bytes | None) -> RawSample:
-    """Returns the sample of a row of the index."""
+    """Returns the sample that a row of the index describes."""
     return RawSample(
         sample_id=sample_id,
         data=data,
@@ -60,29 +60,31 @@ def sample_of(rows: SampleRows, row: int, *, sample_id: int, data: memoryview | 
 
 
 def too_large(size: int, *, most_bytes: int = MAX_IMAGE_BYTES) -> str:
-    """Says why a sample of `size` bytes must not be read; "" if it may be."""
+    """Returns why a sample of `size` bytes must not be read, or "" if it may be."""
     return f"too large: {size} bytes, allowed: {most_bytes}" if size > most_bytes else ""
 
 
 def faulty(dataset: Dataset, sample: RawSample, fault: str) -> RawSample:
-    """Returns the sample without its bytes. Its `fault` has the reason and the tar, its `source` the image's name."""
+    """Returns the sample without its bytes. Its `fault` names the reason and the tar; its `source` is the image's
+    name."""
     shard, row = locate_row(dataset, sample.sample_id)
     where = f"row {dataset.packed_row(shard, row)} of {dataset.shard_store.url}/{dataset.shard_path(shard)}"
     return replace(sample, data=None, fault=f"{fault} ({printable_name(where)})", source=dataset.source_of(shard, row))
 
 
 def verified(dataset: Dataset, sample: RawSample) -> RawSample:
-    """Returns the sample if its bytes are those that were packed. Otherwise reads it again once, which may end in a
-    `fault`."""
+    """Returns the sample if its bytes have the crc32 of the index. Otherwise reads it once again and returns the
+    result, which may have a `fault`."""
     if sample.data is None or crc32(sample.data) == sample.crc32:
         return sample
     return refetched(dataset, sample)
 
 
 def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
-    """Returns the sample, read again by its offset and checked; a sample that is too large to be read is a fault.
+    """Reads a sample again by its offset and checks it. The returned sample has a `fault` if it is too large or its
+    bytes are missing or wrong.
 
-    Raises the errors of an unreachable store, and StorageError if all tars are gone.
+    Raises the errors of an unreachable store, and StorageError if all tars are missing.
     """
     shard, row = locate_row(dataset, sample.sample_id)
     rows = dataset.rows_of(sample.sample_id, 1)
@@ -101,7 +103,7 @@ def refetched(dataset: Dataset, sample: RawSample) -> RawSample:
 
 
 def read_sample(dataset: Dataset, sample_id: int) -> RawSample:
-    """Reads one sample by its offset and checks it; substitutes are read this way."""
+    """Reads one sample by its offset and checks it. Substitutes are read this way."""
     rows = dataset.rows_of(sample_id, 1)
     if fault := too_large(int(rows.size[0])):
         return faulty(dataset, sample_of(rows, 0, sample_id=sample_id, data=None), fault)
@@ -109,8 +111,8 @@ def read_sample(dataset: Dataset, sample_id: int) -> RawSample:
 
 
 def read_slice(dataset: Dataset, block: BlockSlice) -> list[RawSample]:
-    """Reads consecutive samples of one shard by one range read, or one by one if the range is too large or does not
-    bring them all."""
+    """Reads consecutive samples of one shard by one range read, or one by one if the range is too large or the tar does
+    not have all of it."""
     shard, _ = locate_row(dataset, block.first_sample_id)
     rows = dataset.rows_of(block.first_sample_id, block.num_samples)
     begin, end = int(rows.offset[0]), int(rows.offset[-1] + rows.size[-1])

@@ -1,8 +1,8 @@
-"""Windows of blocks on their way into memory, and the most bytes that they hold.
+"""Loads windows of blocks into memory, and bounds the bytes that they hold.
 
 A window (W blocks of one lane) is fetched once, with a range read per block. A block's bytes are dropped when the last
-of its samples is handed over, so there is no cache to size or to evict. Samples are views of the block's bytes, which
-stay in memory, and count as held, until the last view is dropped.
+of its samples is handed over, so there is no cache to size or to evict. Samples are views of the block's bytes. The
+bytes stay in memory and count as held until the last view is dropped.
 """
 
 import weakref
@@ -23,10 +23,10 @@ from shards.sample_rows import NO_WEIGHT, BlockTable, SampleRows, refuse_block_r
 from shards.storage.fork_lock import ForkLock
 from shards.storage.ranges import ReusedMemory, StreamStore
 
-SINGLE_READS_SHARE = 8  # at a start, single reads may hold 1/8 of what windows may
-# A sample as arrays of them hold it: its bytes are `size` from `begin` on of the range number `piece` that was read.
-# `row` is its row of that piece's rows; `label` its only label, -1 without one; `has_more_labels`: than that, or
-# weights. All columns are of one type, since NumPy moves such rows five times as fast.
+SINGLE_READS_SHARE = 8  # at a start, single reads may hold 1/8 of the bytes that windows may hold
+# One sample, as a row of an array. Its bytes are the `size` bytes from `begin` on in piece number `piece`, a range that
+# was read. `row` is its row in that piece's rows. `label` is its first label, or -1. `has_more_labels`: whether it has
+# several labels, or weights. All columns have one type, because NumPy moves such rows five times as fast.
 PLACED = np.dtype(
     [
         *((name, np.int64) for name in ("piece", "sample_id", "row", "begin", "size", "crc32")),
@@ -37,15 +37,15 @@ _OF_INDEX = ("size", "crc32", "height", "width", "orientation")
 
 
 class HeldBytes:
-    """Counts the bytes that are being read or in memory, `now` and at `most`. A window's count also adds to the
-    `whole`."""
+    """Counts the bytes that are being read or in memory: `now`, and the `most` so far. Every change is also added to
+    `whole`, if it is given."""
 
     def __init__(self, whole: "HeldBytes | None" = None) -> None:
-        self._lock, self._whole = ForkLock(reentrant=True), whole  # a thread may free memory while it holds the lock
+        self._lock, self._whole = ForkLock(reentrant=True), whole  # a thread that holds it may free memory
         self.now = self.most = 0
 
     def add(self, count: int) -> None:
-        """Adds `count` bytes, or takes them off if it is negative."""
+        """Adds `count` bytes, which may be negative."""
         with self._lock:
             self.now += count
             self.most = max(self.most, self.now)
@@ -53,7 +53,7 @@ class HeldBytes:
             self._whole.add(count)
 
     def fetch(self, tars: StreamStore, path: str, first: int, end: int, *, urgent: bool = False) -> "Fetched":
-        """Requests bytes first..end-1, which are counted from now on until nothing refers to them any more."""
+        """Requests bytes first..end-1. They are counted from now on until nothing refers to them any more."""
         body: Future[RangeBytes] = Future()
         read = tars.submit(path, first, end, urgent=urgent, reused=True)
         self.add(end - first)
@@ -63,14 +63,14 @@ class HeldBytes:
     def _arrived(
         self, body: Future["RangeBytes"], count: int, memory: ReusedMemory, read: Future[bytes | memoryview]
     ) -> None:
-        # Raises nothing: a traceback would keep the frames of the thread that cancels, and their bytes, in memory.
+        # Must not raise: a traceback would keep the frames of the cancelling thread, and their bytes, in memory.
         error = CancelledError() if read.cancelled() else read.exception()
         if error is not None:
             self.add(-count)
             body.set_exception(error)
             return
         result = read.result()
-        data = np.frombuffer(result, dtype=np.uint8)  # an array: bytes do not tell when they are freed
+        data = np.frombuffer(result, dtype=np.uint8)  # an array, because `bytes` cannot have a finalizer
         mapping = result.obj if isinstance(result, memoryview) else None
         weakref.finalize(data, self._freed, count, memory, mapping).atexit = False
         body.set_result(RangeBytes(data.data.toreadonly(), data.__array_interface__["data"][0]))
@@ -81,7 +81,7 @@ class HeldBytes:
 
 
 class RangeBytes(NamedTuple):
-    """The bytes of a range, and their address, which is valid as long as something refers to the bytes."""
+    """The bytes of a range, and their address. The address is valid as long as something refers to the bytes."""
 
     data: memoryview
     address: int
@@ -118,8 +118,8 @@ class ReadPiece(NamedTuple):
 
 @dataclass(kw_only=True)
 class LoadedSlice:
-    """A slice of a block, which one range read brings: its rows of the index, and how many samples are still to be
-    handed over."""
+    """A slice of a block that is fetched by one range read: its rows of the index, and how many of its samples have not
+    been handed over."""
 
     path: str
     rows: SampleRows
@@ -132,7 +132,7 @@ class LoadedSlice:
         return ReadPiece(fetched.wait() if fetched else NO_BYTES, self.rows)
 
     def drop(self) -> None:
-        """Drops its bytes, or stops reading them."""
+        """Drops the slice's bytes, or stops reading them."""
         fetched, self.fetched = self.fetched, None
         if fetched:
             fetched.read.cancel()
@@ -140,15 +140,16 @@ class LoadedSlice:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """A window's samples in shuffled order, PLACED[n] as a matrix, from the window's `first` on (zeros before). Their
-    pieces are the slices."""
+    """A window's samples in shuffled order. `rows`: PLACED[n] as a matrix; the rows before the window's `first` are
+    zeros. `slices`: the pieces of these rows."""
 
     rows: NDArray[np.int64]
     slices: tuple[LoadedSlice, ...]
 
     def rows_of(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the rows of samples with rising numbers. Nearly always each number follows the one before; then the
-        result is a view, since NumPy gives up the interpreter lock for the smallest copy and waits for it again."""
+        """Returns the rows of samples, given by ascending numbers. Nearly always the numbers are consecutive; then the
+        result is a view, because NumPy releases the interpreter lock even for the smallest copy and has to wait for it
+        again."""
         if not places.size:
             return self.rows[:0]
         first, last = int(places[0]), int(places[-1])
@@ -162,8 +163,8 @@ class Contents:
 
 @dataclass(kw_only=True)
 class Window:
-    """A window of `size` samples that a thread loads, from its sample number `first` on (a start may be in the middle
-    of it)."""
+    """A window of `size` samples that a thread loads. Only samples from number `first` on are loaded, because a start
+    may be in the middle of a window."""
 
     name: WindowId
     size: int
@@ -176,7 +177,7 @@ class Window:
 
     @property
     def loaded(self) -> Contents | None:
-        """The contents once they are there, None before."""
+        """The contents if they are loaded, else None."""
         if self._loaded is None and self.contents.done() and not self.contents.exception():
             self._loaded = self.contents.result()
         return self._loaded
@@ -196,34 +197,34 @@ class Window:
                     one.fetched = self.held.fetch(tars, one.path, first, last)
         except Exception as error:
             if found:
-                found.drop()  # the error is kept, and its traceback keeps this frame
-            with suppress(InvalidStateError):  # see `over`
+                found.drop()  # the future keeps the error, whose traceback keeps this frame
+            with suppress(InvalidStateError):  # `over` may have set an error already
                 self.contents.set_exception(error)
         else:
             with suppress(InvalidStateError):
                 self.contents.set_result(found)
             if self.dropped:
-                self.drop()  # once more, for the bytes that were requested meanwhile
+                self.drop()  # again, for bytes that were requested after the first drop
 
     def over(self, load: Future[None]) -> None:
-        """Tells whoever waits for the contents if `load` has ended without running, for example because the pool is
-        closed."""
+        """Passes an error or a cancellation of `load` on to the callers that wait for the contents, for example if the
+        pool was closed before it ran."""
         error = CancelledError() if load.cancelled() else load.exception()
         if error is not None:
             with suppress(InvalidStateError):
                 self.contents.set_exception(error)
 
     def drop(self) -> None:
-        """Drops its bytes, including those that are still being read."""
+        """Drops the window's bytes, including those that are still being read."""
         self.dropped = True
         if self.loaded:
             self.loaded.drop()
 
     def hand_over(self, places: NDArray[np.int64]) -> None:
-        """Records that these samples were handed over; blocks with none left are dropped."""
+        """Records that these samples were handed over. Drops slices that have none left."""
         self._handed_over.append(places)
         if not (found := self.loaded):
-            return  # the samples were read singly; a later call counts them
+            return  # all samples were read by themselves; a later call counts them
         for some in self._handed_over:
             counted = some if some[0] >= self.first else some[some >= self.first]
             for number in found.rows_of(counted)[:, 0].tolist():
@@ -273,8 +274,8 @@ def as_matrix(table: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def placed(rows: SampleRows, chosen: NDArray[np.int64], *, first_sample_id: int) -> NDArray[Any]:
-    """Returns PLACED[number of chosen], the chosen rows; the first of all rows belongs to `first_sample_id`. All are of
-    piece 0, which begins with the shard."""
+    """Returns the chosen rows as PLACED[n]. The first of all `rows` is that of sample `first_sample_id`. The samples
+    are placed in piece 0, as if it began where the shard begins."""
     table = np.zeros(chosen.size, dtype=PLACED)
     table["sample_id"], table["row"], table["begin"] = first_sample_id + chosen, chosen, rows.offset[chosen]
     for name in _OF_INDEX:
@@ -300,7 +301,7 @@ def _needed_rows(dataset: Dataset, block: BlockSlice, low: int, high: int) -> tu
 
 
 def lanes_of_rank(lanes: int, *, batch_size: int, num_ranks: int) -> int:
-    """Returns the most lanes that a rank reads: more than its share if ranks share lanes."""
+    """Returns the most lanes that a rank reads. If ranks share lanes, that is more than its share of the lanes."""
     of_lane, of_rank = batch_size // lanes, batch_size // num_ranks
     return of_rank // of_lane if of_rank % of_lane == 0 else min(lanes, -(-of_rank // of_lane) + 1)
 
@@ -308,40 +309,40 @@ def lanes_of_rank(lanes: int, *, batch_size: int, num_ranks: int) -> int:
 def window_bound_bytes(
     blocks: BlockTable, order: SampleOrder, *, batch_size: int, num_ranks: int, batches_in_use: int
 ) -> int:
-    """Returns the most bytes that a rank's SampleReader ever holds or reads: its `held_bytes` never exceeds them.
+    """Returns an upper bound of the bytes that a rank's SampleReader holds or reads (`held_bytes`).
 
-    A lane holds two windows of W blocks each: the one after next is begun only when the last has been freed. If a few
-    batches reach beyond a whole window, that window's blocks come on top: blocks that lie within the samples that a
-    lane gives to `batches_in_use` + 1 batches (those handed over and not dropped, and the one being read). The sum is
-    over the largest blocks of the dataset, each once per epoch that may be held at a time. Samples read singly at a
+    A lane holds two windows of W blocks each: the window after next is begun only when the earlier one has been freed.
+    If the batches in use span more than a whole window, that window's blocks are added: those that fit into the samples
+    that a lane gives to `batches_in_use` + 1 batches (those handed over and not dropped, and the one being read). The
+    sum is over the largest blocks of the dataset, each once per epoch that may be held at a time. Single reads at a
     start add at most an eighth.
     """
     lanes = lanes_of_rank(order.lanes, batch_size=batch_size, num_ranks=num_ranks)
     lane_samples = max(1, order.num_samples // order.lanes)
-    in_use = (batches_in_use + 1) * (batch_size // order.lanes)  # consecutive samples of a lane
+    in_use = (batches_in_use + 1) * (batch_size // order.lanes)  # consecutive samples of a lane in these batches
     epochs = 2 + (in_use + 2 * order.window_blocks * int(order.block_sizes.max())) // lane_samples
     within = _most_slices_within(order, in_use - 2, epochs=epochs)
-    epochs = min(epochs, 3 + within)  # no window is of two epochs, and lanes are an epoch apart at most
+    epochs = min(epochs, 3 + within)  # a window lies in one epoch, and lanes are at most an epoch apart
     num_slices = lanes * (2 * order.window_blocks + within)
     of_windows = largest_blocks_bytes(blocks, num_slices, epochs=epochs)
     return of_windows + of_windows // SINGLE_READS_SHARE
 
 
 def _most_slices_within(order: SampleOrder, num_samples: int, *, epochs: int) -> int:
-    """Returns the most slices of blocks that `num_samples` consecutive samples can hold whole, if windows lie whole in
-    them."""
+    """Returns the most slices of blocks that can lie entirely within `num_samples` consecutive samples, in windows that
+    lie entirely within them."""
     if num_samples < 1:
         return 0
     sizes = order.block_sizes
     smallest = np.sort(np.partition(sizes, min(num_samples, sizes.size) - 1)[:num_samples])
     whole = int(np.searchsorted(np.cumsum(np.repeat(smallest, epochs)), num_samples, side="right"))
-    # The ends of a lane cut a block each; the first window of a lane is within them only if its whole blocks are.
+    # Each end of a lane cuts a block. A lane's first window lies within the samples only if its whole blocks do.
     cut = 2 if whole >= order.window_blocks - 1 else 1
     return min(num_samples, whole + cut * (1 + num_samples * order.lanes // order.num_samples))
 
 
 def largest_blocks_bytes(blocks: BlockTable, count: int, *, epochs: int) -> int:
-    """Bytes of the `count` largest blocks if each may be held `epochs` times."""
+    """Returns the bytes of the `count` largest blocks, if each block may be held `epochs` times."""
     sizes = blocks.most_bytes
     num = min(sizes.size, -(-count // epochs))
     top = np.sort(np.partition(sizes, sizes.size - num)[sizes.size - num :])[::-1]

@@ -1,4 +1,5 @@
-"""Images in tars of one class each (ImageNet-21k), separate or all inside one tar (ILSVRC), read in place."""
+"""Images in tars that hold one class each, either separate (ImageNet-21k) or all inside one tar (ILSVRC). They are read
+in place."""
 
 import logging
 import re
@@ -24,14 +25,14 @@ log = logging.getLogger(__name__)
 NO_TAR = "without the suffix .tar"
 READS_AHEAD = 16
 MOST_OPEN_FILES = 64
-HEADER_PIECE_BYTES = 4096  # a header and its extensions
-_SHARD, _BESIDE = re.compile(r"(^|-)\d{4,}$"), {"json", "txt"}  # 00000.tar and imagenet-train-000000.tar of WebDataset
+HEADER_PIECE_BYTES = 4096  # enough for a header and its extensions
+_SHARD, _BESIDE = re.compile(r"(^|-)\d{4,}$"), {"json", "txt"}  # WebDataset: 00000.tar, imagenet-train-000000.tar
 _COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClassTarsSource:
-    """A folder or `s3://bucket/prefix` with one tar per class; the tar's name without `.tar` is the label.
+    """A folder or `s3://bucket/prefix` with one tar per class. The tar's name without `.tar` is the label.
 
     This is the layout of ImageNet-21k's winter 2021 release: 19,167 tars such as n01440764.tar.
     """
@@ -49,7 +50,7 @@ class ClassTarsSource:
         refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
-        """Yields every tar at any depth, sorted by name. Raises UserError if they lie in folders of different
+        """Yields every tar at any depth, sorted by path. Raises UserError if the tars lie in folders of different
         splits."""
         if not self.root:
             raise UserError("--source.root is missing; give the folder or s3://bucket/prefix that holds the tars")
@@ -69,7 +70,7 @@ class ClassTarsSource:
         return _images(open_store(self.root), entries, max_bytes, self.class_level)
 
     def reader(self) -> "TarReader":
-        """Returns a reader by path, offset and size."""
+        """Returns a reader that finds images by path, offset and size."""
         return TarReader(store=open_store(self.root))
 
     def known_labels(self) -> None:
@@ -78,7 +79,7 @@ class ClassTarsSource:
 
 @dataclass(frozen=True, kw_only=True)
 class TarOfTarsSource:
-    """One tar, a file or `s3://bucket/key`, of tars of one class each; an inner tar's name is the label.
+    """One tar, a file or `s3://bucket/key`, that contains one tar per class. An inner tar's name is the label.
 
     This is the layout of ILSVRC2012_img_train.tar. Nothing is unpacked: images are read from the tar by their offsets.
     """
@@ -96,7 +97,7 @@ class TarOfTarsSource:
         refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
-        """Yields every inner tar, in the archive's order; only the headers of the outer tar are read. Raises UserError
+        """Yields every inner tar, in the archive's order. Only the headers of the outer tar are read. Raises UserError
         if the inner tars lie in folders of different splits."""
         return refusing_mixed_folders(self._entries(), self.path, option="--source.path")
 
@@ -116,7 +117,7 @@ class TarOfTarsSource:
         return _images(self._store_and_name()[0], entries, max_bytes, self.class_level)
 
     def reader(self) -> "TarReader":
-        """Returns a reader by offset and size."""
+        """Returns a reader that finds images by offset and size."""
         return TarReader(store=self._store_and_name()[0])
 
     def known_labels(self) -> None:
@@ -145,19 +146,19 @@ class TarOfTarsSource:
 
 @dataclass(frozen=True, kw_only=True)
 class TarReader:
-    """Reads images by locators `PATH:OFFSET:SIZE`, the path below a store."""
+    """Reads images by locators `PATH:OFFSET:SIZE`; the path is relative to the store."""
 
     store: Store
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """Reads files in order; from a bucket, several are fetched at once."""
+        """Yields the images in order. From a bucket, several are fetched at once."""
         if isinstance(self.store, LocalStore):
             with _OpenFiles(self.store) as files:
                 yield from (files.read(locator) for locator in locators)
             return
         for image in in_order_within(self._fetch, locators, threads=READS_AHEAD, most_bytes=MOST_BYTES_AHEAD):
             if isinstance(image, Exception) and type(image) is not OSError:
-                raise image  # a fault of the store: a retry may help
+                raise image  # an error of the store, which concerns more than this image
             yield image
             del image  # frees it before the next
 
@@ -171,7 +172,7 @@ class TarReader:
 
 
 class _OpenFiles:
-    """Keeps the local tars that were read last open, since a shard's images come from all classes in turn."""
+    """Keeps the most recently read local tars open, because a shard's images come from all classes in turn."""
 
     def __init__(self, store: LocalStore) -> None:
         self._store = store
@@ -213,7 +214,7 @@ def split_locator(locator: str) -> tuple[str, int, int]:
 
 
 def is_image_name(name: str) -> bool:
-    """Says whether a file is meant as an image: it has an image suffix and is not hidden."""
+    """Says whether a file counts as an image: it has an image suffix and is not hidden."""
     stem, dot, suffix = name.rpartition(".")
     return f"{dot}{suffix}".lower() in IMAGE_SUFFIXES and bool(stem) and not is_hidden(name)
 
@@ -243,8 +244,8 @@ def _own_name(tar_name: str) -> str:
 
 
 def _tar_class(path: str, classes: ClassPaths, *, inner: str = "") -> str:
-    """Returns the class of a tar, or of the images in one of its folders. A folder with the tar's own name is not a
-    level."""
+    """Returns the class of a tar, or of the images in one of its folders. An outermost folder that has the tar's own
+    name is not counted as a level."""
     stem, own = path.removeprefix("./")[: -len(".tar")], _own_name(path)
     inner = "" if inner == own else inner.removeprefix(f"{own}/")
     return classes.class_of(f"{stem}/{inner}" if inner else stem, num_first=stem.count("/") + 1)
@@ -266,7 +267,7 @@ def _images(
 
 def _members(store: Store, entry: Entry, max_bytes: int) -> Iterator[Member]:
     path, first, num_bytes = split_locator(entry.locator)
-    end = min(first + num_bytes, store.size(path))  # it may have been truncated since
+    end = min(first + num_bytes, store.size(path))  # the object may have been truncated since
     others: list[str] = []
     key, suffixes = "", set[str]()
     splits: dict[str, str] = {}
@@ -297,7 +298,7 @@ def _members(store: Store, entry: Entry, max_bytes: int) -> Iterator[Member]:
 
 
 def _refuse_second_split(tar: Entry, found: dict[str, str], name: str) -> None:
-    """Raises UserError for an image of a second split in one class tar. `found`: the splits so far, each with an
+    """Raises UserError if a class tar has images of two splits. `found`: each split so far, with the name of an
     image."""
     for split in filter(None, map(split_of, name.split("/")[:-1])):
         found.setdefault(split, printable(name))
@@ -306,7 +307,8 @@ def _refuse_second_split(tar: Entry, found: dict[str, str], name: str) -> None:
 
 
 def _refuse_samples(tar: Entry, suffixes: Set[str]) -> None:
-    """Raises UserError for a WebDataset shard, whose members with one key are a sample: its name is not a class."""
+    """Raises UserError for a WebDataset shard: its members with the same key are one sample, and its name is not a
+    class."""
     beside = suffixes & ({"cls"} | (_BESIDE if _SHARD.search(_own_name(tar.name)) else set()))
     if beside and any(f".{suffix}" in IMAGE_SUFFIXES for suffix in suffixes):
         raise UserError(

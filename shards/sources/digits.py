@@ -1,7 +1,7 @@
-"""Scikit-learn's 1,797 real handwritten digits (8x8, values 0..16), enlarged to 32x32 PNG.
+"""The 1,797 real handwritten digits of scikit-learn (8x8, values 0..16), enlarged to 32x32 PNG.
 
 Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998, as in
-`sklearn.datasets.load_digits`. The images travel inside the scikit-learn wheel, so they need no network.
+`sklearn.datasets.load_digits`. The images are part of the scikit-learn wheel, so they need no network.
 """
 
 import io
@@ -23,7 +23,7 @@ ENLARGE = 4
 
 @dataclass(frozen=True, kw_only=True)
 class DigitsSource:
-    """The digits as a source. The test split is a fixed fifth of them, chosen by our keyed hash of the index."""
+    """The digits as a source. The test split is a fixed fifth of the digits, chosen by our keyed hash of the index."""
 
     staged: ClassVar[bool] = False
     labels_are_names: ClassVar[bool] = True
@@ -41,32 +41,32 @@ class DigitsSource:
             yield Entry(locator=str(index), name=f"digits/{index:04d}.png", labels=(str(labels[index]),))
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """Makes each image again."""
+        """Yields the images, each computed again from its digit."""
         images = self.reader().read_many([entry.locator for entry in entries])
         for entry, image in zip(entries, images, strict=True):
             yield entry, image if len(image) <= max_bytes else too_large(len(image), max_bytes=max_bytes)
 
     def reader(self) -> "DigitsReader":
-        """Returns a reader by index."""
+        """Returns a reader that finds images by their index."""
         return DigitsReader()
 
     def known_labels(self) -> tuple[str, ...]:
-        """Returns the digits."""
+        """Returns the labels "0" to "9"."""
         return tuple("0123456789")
 
 
 class DigitsReader:
-    """Makes the PNG of each index."""
+    """Makes PNGs of digits by their indices."""
 
     def read_many(self, locators: Sequence[str]) -> Iterator[bytes]:
-        """Yields the same bytes for the same index and Pillow version, every time."""
+        """Yields the PNG of each index. The same index and Pillow version always give the same bytes."""
         images, _ = _load()
         for locator in locators:
             yield enlarged_png(images[int(locator)])
 
 
 def split_indices(split: str) -> "NDArray[np.int64]":
-    """Returns the indices of a split, rising: 1,438 train, 359 test."""
+    """Returns the indices of a split in ascending order: 1,438 for train, 359 for test."""
     import numpy as np
 
     from shards.hashing import derive_key, hash_array
@@ -78,7 +78,7 @@ def split_indices(split: str) -> "NDArray[np.int64]":
 
 
 def enlarged_png(digit: "NDArray[np.float64]") -> bytes:
-    """Turns 8x8 values 0..16 into a 32x32 RGB PNG, in which every value is a square of 4x4 pixels."""
+    """Turns 8x8 values in 0..16 into a 32x32 RGB PNG, in which every value is a square of 4x4 pixels."""
     import numpy as np
     from PIL import Image
 

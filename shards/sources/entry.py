@@ -14,7 +14,7 @@ IMAGE_SUFFIXES = frozenset(
     (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".tif", ".tiff", ".bmp", ".heic", ".heif", ".avif")
 )
 
-# The most bytes of images that are read ahead of their turn; the image whose turn it is comes on top.
+# The most bytes of images that are read ahead. The image that is due is not counted.
 MOST_BYTES_AHEAD = 64 << 20
 
 # The bytes of an image, or why there are none: a file system error or a refusal.
@@ -23,11 +23,12 @@ ImageBytes = bytes | OSError | ImageRefusedError
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One image of a source, or a container of images (a tar of a class, a row group) that the scan opens.
+    """One image of a source, or a container of images (a class's tar, a row group) that the scan opens.
 
     `locator` tells the source's own reader where the bytes are. `name` is the source's name for the image, in valid
     Unicode. `labels` are class names (empty: unknown), `weights` their weights (empty, or one per label). `num_bytes`
-    is what the scan will read for it, or 0 if the listing does not say; `num_images` is 0 if only opening it can tell.
+    is the number of bytes that the scan will read, or 0 if the listing does not say. `num_images` is 0 if the number is
+    not known before the container is opened.
     """
 
     locator: str
@@ -42,7 +43,7 @@ class Reader(Protocol):
     """Reads images of one source again by their locators."""
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """Yields the bytes of each image in order, or its error: one unreadable image must not stop the others."""
+        """Yields the bytes of each image, or its error, in order. One unreadable image must not stop the others."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Images in files: one folder per class, or labels in the file names or in a table."""
+"""Images in files of their own. Labels come from class folders, from the file names or from a table."""
 
 import logging
 import os
@@ -28,17 +28,18 @@ from shards.sources.tree import SYSTEM_FOLDERS, Row, Tree, list_images, refused_
 log = logging.getLogger(__name__)
 _MOST_NAMED = 12
 _FIRST_WORD = r"([^_]+)_"
-_MOST_OF_LABEL, _MOST_STEMS = 1000, 200_000  # stems kept of one label, which has ids if there are more, and in all
-_NUMBERED = re.compile(r"[\W_]*\d+$")  # the number of a file within its class
+# The most stems that are kept per label, and in all. A label with more has ids in its file names.
+_MOST_OF_LABEL, _MOST_STEMS = 1000, 200_000
+_NUMBERED = re.compile(r"[\W_]*\d+$")  # a file's number within its class
 _WORDS = re.compile(r"(?:[^\W\d_]|[ _-])+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FolderSource:
-    """Class folders in a folder or an S3 prefix: `root/CLASS/...`; the folder's name is the label.
+    """Class folders below a folder or an S3 prefix: `root/CLASS/...`. The class folder's name is the label.
 
-    Images in folders further down (`root/CLASS/images/*.JPEG`) are of the same class, unless `class_level` says
-    otherwise. Images in `root` itself have no label.
+    Images in deeper folders (`root/CLASS/images/*.JPEG`) have the same class, unless `class_level` says otherwise.
+    Images in `root` itself have no label.
     """
 
     staged: ClassVar[bool] = False
@@ -54,7 +55,7 @@ class FolderSource:
         refuse_wrong_values(self, where="source.")
 
     def entries(self) -> Iterator[Entry]:
-        """Yields the images, sorted by path. Raises UserError if the folders are splits."""
+        """Yields the images, sorted by path. Raises UserError if the folders are splits, not classes."""
         return refusing_mixed_folders(self._entries(), self.root)
 
     def _entries(self) -> Iterator[Entry]:
@@ -80,7 +81,7 @@ class FolderSource:
         return Tree(root=self.root).images(entries, max_bytes=max_bytes)
 
     def reader(self) -> Tree:
-        """Returns a reader by path below the root."""
+        """Returns a reader that finds images by their paths below the root."""
         return Tree(root=self.root)
 
     def known_labels(self) -> None:
@@ -89,7 +90,7 @@ class FolderSource:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatSource:
-    """Images in a folder or an S3 prefix, and below it, whose folders say nothing about their labels.
+    """Images at any depth below a folder or an S3 prefix, whose folders say nothing about their labels.
 
     Labels come from the file names or from a table. A file in several rows has the labels of all of them, and a file
     that is not in the table has no label. A file that is only in the table is an unreadable image.
@@ -123,8 +124,8 @@ class FlatSource:
             raise UserError(f"{message}, around the label, e.g. '([^_]+)_'")
 
     def entries(self) -> Iterator[Entry]:
-        """Yields the images, sorted by path. Raises UserError if they lie in folders of different splits, and no table
-        lists them."""
+        """Yields the images, sorted by path. Raises UserError if no table is given and the images lie in folders of
+        different splits."""
         if self.labels_csv:
             return self._labelled_by_table()
         return refusing_mixed_folders(self._labelled_by_name(), self.root)
@@ -134,7 +135,7 @@ class FlatSource:
         return Tree(root=self.root).images(entries, max_bytes=max_bytes)
 
     def reader(self) -> Tree:
-        """Returns a reader by path below the root."""
+        """Returns a reader that finds images by their paths below the root."""
         return Tree(root=self.root)
 
     def known_labels(self) -> None:
@@ -158,7 +159,7 @@ class FlatSource:
             stems.mention_merged(self.root)
 
     def _labelled_by_table(self) -> Iterator[Entry]:
-        """Joins two sorted sequences, the files and the table; neither is ever in memory as a whole."""
+        """Joins two sorted sequences, the files and the rows of the table. Neither is ever in memory as a whole."""
         files = list_images(self.root)
         file, num_relisted = next(files, None), 0
         for key, rows in groupby(sorted_rows(self._rows()), key=lambda row: row[0]):
@@ -180,7 +181,7 @@ class FlatSource:
             log.warning("%s listed again with other labels: an image has the labels of all its rows", again)
 
     def _rows(self) -> Iterator[Row]:
-        """Yields (file, its labels, empty) for each row, and (empty, the row's number, reason) for an invalid row."""
+        """Yields (file, labels, b"") for each valid row, and (b"", row number, reason) for an invalid row."""
         columns = {"file-column": self.file_column, "label-column": self.label_column}
         splits = Splits(wanted="")
         for number, values in read_rows(self.labels_csv, columns, beside=SPLIT_COLUMN):
@@ -195,8 +196,8 @@ class FlatSource:
                 yield b"", str(number).encode(), str(refusal).encode()
 
     def _entries(self, path: bytes, rows: Iterator[Row], num_bytes: int) -> Iterator[tuple[Entry, int]]:
-        """Yields the entry of a file that the table names, with the number of its rows that differ, or the entries of
-        invalid rows."""
+        """Yields the entry of a file in the table, with its number of different rows of labels. If `path` is empty,
+        yields the entries of the invalid rows."""
         if not path:
             table = printable(self.labels_csv.rpartition("/")[2])
             yield from ((refused_entry(f"{table} row {number.decode()}", why.decode()), 1) for _, number, why in rows)
@@ -209,10 +210,10 @@ class FlatSource:
 
 
 class _Stems:
-    """The names of files without their numbers.
+    """Collects the names of files without their numbers, to find labels that may stand for several classes.
 
-    `american_bulldog` and `american_beagle`, with one label `american`, may be two classes. Names that go on with an
-    id, such as `cat_3fa9`, are not taken for classes.
+    `american_bulldog` and `american_beagle`, which both have the label `american`, may be two classes. Names that
+    contain an id, such as `cat_3fa9`, are not taken for classes.
     """
 
     def __init__(self) -> None:
@@ -220,7 +221,7 @@ class _Stems:
         self._num_stems = 0
 
     def add(self, label: str, file_name: str) -> None:
-        """Counts a file under its label; `file_name` begins with the label."""
+        """Counts a file under its label. `file_name` begins with the label."""
         counts = self._counts.get(label)
         if counts is None and self._num_stems < _MOST_STEMS:
             counts = self._counts[label] = Counter()
@@ -230,7 +231,7 @@ class _Stems:
             counts[stem] += 1
 
     def mention_merged(self, root: str) -> None:
-        """Warns if files of one label have names that could be several classes."""
+        """Warns if files of one label have names that could stand for several classes."""
         found = {label: stems for label, counts in self._counts.items() if len(stems := _class_stems(counts)) > 1}
         if not found:
             return
@@ -244,15 +245,16 @@ class _Stems:
 
 
 def _class_stems(counts: Counter[str]) -> list[str]:
-    """Returns the stems of one label that can be names of classes: words, or names of several files."""
+    """Returns the stems of one label that may be class names: those that consist of words, and those shared by several
+    files."""
     if len(counts) >= _MOST_OF_LABEL:
         return []
     return sorted(stem for stem, count in counts.items() if count > 1 or _WORDS.fullmatch(stem))
 
 
 def _folders_in(root: str) -> set[str]:
-    """Returns the class names of the folders in a local folder, except hidden ones. A bucket has no empty folders, so
-    the result is empty."""
+    """Returns the class names of the folders in a local folder, except hidden ones. Returns an empty set for a bucket,
+    which has no empty folders."""
     if "://" in root:
         return set()
     with os.scandir(root) as entries:

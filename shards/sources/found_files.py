@@ -1,6 +1,6 @@
-"""Files of others that a source is given by name, pattern or folder, on disk or in a bucket.
+"""Finds and opens a source's input files, given by name, pattern or folder, on disk or in a bucket.
 
-The footers of Parquet files are compared with the file before anything is allocated by what they say.
+The footer of a Parquet file is checked against the file before memory is allocated for the sizes in it.
 """
 
 import glob
@@ -22,17 +22,18 @@ if TYPE_CHECKING:
 
 _WILDCARDS = "*?["
 _ANY_DEPTH = "**"
-MOST_GROUP_ROWS = 1 << 26  # the most that pyarrow has ever put into a row group by default
-MOST_GROUP_IMAGES = 1 << 22  # if the row group is damaged, each is a row of the quarantine list
+MOST_GROUP_ROWS = 1 << 26  # the largest default of any version of pyarrow
+MOST_GROUP_IMAGES = 1 << 22  # a damaged row group puts each of its images on the quarantine list
 _MOST_GROUP_LABELS = 1 << 26
-_MOST_CHUNK_BYTES = 1 << 50  # images are read in pieces
+_MOST_CHUNK_BYTES = 1 << 50  # a loose bound, because images are read in pieces
 
 
 def find_files(patterns: Sequence[str], *, suffixes: tuple[str, ...]) -> list[str]:
-    """Returns all files at paths, `s3://bucket/key`s or patterns of either, or below folders; sorted, each once.
+    """Returns all files that `patterns` name, sorted, each once. A pattern is a path, an `s3://bucket/key`, a folder,
+    or a path or key with wildcards.
 
-    In folders, it finds files at any depth whose name ends in one of `suffixes`. Raises UserError if one of `patterns`
-    has none.
+    In a folder, finds the files at any depth whose name ends in one of `suffixes`. Raises UserError if one of
+    `patterns` matches no file.
     """
     found: set[str] = set()
     for pattern in patterns:
@@ -48,11 +49,11 @@ def find_files(patterns: Sequence[str], *, suffixes: tuple[str, ...]) -> list[st
 
 
 def open_found(path: str, buckets: Buckets) -> Any:
-    """Opens the file for pyarrow: seekable. Raises OSError, MissingObjectError or InvalidDataError."""
+    """Opens a file for pyarrow, which can seek in it. Raises OSError, MissingObjectError or InvalidDataError."""
     import pyarrow as pa
 
     if not path.startswith(SCHEME):
-        os.close(open_regular(path, os.O_RDONLY))  # Arrow would wait for a pipe's writer
+        os.close(open_regular(path, os.O_RDONLY))  # for a pipe, Arrow would wait until somebody writes to it
         return pa.OSFile(os.fsencode(path))
     try:
         return pa.PythonFile(StoreFile(*buckets.locate(path)), "r")
@@ -76,13 +77,14 @@ def _local(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
 
 
 def _literal(parts: list[str]) -> tuple[list[str], list[str]]:
-    """Divides a pattern after the folders that exist: brackets in their names are not wildcards."""
+    """Divides a pattern after the folders that exist, because brackets in their names are not wildcards."""
     num = next((num for num in range(len(parts) - 1, 0, -1) if Path("/".join(parts[:num]) or "/").is_dir()), 0)
     return parts[:num], parts[num:]
 
 
 def _at_any_depth(pattern: str) -> Iterator[str]:
-    """Yields the files of a pattern with `**`, as glob finds them; but glob follows links in circles."""
+    """Yields the files that match a pattern with `**`. They are those that glob finds, but glob would follow links in
+    circles."""
     begin, rest = _literal(pattern.split("/"))
     while not glob.has_magic(rest[0]):
         begin, rest = [*begin, rest[0]], rest[1:]
@@ -93,7 +95,8 @@ def _at_any_depth(pattern: str) -> Iterator[str]:
 
 
 def _fits(names: list[str], patterns: list[str]) -> bool:
-    """Says whether a path's parts fit a pattern's; `**` is any number of folders. Hidden names fit no wildcard."""
+    """Says whether a path's parts match a pattern's parts. `**` matches any number of folders. No wildcard matches a
+    hidden name."""
     if not patterns or not names:
         return not patterns and not names
     is_hidden = names[0].startswith(".")
@@ -120,15 +123,15 @@ def _stored(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
 def refuse_groups(
     opened: "ParquetPieces", columns: Sequence[str], *, most_rows: int, most_bytes: int | None = None
 ) -> None:
-    """Raises ValueError if a row group lies outside the file or has more rows than any can have, or if one of these
-    columns has more values or decompressed bytes."""
+    """Raises ValueError if a row group lies outside the file or has more than `most_rows` rows, or if one of `columns`
+    has too many values or more than `most_bytes` decompressed bytes."""
     from shards.parquet_pieces import refuse_encrypted
 
     for number, group in enumerate(opened.groups):
         where = f"its footer is damaged: row group {number}"
         _check(f"{where} has {group.num_rows} rows", group.num_rows, most_rows)
         most_values = min(group.num_rows * MOST_LABELS, max(group.num_rows, _MOST_GROUP_LABELS))
-        for chunk in group.chunks_of([*columns, ""]):  # the name of an encrypted column may be encrypted too
+        for chunk in group.chunks_of([*columns, ""]):  # "": the name of an encrypted column may be encrypted, too
             refuse_encrypted(chunk)
             inside = f"{where}, column {chunk.column!r}"
             num_bytes = chunk.end - chunk.begin
@@ -143,7 +146,8 @@ def refuse_groups(
 
 
 def unreadable() -> tuple[type[Exception], ...]:
-    """Returns the exceptions that an unreadable file raises. Names in a damaged footer may not be UTF-8: ValueError."""
+    """Returns the exceptions that an unreadable file raises. ValueError is one of them because names in a damaged
+    footer may not be UTF-8."""
     import pyarrow as pa
 
     return pa.ArrowException, ValueError, OSError, EOFError, MissingObjectError

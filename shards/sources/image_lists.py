@@ -1,4 +1,5 @@
-"""Images listed in CSV or Parquet files by path or URL, with one or more labels, and weights (as in JFT)."""
+"""Images that CSV or Parquet files list by path or URL, with one or more labels and, optionally, weights (as in
+JFT)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,17 +16,17 @@ from shards.sources.web import fetch_url, is_address, is_web, secret_reason, sho
 from shards.storage.ahead import Hold, no_wait
 from shards.store import SCHEME, Buckets
 
-_MOST_CHARACTERS = 1 << 16  # of a path or URL
+_MOST_CHARACTERS = 1 << 16  # in a path or URL
 
 
 @dataclass(frozen=True, kw_only=True)
 class Locations:
-    """Reads any location. Relative paths are below `root`, a folder or an S3 prefix."""
+    """Reads images from any location. Relative paths are below `root`: a folder, an S3 prefix or a URL."""
 
     root: str
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """Yields the bytes of files in order; those on servers are fetched ahead."""
+        """Yields the bytes of the images in order. Images on servers are fetched ahead."""
         entries = [Entry(locator=locator, name="") for locator in locators]
         return (image for _, image in self.images(entries, max_bytes=MOST_BYTES))
 
@@ -42,12 +43,13 @@ class Locations:
 
 
 def is_remote(location: str) -> bool:
-    """Says whether a location is on a server."""
+    """Says whether a location is a URL of a server or a bucket."""
     return location.startswith(SCHEME) or is_web(location)
 
 
 def _read(location: str, start: str, buckets: Buckets, *, max_bytes: int, hold: Hold) -> ImageBytes:
-    """Reads an image from its location. `start`: the folder or prefix of relative paths, with a slash at its end."""
+    """Reads an image from its location. `start`: the folder or prefix that relative paths are below, ending in a
+    slash."""
     if location.startswith(REFUSED):
         return ImageRefusedError(location.removeprefix(REFUSED))
     if "\0" in location:
@@ -75,9 +77,9 @@ def _read(location: str, start: str, buckets: Buckets, *, max_bytes: int, hold: 
 class ManifestSource:
     """CSV or Parquet files, local or `s3://`, with one row per image.
 
-    A CSV begins with a header; its name may also end in .csv.gz, .tsv or .tsv.gz. An invalid row is one refused image.
-    So is a URL with a password or a signature, since the plan and the index would keep it. Images are read twice, by
-    the scan and by packing, unless copies are kept.
+    A CSV begins with a header; its name may also end in .csv.gz, .tsv or .tsv.gz. An invalid row is a refused image,
+    and so is a URL with a password or a signature, because the plan and the index would store it. Images are read
+    twice, by the scan and by packing, unless copies are kept.
     """
 
     labels_are_names: ClassVar[bool] = False
@@ -125,11 +127,11 @@ class ManifestSource:
         splits.refuse_none(self.split_column)
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """Yields the images, each read from its location; those on servers are fetched ahead."""
+        """Yields the images in order, each read from its location. Images on servers are fetched ahead."""
         return Locations(root=self._root()).images(entries, max_bytes=max_bytes)
 
     def reader(self) -> Locations:
-        """Returns a reader by the location in the table."""
+        """Returns a reader that finds images by their locations in the table."""
         return Locations(root=self._root())
 
     def known_labels(self) -> None:
@@ -166,7 +168,7 @@ class ManifestSource:
         name = printable(location)
         if is_below_address or is_address(location):
             reason = secret_reason(location)
-            if reason or is_below_address or is_web(location):  # a key in a bucket may have a question mark
+            if reason or is_below_address or is_web(location):  # not for S3: a key may have a question mark
                 name = shown_address(name) or row
             if reason:
                 return refused_entry(name, reason)

@@ -1,4 +1,4 @@
-"""Every kind of image collection that can be packed. `kind` tells them apart in a written job."""
+"""All kinds of image sources that can be packed. In a job file, the field `kind` tells them apart."""
 
 from shards.errors import UserError
 from shards.sources.archives import ClassTarsSource, TarOfTarsSource
@@ -36,7 +36,7 @@ Source = (
 
 
 def tool_versions(source: Source) -> dict[str, str]:
-    """Returns the versions of the libraries that can change a written byte."""
+    """Returns the versions of the libraries that the written bytes depend on."""
     from importlib.metadata import PackageNotFoundError, version
 
     versions = {package: version(package) for package in ("numpy", "pillow", "pyarrow")}

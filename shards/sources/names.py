@@ -1,7 +1,7 @@
-"""What the names of folders and files say: the class of an image, its split, or that no image is read from them.
+"""Derives from the names of folders and files the class of an image, its split, or that a file is not read.
 
-Folders and files named like splits are refused: they would become classes, or be mixed in one dataset. Files that a
-source does not read are counted, and archives, which may hold images, are named in a warning.
+Folders and files named like splits are refused, because the splits would become classes or be mixed in one dataset.
+Files that a source does not read are counted. A warning names archives among them, because they may hold images.
 """
 
 import logging
@@ -22,11 +22,12 @@ _SPLITS = {
     **dict.fromkeys(("val", "valid", "validation", "dev", "eval"), "validation"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-# Published datasets (STL-10, SVHN) have these beside train and test; alone, each may be the name of a class.
+# Published datasets (STL-10, SVHN) have folders with these names beside train and test. Alone, each may be a class
+# name.
 _BESIDE_SPLITS = frozenset(("unlabeled", "unlabelled", "extra", "holdout", "hold-out", "held-out"))
 SPLIT_COLUMN = "split"
 _MOST_SHOWN = 6
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # also of mnistTrain
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # finds Train in mnistTrain, too
 log = logging.getLogger(__name__)
 ClassLevel = Literal["auto", "first", "deepest", "path"]
 _FLAG = "--source.class-level"
@@ -36,20 +37,20 @@ _LONGEST_SUFFIX = 8
 
 
 def split_of(name: str) -> str:
-    """Returns the split that a folder or file of this name holds: train, validation or test; empty for any other
+    """Returns the split that a folder or file of this name holds: train, validation or test. Returns "" for any other
     name."""
     return _SPLITS.get(name.casefold(), "")
 
 
 def split_in(name: str) -> str:
-    """Returns the split that words of a name denote, as in test-00000.parquet; empty if they denote none or several."""
+    """Returns the split that a name mentions, as test-00000.parquet does, or "" if it mentions none or several."""
     splits = set(filter(None, (split_of(word[0]) for word in _WORD.finditer(name))))
     return splits.pop() if len(splits) == 1 else ""
 
 
 def refuse_split_classes(root: str, classes: Collection[str], *, nested: Collection[str]) -> None:
-    """Raises UserError if class folders below `root` are splits: two or more of them are, or all. `nested`: the folders
-    that have folders of their own, which are the classes then."""
+    """Raises UserError if the class folders below `root` are splits according to `splits_among`. `nested`: those that
+    contain folders, which are then the classes."""
     found = splits_among(classes)
     if not found:
         return
@@ -64,11 +65,10 @@ def refuse_split_classes(root: str, classes: Collection[str], *, nested: Collect
 
 
 def splits_among(names: Collection[str]) -> dict[str, str]:
-    """Returns the names that differ in the name of a split alone, such as train2017 and val2017, with the split of
-    each.
+    """Returns the names that differ only in the name of a split, such as train2017 and val2017, with the split of each.
 
-    If all names are exactly splits, or usually go with them, all are returned. Class names such as `test tube` and
-    `train station` are not splits.
+    If every name is that of a split, or one that usually stands beside splits, returns all names. Class names such as
+    `test tube` and `train station` are not splits.
     """
     groups: dict[str, dict[str, str]] = {}
     for name in sorted(names):
@@ -84,14 +84,14 @@ def splits_among(names: Collection[str]) -> dict[str, str]:
 
 
 def names_for(found: Mapping[str, str]) -> dict[str, str]:
-    """Names the dataset of each folder: by its split, or, if two folders are of one split such as dev and eval, by its
-    own name."""
+    """Returns a dataset name for each folder: its split or, if two folders have the same split, such as dev and eval,
+    the folder's own name."""
     counts = Counter(found.values())
     return {name: split if counts[split] == 1 else name for name, split in found.items()}
 
 
 def refuse_classes_of_splits(classes: Collection[str]) -> None:
-    """Raises UserError for class names that differ in the name of a split alone, wherever they come from."""
+    """Raises UserError for class names, from any source, that differ only in the name of a split."""
     if found := splits_among(classes):
         splits = ", ".join(f"{name!r} ({split})" for name, split in list(found.items())[:_MOST_SHOWN])
         raise UserError(
@@ -101,14 +101,14 @@ def refuse_classes_of_splits(classes: Collection[str]) -> None:
 
 
 def refuse_several(found: Mapping[str, str], *, what: str, todo: str) -> None:
-    """Raises UserError if images are of more than one split. `found`: each split, and where it was found."""
+    """Raises UserError if images belong to more than one split. `found`: each split, and where it was found."""
     if len(found) > 1:
         examples = ", ".join(f"{split} ({where})" for split, where in found.items())
         raise UserError(f"{what} of the splits {examples}, which would become one dataset; {todo}")
 
 
 def refusing_mixed_folders(entries: Iterable[Entry], root: str, *, option: str = "--source.root") -> Iterator[Entry]:
-    """Hands on the entries of a source. Raises UserError at the end if they lie in folders of different splits, which
+    """Yields the entries of a source. Raises UserError at the end if they lie in folders of different splits, which
     would become one dataset."""
     found: dict[str, str] = {}
     last = ""
@@ -132,7 +132,7 @@ class Splits:
         self._seen: dict[str, str] = {}
 
     def has(self, cell: Any, path: str, number: int) -> bool:
-        """Says whether a row is packed. Raises UserError if it is of a second split, and none is wanted."""
+        """Says whether a row is packed. Raises UserError if no split is wanted and the row belongs to a second one."""
         if cell is None and not self._wanted:
             return True
         name = _split_named(cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell or "")
@@ -145,20 +145,20 @@ class Splits:
         return not self._wanted or name == self._wanted
 
     def refuse_none(self, column: str) -> None:
-        """Raises UserError if no row was of the split that is packed."""
+        """Raises UserError if no row belonged to the wanted split."""
         if not self._is_found and self._wanted:
             found = ", ".join(map(shown_value, self._seen)) or "no rows"
             raise UserError(f"column {column!r} has no row of the split {self._wanted!r}, but {found}; set --split")
 
 
 def _split_named(value: object) -> str:
-    """Returns train, validation or test for any of their names, and another name as it is."""
+    """Returns train, validation or test for any name of these splits, and any other name unchanged."""
     name = str(value).strip()
     return split_of(name) or name
 
 
 def files_of_splits(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Returns the files of each split, by the words in their names below the folder that holds them all. A name with
+    """Returns the files of each split, according to the words in their paths below their common folder. A name with
     several splits, such as train_val.csv, belongs to none."""
     shared = [path.split("/")[:-1] for path in paths]
     num_shared = 0
@@ -173,7 +173,7 @@ def files_of_splits(paths: Sequence[str]) -> dict[str, list[str]]:
 
 
 def refuse_mixed_splits(paths: Sequence[str]) -> None:
-    """Raises UserError for files of different splits."""
+    """Raises UserError if the files belong to different splits."""
     found, example = dict[str, str](), ""
     for split, files in files_of_splits(paths).items():
         found[split] = plural(len(files), "file")
@@ -182,9 +182,10 @@ def refuse_mixed_splits(paths: Sequence[str]) -> None:
 
 
 class ClassPaths:
-    """Names the classes of a collection by their folders, and remembers folders that could be meant as other classes.
+    """Derives the classes of a collection from its folders, and remembers folders that could be meant as classes of
+    their own.
 
-    `auto` takes the first folder, as `first` does, and warns if images lie in folders further down.
+    `auto` takes the first folder, as `first` does, and warns if a class has images in several folders.
     """
 
     def __init__(self, level: ClassLevel) -> None:
@@ -195,8 +196,8 @@ class ClassPaths:
         self._num_merged = 0
 
     def class_of(self, folders: str, *, num_first: int = 1) -> str:
-        """Returns the class of the images in a folder, such as `a/airfield`, and warns if two folders get one name. The
-        first `num_first` names are the first level, whose last name is the class."""
+        """Returns the class of the images in a folder such as `a/airfield`. Warns if two folders get the same class.
+        The first `num_first` names form the first level, and the last of them is its class."""
         parts = folders.split("/")
         own = "/".join(parts[:num_first])
         where = own if self._level in ("auto", "first") else folders
@@ -209,7 +210,7 @@ class ClassPaths:
         return name
 
     def mention_nested(self, *, root: str) -> None:
-        """Warns if classes have images in several folders, which could be the classes."""
+        """Warns if classes have images in several folders, because these folders could be the real classes."""
         if not self._nested:
             return
         name, (one, other) = next(iter(self._nested.items()))
@@ -237,8 +238,7 @@ class ClassPaths:
 
 
 class PassedOver:
-    """Counts the files that a source passes over, by suffix. `why` says what they lack, such as "with no image
-    suffix"."""
+    """Counts the files that a source skips, by suffix. `why` describes these files, such as "with no image suffix"."""
 
     def __init__(self, *, why: str) -> None:
         self._why = why
@@ -246,7 +246,7 @@ class PassedOver:
         self._examples: dict[str, str] = {}
 
     def add(self, name: str) -> None:
-        """Counts a file by its name. Archives are named, and so are images if the source reads none."""
+        """Counts a file. Keeps the name of one archive or image per suffix, as an example for the warning."""
         suffix = _suffix(name)
         if is_archive(name) or suffix.lower() in IMAGE_SUFFIXES:
             self._held[suffix] += 1
@@ -255,7 +255,7 @@ class PassedOver:
             self._others[suffix] += 1
 
     def mention(self, root: str) -> None:
-        """Logs what was passed over below `root`."""
+        """Logs which files below `root` were skipped."""
         for suffix, count in sorted(self._held.items()):
             message = "%s: passed over %s %s, such as %s; no image in them is packed; repack them if they belong to it"
             log.warning(message, printable(root), plural(count, f"{suffix} file"), self._why, self._examples[suffix])
@@ -266,11 +266,11 @@ class PassedOver:
 
 
 def is_archive(name: str) -> bool:
-    """Says whether a file is named like an archive, compressed or not."""
+    """Says whether a file's name is that of an archive, compressed or not."""
     return _ARCHIVE.search(name) is not None
 
 
 def _suffix(name: str) -> str:
-    """Returns a file's name from its last dot on, as the kind of the file."""
+    """Returns the suffix of a file's name with its dot, or "without a suffix"."""
     _, dot, suffix = name.rpartition("/")[2].rpartition(".")
     return f".{printable(suffix)}" if dot and len(suffix) < _LONGEST_SUFFIX else "without a suffix"

@@ -1,4 +1,4 @@
-"""Images embedded in Parquet files, the layout of Hugging Face datasets: image struct<bytes, path>, label."""
+"""Images embedded in Parquet files, in the layout of Hugging Face datasets: image struct<bytes, path>, label."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
     from shards.parquet_pieces import ParquetPieces
 
-# A batch is in memory as a whole: about as many rows as have this many bytes, at least one.
+# A batch is in memory as a whole. It has about as many rows as fit in BATCH_BYTES, at least one.
 BATCH_BYTES, MOST_BATCH_ROWS = 16 << 20, 16
 _SPLIT_ROWS = 4096
 READS_AHEAD = 16
-# Read buffer of a column, since a row group may be as large as its file. From a bucket, each buffer is a request.
+# Size of a column's read buffer, which is needed because a row group may be as large as its file. In a bucket, filling
+# a buffer is one request.
 _LOCAL_BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 
 
@@ -33,15 +34,15 @@ _LOCAL_BUFFER_BYTES, _REMOTE_BUFFER_BYTES = 1 << 20, 8 << 20
 class ParquetSource:
     """Parquet files, folders or patterns, local or `s3://`, with a column of images and one of labels.
 
-    The image is `struct<bytes, path>`, or bytes alone; the label is text, an integer, or a list of these. A row without
-    bytes or with a label that has no name is a refused image, and so is every row of a damaged row group.
+    The image is `struct<bytes, path>` or only bytes; the label is text, an integer, or a list of these. A row without
+    bytes or with an invalid label is a refused image, and so is every row of a damaged row group.
 
-    A page of a Parquet file is read as a whole: a worker needs memory for two to three times the largest page. A writer
-    that puts a gigabyte of images into a page (pyarrow does so with large images, unless given `write_batch_size=1` and
-    `use_dictionary=False`) makes files that take gigabytes to read.
+    A page of a Parquet file is read as a whole, so a worker needs two to three times the memory of the largest page. If
+    a page holds a gigabyte of images, reading it takes gigabytes. pyarrow writes such pages for large images, unless it
+    is given `write_batch_size=1` and `use_dictionary=False`.
     """
 
-    staged: ClassVar[bool] = True  # a row group is read whole or not at all
+    staged: ClassVar[bool] = True  # a single image cannot be read again
     labels_are_names: ClassVar[bool] = False
     kind: Literal["parquet"] = "parquet"
     files: tuple[str, ...] = ()
@@ -59,7 +60,8 @@ class ParquetSource:
             raise UserError(f"--source.label-names: {reason}; give each class its own name")
 
     def entries(self) -> Iterator[Entry]:
-        """Yields one entry per row group, file by file; only the files' footers are read."""
+        """Yields one entry per row group, file by file. Reads the files' footers, and the column of splits if there is
+        one."""
         buckets, first_names = Buckets(), None
         splits: dict[str, str] = {}
         for path, footer in self._footers(self.paths(), buckets):
@@ -76,17 +78,17 @@ class ParquetSource:
             yield from footer.groups
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """Yields the images row group by row group, and reads some rows at a time."""
+        """Yields the images row group by row group. Reads a few rows at a time."""
         with _OpenFile(Buckets(), self._columns()) as held:
             for entry in entries:
                 yield from self._group_images(held, entry, max_bytes)
 
     def reader(self) -> NoReturn:
-        """Raises NotImplementedError: a single image cannot be read again."""
+        """Raises NotImplementedError, because a single image cannot be read again."""
         raise NotImplementedError("a single image cannot be read from a Parquet file: the scan keeps copies")
 
     def known_labels(self) -> tuple[str, ...] | None:
-        """Returns the names that are given, or those in the files, in the order of their integers."""
+        """Returns the given class names or, without them, those of the first file, in the order of their integers."""
         if self.label_names:
             return tuple(class_name(name) for name in self.label_names)
         ((_, first),) = self._footers(self.paths()[:1], Buckets())
@@ -101,7 +103,7 @@ class ParquetSource:
         return found
 
     def _footers(self, paths: list[str], buckets: Buckets) -> Iterator[tuple[str, "_Footer"]]:
-        """Yields what each file says of itself; the footers of files in a bucket are fetched ahead."""
+        """Yields each file's path and what its footer says. The footers of files in a bucket are fetched ahead."""
         threads = READS_AHEAD if any(path.startswith(SCHEME) for path in paths) else 1
         footers = in_order(lambda path: self._footer(path, buckets), paths, threads=threads, window=threads)
         for path, footer in zip(paths, footers, strict=True):
@@ -137,7 +139,7 @@ class ParquetSource:
             raise InvalidDataError(f"{printable(path)} is not a readable Parquet file: {error}") from error
 
     def _splits(self, opened: "ParquetPieces") -> set[str]:
-        """Returns the splits that the rows of a file say they are of; none if it has no such column."""
+        """Returns the splits named in the file's column `split`, or an empty set if it has no such column."""
         from shards.parquet_pieces import MOST_BATCH_BYTES
 
         if opened.schema.names.count(SPLIT_COLUMN) != 1 or SPLIT_COLUMN in self._columns():
@@ -164,12 +166,12 @@ class ParquetSource:
         return [self.image_column, self.label_column]
 
     def _names(self, schema: "pa.Schema") -> tuple[str, ...]:
-        """Returns the names of integer labels; empty if neither the settings nor the file give them."""
+        """Returns the names of integer labels, or () if neither the settings nor the file give any."""
         if self.label_names:
             return tuple(class_name(name) for name in self.label_names)
         try:
             feature = parse_json((schema.metadata or {})[b"huggingface"])["info"]["features"][self.label_column]
-            while isinstance(feature, list) or "feature" in feature:  # a list of labels
+            while isinstance(feature, list) or "feature" in feature:  # the column holds lists of labels
                 feature = feature[0] if isinstance(feature, list) else feature["feature"]
             names = feature["names"]
             return tuple(class_name(name) for name in names) if all(isinstance(name, str) for name in names) else ()
@@ -197,7 +199,8 @@ class ParquetSource:
                 yield Entry(locator=locator, name=name), OSError(reason)
 
     def _batches(self, file: "ParquetPieces", number: int) -> "Iterator[pa.RecordBatch]":
-        """Yields a few rows at a time; the reader still holds a whole page of the file, which is compressed as one."""
+        """Yields a few rows at a time. The reader still holds a whole page of the file, because a page is compressed as
+        a whole."""
         from shards.parquet_pieces import MOST_BATCH_BYTES
 
         group, columns = file.groups[number], self._columns()
@@ -238,7 +241,7 @@ class ParquetSource:
 
 @dataclass(frozen=True, kw_only=True)
 class _Footer:
-    """What a file says of itself: the names of its integer labels, its row groups, and the splits of its rows."""
+    """What a file says about itself: the names of its integer labels, its row groups, and the splits of its rows."""
 
     names: tuple[str, ...]
     groups: list[Entry]
@@ -246,7 +249,7 @@ class _Footer:
 
 
 class _OpenFile:
-    """Keeps the last file open, since neighbouring row groups are usually read together."""
+    """Keeps the latest file open, because neighbouring row groups are usually read together."""
 
     def __init__(self, buckets: Buckets, columns: Sequence[str]) -> None:
         self._buckets, self._columns, self._path, self._held = buckets, columns, "", ExitStack()
@@ -272,7 +275,7 @@ class _OpenFile:
 
 
 def _names_fault(names: Sequence[str]) -> str:
-    """Says what is wrong with the names of integer labels; empty if nothing is."""
+    """Returns what is wrong with the names of integer labels, or "" if nothing is."""
     names = [class_name(name) for name in names]
     if "" in names:
         return f"class {names.index('')} has an empty name"

@@ -1,4 +1,4 @@
-"""Rows of CSV and Parquet files, streamed from disk or a bucket, and the labels and weights in their cells."""
+"""Streams the rows of CSV and Parquet files from disk or a bucket, and reads the labels and weights in their cells."""
 
 import codecs
 import math
@@ -20,27 +20,29 @@ TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 _BLOCK_BYTES = _MOST_LINE_BYTES = 1 << 20
 _BATCH_ROWS = 4096
 _DELIMITERS = (b",", b";", b"\t")
-# A cell is quoted or bare. A quote at the beginning of a bare cell has no second one.
+# A cell is quoted or bare. A bare cell does not begin with a quote.
 _CELLS = {
     delimiter: re.compile(rb' *+"((?:[^"]|"")*+)" *(?=%b|$)|(?! *")([^%b]*)' % (delimiter, delimiter))
     for delimiter in _DELIMITERS
 }
 _MOST_COLUMNS = 10_000
 _MOST_SHOWN = 16
-# The text in a .gz may have so many times the file's bytes (lists shrink to a tenth), and so many bytes in any case.
+# The text in a .gz may have _MOST_SHRUNK times the file's bytes (lists shrink to a tenth), and _SMALL bytes in any
+# case.
 _MOST_SHRUNK, _SMALL = 200, 64 << 20
-# The values of a row (bytes in a CSV, Python's own types in a Parquet file), or why it has none.
+# The values of a row (bytes in a CSV, Python types in a Parquet file), or the reason why they cannot be read.
 RowValues = tuple[Any, ...] | ImageRefusedError
-# Labels, and their weights: none, or one per label.
+# Labels, and their weights: either none, or one per label.
 Weighted = tuple[tuple[str, ...], tuple[float, ...]]
 
 
 def read_rows(path: str, columns: Mapping[str, str], *, beside: str = "") -> Iterator[tuple[int, RowValues]]:
-    """Yields (number, values of `columns`) for each row; the keys of `columns` are the options that name them. `beside`
-    names a column that the table may lack; its value, or else None, comes last.
+    """Yields (number, values of `columns`) for each row. The keys of `columns` are the options that name the columns.
+    `beside` names an optional column; its value, or None, comes last.
 
-    A CSV row is numbered by its line, Parquet's rows from 0. A CSV row with too many or too few columns is refused.
-    Raises UserError if the file is unreadable or lacks a column, and for a line whose quotes do not come in pairs.
+    A CSV row has the number of its line; Parquet rows are counted from 0. A CSV row with too many or too few columns is
+    refused. Raises UserError if the file is unreadable or lacks a column, and for a line whose quotes do not come in
+    pairs.
     """
     if not path.lower().endswith(TABLE_SUFFIXES):
         raise UserError(f"{printable(path)!r} is not a table; give a file that ends in {', '.join(TABLE_SUFFIXES)}")
@@ -59,7 +61,7 @@ def read_rows(path: str, columns: Mapping[str, str], *, beside: str = "") -> Ite
 def path_in(cell: Any) -> str:
     """Returns the path or URL in a cell. Raises ImageRefusedError if there is none, or if it has a line break.
 
-    A backslash in a path is taken for a slash, as on Windows; `~/` is the home folder.
+    A backslash in a path counts as a slash, as on Windows. `~/` is the home folder.
     """
     path = cell.decode("utf-8", "surrogateescape") if isinstance(cell, bytes) else "" if cell is None else str(cell)
     if not path:
@@ -101,8 +103,8 @@ def _parquet_rows(
 
 
 def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets, beside: str) -> Iterator[tuple[int, RowValues]]:
-    """Yields the rows of a CSV. A row is a line: a value with a line break could as well be a quote that is not closed,
-    which swallows rows."""
+    """Yields the rows of a CSV. Each line is a row: values with line breaks are refused, because an unclosed quote
+    looks the same and would swallow rows."""
     lines = enumerate(_lines(path, buckets), start=1)
     first = next(((number, line) for number, line in lines if line.strip()), None)
     if first is None:
@@ -116,7 +118,7 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets, beside: s
         is_plain = b'"' not in line and b" " not in line
         cells = line.split(delimiter) if is_plain else _cells(path, number, line, delimiter)
         while len(cells) > len(header) and not cells[-1]:
-            cells.pop()  # of a separator at the end of the line
+            cells.pop()  # left by a separator at the end of the line
         if len(cells) == len(header):
             yield number, (*[cells[place] for place in places], *absent)
         elif cells != [b""]:
@@ -125,8 +127,8 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets, beside: s
 
 
 def _header(path: str, number: int, line: bytes, columns: Mapping[str, str]) -> tuple[bytes, list[str]]:
-    """Returns the separator and the names of the columns: the usual separator, or another one that gives more of the
-    wanted columns."""
+    """Returns the separator and the names of the columns. If another separator than the usual one yields more of the
+    wanted columns, that one is used."""
     usual = b"\t" if path.lower().removesuffix(".gz").endswith(".tsv") else b","
     read = {delimiter: _names(path, number, line, delimiter) for delimiter in (usual, *_DELIMITERS)}
     readable = {delimiter: names for delimiter, names in read.items() if isinstance(names, list)}
@@ -152,7 +154,7 @@ def _num_wanted(names: Sequence[str], columns: Mapping[str, str]) -> int:
 
 
 def _names(path: str, number: int, line: bytes, delimiter: bytes) -> list[str] | InvalidDataError:
-    """Returns the names of the columns that this separator gives, or the reason why it does not divide the line."""
+    """Returns the names of the columns if the header is divided at this separator, or the error if it cannot be."""
     if line.count(delimiter) >= _MOST_COLUMNS:
         what = f"{1 + line.count(delimiter):,} columns; allowed: {_MOST_COLUMNS:,}"
         return InvalidDataError(f"{printable(path)} has {what}")
@@ -166,8 +168,8 @@ def _names(path: str, number: int, line: bytes, delimiter: bytes) -> list[str] |
 
 
 def _cells(path: str, number: int, line: bytes, delimiter: bytes) -> list[bytes]:
-    """Returns the values of a line, without spaces around them. Raises InvalidDataError if its quotes do not come in
-    pairs."""
+    """Returns the values of a line, without the spaces around them. Raises InvalidDataError if the line's quotes do not
+    come in pairs."""
     if b'"' not in line:
         return [cell.strip(b" ") for cell in line.split(delimiter)]
     cells, place = list[bytes](), 0
@@ -186,8 +188,8 @@ def _cells(path: str, number: int, line: bytes, delimiter: bytes) -> list[bytes]
 
 
 def _lines(path: str, buckets: Buckets) -> Iterator[bytes]:
-    """Yields the lines of a text without their ends (LF, CR LF or CR). Raises UserError for a line or a text of absurd
-    length."""
+    """Yields the lines of a text without their ends (LF, CR LF or CR). Raises InvalidDataError if a line or the text is
+    too long."""
     rest, number = b"", 0
     for block in _blocks(path, buckets):
         text = rest + block
@@ -203,7 +205,7 @@ def _lines(path: str, buckets: Buckets) -> Iterator[bytes]:
 
 
 def _blocks(path: str, buckets: Buckets) -> Iterator[bytes]:
-    """Yields the text of a file in UTF-8, without the mark of its encoding."""
+    """Yields the text of a file in UTF-8, without the byte order mark."""
     import pyarrow as pa
 
     file, num_bytes = open_found(path, buckets), 0
@@ -231,19 +233,19 @@ def _blocks(path: str, buckets: Buckets) -> Iterator[bytes]:
 
 
 def written_labels(value: Any, *, separator: str = "") -> tuple[str, ...]:
-    """Returns the labels in a cell as they are written: text, a number, or a list of these. Raises ImageRefusedError
-    for anything else.
+    """Returns the labels in a cell, which may be text, a number, or a list of these. Raises ImageRefusedError for
+    anything else.
 
-    Bytes come from a CSV and are split at `separator` if it is given. A whole number is its digits, even if pandas has
-    made it a float. None, empty text and NaN are not labels, but keep their place in a vector of 0 and 1. What the
-    labels mean is decided by `shards.class_labels`.
+    Bytes come from a CSV and are split at `separator` if it is given. A whole number becomes its digits, even if pandas
+    has stored it as a float. None, empty text and NaN are not labels, but keep their place in a vector of 0 and 1.
+    `shards.class_labels` decides what the labels mean.
     """
     values = value if isinstance(value, list) else _cut(value, separator) if isinstance(value, bytes) else [value]
     if len(values) > MOST_LABELS:
         raise ImageRefusedError(f"too many labels: {len(values)}, allowed: {MOST_LABELS}")
     labels = tuple(_written(item, in_list=len(values) > 1) for item in values)
     if len(labels) == 1 and len(labels[0]) > MOST_LABEL_CHARACTERS and "\\" not in labels[0] and is_list(labels[0]):
-        labels = split_text(labels[0])  # it is too long for a name; with backslashes, quotes would take quadratic time
+        labels = split_text(labels[0])  # a list, too long for a name; parsing backslashes would take quadratic time
         if len(labels) > MOST_LABELS:
             raise ImageRefusedError(f"too many labels: {len(labels)}, allowed: {MOST_LABELS}")
     if "" in labels and not is_vector(labels):
@@ -264,7 +266,7 @@ def _cut(value: bytes, separator: str) -> list[str]:
 
 
 def _written(value: Any, *, in_list: bool) -> str:
-    """Returns one label; empty: none."""
+    """Returns the label in a value, or "" if there is none."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
     if isinstance(value, bool) and in_list:
@@ -277,7 +279,7 @@ def _written(value: Any, *, in_list: bool) -> str:
         value = value.decode("utf-8", "backslashreplace")
     if isinstance(value, str):
         return class_name(printable(value))
-    from decimal import Decimal  # a column of Parquet may have this type, which no other answer needs
+    from decimal import Decimal  # imported here because only rare Parquet columns have this type
 
     if isinstance(value, Decimal):
         return str(value)
@@ -308,7 +310,7 @@ def _numbers(value: Any, separator: str) -> tuple[float, ...]:
 
 def _number(item: Any) -> float:
     try:
-        # As it is stored, with 32 bits; OverflowError if that is not finite.
+        # Rounds to 32 bits, as the index stores it. Raises OverflowError if the result is not finite.
         (number,) = struct.unpack("f", struct.pack("f", float(item)))
     except (TypeError, ValueError, OverflowError):
         number = math.nan

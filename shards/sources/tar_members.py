@@ -1,8 +1,8 @@
-"""The members of a plain tar, streamed once from its start. Nothing is unpacked; unsafe members are refused.
+"""Streams the members of an uncompressed tar. Nothing is unpacked, and unsafe members are refused.
 
-The formats: POSIX.1-2017 "pax Interchange Format" and "ustar", the GNU tar manual's "Basic Tar Format", and Unix V7
-before both. Python's tarfile reads the same formats, but makes an object of twenty fields from each header, stops at
-the first damaged one, and does not say where an archive broke off.
+The formats are POSIX.1-2017 "pax Interchange Format" and "ustar", the GNU tar manual's "Basic Tar Format", and that of
+Unix V7 before both. Python's tarfile reads the same formats, but creates an object of twenty fields for each header,
+stops at the first damaged one, and does not say where an archive broke off.
 """
 
 import re
@@ -16,25 +16,25 @@ from shards.sources.entry import printable, too_large
 from shards.storage.ahead import Pieces
 
 BLOCK_BYTES = 512
-SPARSE = b"GNU.sparse."  # begins the keys of pax records about a sparse file
+SPARSE = b"GNU.sparse."  # the keys of pax records about sparse files begin with it
 _USED = (b"path", b"size")
-_MOST_DIGITS = 19  # of a number of 64 bits
+_MOST_DIGITS = 19  # as many as a 64-bit number has
 _ADLER_BASE = 65521
-_GNU_MAGIC = b"ustar  \0"  # has no prefix field: times are in its place
+_GNU_MAGIC = b"ustar  \0"  # this format has times in place of the prefix field
 _NUMBERS = ((100, 108), (108, 116), (116, 124), (136, 148), (329, 337), (337, 345))  # mode, owner, group, time, device
 _OTHER_NUMBERS = "a number in its header is not octal, at which other readers stop"
 _PLAIN = re.compile(rb" *[0-7]* *(?:\0|$)")
-_MORE_BLOCKS = 482  # byte of a GNU sparse file's header: more blocks follow before its data
+_MORE_BLOCKS = 482  # if this byte of a sparse file's header is set, more header blocks follow
 MAX_EXTENSION_BYTES = 1 << 20
-MOST_EXTENSIONS = 16  # of one member; Python's tarfile calls itself for each
-MOST_NAME_BYTES = 4096  # as Linux allows for a path; one record could give a megabyte to every member
+MOST_EXTENSIONS = 16  # per member; Python's tarfile recurses for each
+MOST_NAME_BYTES = 4096  # the limit of Linux; a pax record could give every member a name of a megabyte
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd", b"\x04\x22\x4d\x18")
 _EMPTY_BLOCK = bytes(BLOCK_BYTES)
 # Type flags of a header.
 _FILES = (b"0", b"\0", b"7")
-_PASSED_OVER = (b"5", b"D", b"V")  # folders, and the name of a volume
+_PASSED_OVER = (b"5", b"D", b"V")  # folders and volume labels
 _EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")
-_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # even if their size says otherwise
+_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # even if the header states a size
 _KINDS = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -44,23 +44,24 @@ _KINDS = {
     b"S": "a sparse file",
     b"M": "the rest of a file that began in another volume",
 }
-_MORE_SPARSE_BLOCKS = 504  # byte of a sparse file's further header blocks: one more follows
-_REFUSAL = "refusal"  # a key next to those of pax, which are "path", "size" or have a dot
+_MORE_SPARSE_BLOCKS = 504  # if this byte of a further header block is set, another one follows
+_REFUSAL = "refusal"  # no pax record has this key: their keys are "path", "size" or contain a dot
 
 
 @dataclass(slots=True)
 class Header:
-    """The archive's description of its next member. `kind` is the type flag, `size` that of the data in the archive."""
+    """The archive's description of its next member. `kind` is the type flag; `size` is the number of data bytes in the
+    archive."""
 
     name: str
     size: int
     kind: bytes
     more_header_blocks: bool = False
-    refusal: str = ""  # why it must not be read
+    refusal: str = ""  # why the member must not be read
 
 
 def parse_header(block: bytes) -> Header | None:
-    """Returns the header in a block, or None if it is not one: its checksum is wrong, or a number is invalid."""
+    """Returns the header in a block, or None if the checksum is wrong or a number is invalid."""
     if len(block) != BLOCK_BYTES:
         return None
     try:
@@ -72,7 +73,7 @@ def parse_header(block: bytes) -> Header | None:
     kind = block[156:157]
     name = _until_nul(block[:100])
     if kind == b"\0" and name.endswith(b"/"):
-        kind = b"5"  # V7's way to mark a folder
+        kind = b"5"  # the way V7 marks a folder
     refusal = _OTHER_NUMBERS if not all(map(_is_plain, (block[begin:end] for begin, end in _NUMBERS))) else ""
     if block[345] and block[257:265] != _GNU_MAGIC:
         if block[257:262] == b"ustar":
@@ -84,8 +85,8 @@ def parse_header(block: bytes) -> Header | None:
 
 
 def begins_again(block: bytes) -> Header | None:
-    """Returns the header in a block if its magic, too, tells it from other data: reading continues there after a
-    damaged stretch."""
+    """Returns the header in a block if the block also has the magic of a header. After a damaged stretch, reading
+    continues there."""
     return parse_header(block) if block[257:262] == b"ustar" else None
 
 
@@ -109,8 +110,8 @@ def parse_long_name(data: bytes) -> str:
 
 
 def parse_pax(data: bytes) -> dict[str, str]:
-    """Reads from the records `LENGTH KEY=VALUE` of a pax header those that say where or what its file is: path, size
-    and GNU.sparse.*. Raises ValueError if they are damaged."""
+    """Returns those records `LENGTH KEY=VALUE` of a pax header that matter for reading: path, size and GNU.sparse.*.
+    Raises ValueError if the records are damaged."""
     records = {}
     position = 0
     while position < len(data) and data[position]:
@@ -123,19 +124,19 @@ def parse_pax(data: bytes) -> dict[str, str]:
             raise ValueError(f"the record at byte {position} has no end or no value")
         if key == b"size" and not (value.isdigit() and len(value) <= _MOST_DIGITS):
             raise ValueError(f"the size {shown_value(value)} is not a number of bytes")
-        if key in _USED or key.startswith(SPARSE):  # others could fill the memory, record by record
+        if key in _USED or key.startswith(SPARSE):  # the others could fill the memory, record by record
             records[decoded(key)] = decoded(value)
         position = end
     return records
 
 
 def decoded(name: bytes) -> str:
-    """Decodes a name. Bytes that are not UTF-8 become surrogate escapes, as Python does with file names."""
+    """Decodes a name. Bytes that are not UTF-8 become surrogate escapes, as in Python's file names."""
     return name.decode("utf-8", "surrogateescape")
 
 
 def _is_plain(field: bytes) -> bool:
-    """Says whether every reader takes a field for a number, or for an empty field."""
+    """Says whether every reader parses a field as the same number, or as empty."""
     return _PLAIN.match(field) is not None or field[0] in (0x80, 0xFF)
 
 
@@ -144,10 +145,11 @@ def _until_nul(field: bytes) -> bytes:
 
 
 def _checksum_fits(block: bytes) -> bool:
-    """Says whether the sum of all bytes, with spaces for the checksum's own 8, is what the header says."""
+    """Says whether the header's checksum is right: the sum of all bytes, with spaces in place of the checksum's own
+    8."""
     field = block[148:156]
     rest = 8 * ord(" ") - sum(field) - parse_number(field)
-    # Adler-32's low half is one more than the sum, modulo 65521: 10 times faster than sum().
+    # The low half of Adler-32 is one more than the sum, modulo 65521. It is 10 times faster than sum().
     if ((zlib.adler32(block) & 0xFFFF) - 1 + rest) % _ADLER_BASE == 0:
         return True
     # Some old systems summed signed bytes.
@@ -155,22 +157,23 @@ def _checksum_fits(block: bytes) -> bool:
 
 
 class DamagedTarError(ImageRefusedError):
-    """A fault of the archive itself, not of one member. Most other readers take it for the archive's end."""
+    """A fault of the archive itself, not of one member. Most other readers take it for the end of the archive."""
 
 
 class BrokenOffTarError(DamagedTarError):
-    """The archive ends, or is damaged, inside a member or after what extends its header, where other readers fail."""
+    """The archive ends or is damaged inside a member or after an extended header. Other readers fail there."""
 
 
 class AmbiguousMemberError(ImageRefusedError):
-    """A member that readers of tars take differently, or fail at; they may read something else after it."""
+    """A member that tar readers interpret differently or fail at. After it, they may read different data."""
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file of an archive. `offset` is that of its first data byte, in the object that is read.
+    """A file of an archive. `offset` is the position of its first data byte in the object that is read.
 
-    `data` is None if it was not requested, and an error if it is refused; a fault of the archive has no name.
+    `data` is None if it was not requested, and an error if the member is refused. For a fault of the archive itself,
+    `name` is empty.
     """
 
     name: str  # bytes that are not UTF-8 are surrogate escapes
@@ -188,10 +191,10 @@ def read_members(
 ) -> Iterator[Member]:
     """Yields the regular files whose name is `wanted`, and everything that is refused, in the archive's order.
 
-    Bytes are read of files whose name is wanted `with_data`, and at most `max_bytes` of each. Links, devices and the
-    like are refused, and names that lead out of the archive. Faults of the archive are DamagedTarErrors: a damaged
-    stretch, after which reading continues at the next header; the place where it breaks off; a missing end mark; data
-    after the end mark.
+    The data of a file is read if `with_data(name)` is true and it has at most `max_bytes`. Links, devices and the like
+    are refused, and so are names that lead out of the archive. A fault of the archive is yielded as a DamagedTarError:
+    a damaged stretch, after which reading continues at the next header; the place where the archive breaks off; a
+    missing end mark; data after the end mark.
     """
     for header in _Headers(pieces).read():
         if isinstance(header, DamagedTarError):
@@ -213,16 +216,16 @@ def read_members(
 
 
 def is_hidden(name: str) -> bool:
-    """Says whether the file's own name begins with a dot, like macOS's `._NAME` next to each file."""
+    """Says whether a path's last part begins with a dot, like the `._NAME` that macOS puts next to each file."""
     return name.rpartition("/")[2].startswith(".")
 
 
 class _Headers:
-    """Finds header after header; the caller may read a header's data before it takes the next."""
+    """Finds one header after another. The caller may read a member's data before it asks for the next header."""
 
     def __init__(self, pieces: Pieces) -> None:
         self._pieces, self._begin = pieces, pieces.position
-        self._num_members = self._num_extensions = 0  # the extensions are those of the next member
+        self._num_members = self._num_extensions = 0  # members so far; extended headers of the next member
         self._for_all: dict[str, str] = {}  # pax records of the whole archive
         self._for_next: dict[str, str] = {}  # pax records of the next member
 
@@ -264,7 +267,7 @@ class _Headers:
         yield self._no_end_mark()
 
     def _complete(self, header: Header) -> None:
-        """Applies what earlier records say about this member."""
+        """Completes a header by what the extended headers before it say."""
         if header.kind in _WITHOUT_DATA:
             header.size = 0
         while header.more_header_blocks:
@@ -285,7 +288,8 @@ class _Headers:
             header.name = header.name[:100]
 
     def _extend(self, header: Header) -> None:
-        """Keeps what a record says about the members that follow. If two records set the same field, the first wins."""
+        """Keeps what an extended header says about the next member or all members. If two for one member set the same
+        field, the first wins."""
         self._num_extensions += 1
         if self._num_extensions > MOST_EXTENSIONS:
             self._for_next[_REFUSAL] = f"it has more than {MOST_EXTENSIONS} extended headers"
@@ -310,7 +314,7 @@ class _Headers:
                 self._for_next[_REFUSAL] = f"its pax header is damaged: {error}"
 
     def _next_header(self, block: bytes) -> tuple[DamagedTarError, Header | None]:
-        """Returns the fault of a block that is not a header, and the next header after it."""
+        """Returns the fault of a block that is not a header, and the next header after it, or None if there is none."""
         pieces = self._pieces
         begin = pieces.position - len(block)
         self._for_next = {}
@@ -325,7 +329,8 @@ class _Headers:
         return self._fault(f"no header is in bytes {begin} to {end}"), header
 
     def _after_end_mark(self) -> Iterator[DamagedTarError]:
-        """Zeros fill the last record; anything else would be lost silently."""
+        """Yields a fault if anything but zeros follows the end mark. Zeros fill the last record; other data would be
+        lost silently."""
         pieces = self._pieces
         while block := pieces.take(BLOCK_BYTES):
             if block.strip(b"\0"):
@@ -344,7 +349,7 @@ class _Headers:
 
 
 def _refusal(header: Header) -> str:
-    """Says why a member is never read, whatever its name; empty if it may be read."""
+    """Returns why a member must not be read, or "" if it may be."""
     name = header.name
     if header.refusal:
         return header.refusal

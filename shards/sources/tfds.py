@@ -1,15 +1,15 @@
-"""A dataset as TFDS prepares it: NAME[/CONFIG]/VERSION with dataset_info.json and shards of TFRecords.
+"""Reads datasets that TFDS has prepared: NAME[/CONFIG]/VERSION with dataset_info.json and shards of TFRecords.
 
-The order of a split is that of its shards, one after the other: `train[:800]` in TFDS's notation is the first 800 of
-them all (`tensorflow_datasets/core/splits.py` and `core/utils/shard_utils.py`).
+A split's examples are ordered by shard, then by their place in the shard: `train[:800]` in TFDS's notation means the
+first 800 of all shards together (`tensorflow_datasets/core/splits.py` and `core/utils/shard_utils.py`).
 
-A TFRecord file has one record after the other, without a header or an index (TensorFlow's `record_writer.h`): the
-length (uint64, little-endian), its masked CRC-32C (uint32), the data, and the data's masked CRC-32C (uint32).
+A TFRecord file is a sequence of records without a header or an index (TensorFlow's `record_writer.h`). Each record is
+the length (uint64, little-endian), its masked CRC-32C (uint32), the data, and the data's masked CRC-32C (uint32).
 
-A record is a `tf.train.Example`, a map from names to lists of bytes, floats or integers. Its wire format, that of
-protocol buffers (https://protobuf.dev/programming-guides/encoding), is read as far as `example.proto` and
-`feature.proto` of TensorFlow need it. The messages have a fixed depth, so nothing recurses, and only the features that
-are asked for are decoded.
+A record is a `tf.train.Example`, a map from names to lists of bytes, floats or integers. It is encoded as a protocol
+buffer (https://protobuf.dev/programming-guides/encoding), of which this file reads what `example.proto` and
+`feature.proto` of TensorFlow need. The messages have a fixed depth, so no recursion is needed, and only the requested
+features are decoded.
 """
 
 import re
@@ -39,8 +39,8 @@ _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _NUMBER = re.compile(r"\d{1,13}")
 _POLYNOMIAL, _ALL_ONES, _MASK_DELTA = 0x82F63B78, 0xFFFFFFFF, 0xA282EAD8
 _BLOCK_BYTES = 1024
-_BLOCKS_AT_ONCE = 64  # an index takes eight times the memory of its byte
-_FEW_BYTES = 64  # a loop is faster
+_BLOCKS_AT_ONCE = 64  # `_after_group` takes an int64 index for each byte: eight times its memory
+_FEW_BYTES = 64  # below this, a loop over the bytes is faster
 _LENGTH = struct.Struct("<Q")
 _CRC = struct.Struct("<I")
 HEADER_BYTES = _LENGTH.size + _CRC.size
@@ -55,7 +55,7 @@ _MOST_VARINT_BYTES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetKey:
-    """The name that TFDS gives a dataset, its configuration (empty: it has none), and the major versions to accept.
+    """The name that TFDS gives a dataset, its configuration (empty: none), and the major versions to accept.
 
     TFDS gives a new major version to a dataset whose examples or order change.
     """
@@ -71,13 +71,13 @@ class DatasetKey:
 
     @property
     def versions(self) -> str:
-        """The versions, for a message."""
+        """The accepted versions, for a message."""
         return " and ".join(f"{major}.*.*" for major in self.majors)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardSlice:
-    """`count` examples of a shard from the one with number `first` on; the shard has `length`."""
+    """`count` examples of a shard, beginning at number `first`. The shard has `length` examples."""
 
     path: str
     first: int
@@ -97,7 +97,7 @@ class PreparedDataset:
 
     @property
     def where(self) -> str:
-        """The folder, for a message."""
+        """The dataset's URL and folder, for a message."""
         return "/".join(filter(None, (self.store.url, self.folder)))
 
     def num_examples(self, split: str) -> int:
@@ -108,7 +108,7 @@ class PreparedDataset:
         return sum(self.shard_lengths[split])
 
     def slices(self, split: str, first: int, end: int) -> Iterator[ShardSlice]:
-        """Yields examples first..end-1 of a split, as slices of its shards."""
+        """Yields the slices of shards that together are examples first..end-1 of a split."""
         lengths, begin = self.shard_lengths[split], 0
         for number, length in enumerate(lengths):
             low, high = max(first, begin), min(end, begin + length)
@@ -119,7 +119,7 @@ class PreparedDataset:
             begin += length
 
     def class_names(self, feature: str) -> tuple[str, ...]:
-        """Returns the names of a label's classes; empty if TFDS has written none."""
+        """Returns the class names of a label, or () if TFDS has written none."""
         name = f"{feature}.labels.txt"
         try:
             data = self.store.read(f"{self.folder}/{name}" if self.folder else name, most_bytes=_MOST_NAMES_BYTES)
@@ -131,8 +131,8 @@ class PreparedDataset:
 
 
 def open_prepared(root: str, key: DatasetKey) -> PreparedDataset:
-    """Opens the dataset in TFDS's data folder, or in its own folder with a dataset_info.json. Of several versions, it
-    takes the newest that `key` accepts. Raises UserError if the dataset is not there, or is another one."""
+    """Opens a dataset. `root` is TFDS's data folder, or the dataset's own folder with a dataset_info.json. If there are
+    several versions, takes the newest that `key` accepts. Raises UserError if there is no such dataset."""
     if not root:
         raise UserError(
             "--source.root is missing; give the data folder of TensorFlow Datasets (often ~/tensorflow_datasets), or "
@@ -175,7 +175,7 @@ def _newest_folder(store: Store, key: DatasetKey) -> str:
 
 
 def _check_name(info: dict[str, Any], key: DatasetKey, where: str) -> None:
-    """Raises UserError if this is another dataset, version or file format."""
+    """Raises UserError if the dataset, its version or its file format is not the wanted one."""
     version = _VERSION.fullmatch(str(info.get("version", "")))
     said = (info.get("name"), info.get("configName") or "")
     if said != (key.name, key.config) or not version or int(version[1]) not in key.majors:
@@ -192,7 +192,7 @@ def _check_name(info: dict[str, Any], key: DatasetKey, where: str) -> None:
 
 
 def _shard_lengths(info: dict[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Returns the lengths of the shards of each split. Raises ValueError if they cannot be right."""
+    """Returns each split's shard lengths. Raises ValueError if they cannot be right."""
     splits, lengths = info.get("splits"), dict[str, tuple[int, ...]]()
     if not isinstance(splits, list):
         raise ValueError("it has no list of splits")
@@ -213,7 +213,7 @@ def _shard_lengths(info: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _length(item: Any, split: str) -> int:
-    """Returns a number of examples; JSON of protocol buffers writes int64 as text."""
+    """Returns a number of examples, which may be text, because the JSON of protocol buffers writes int64 as text."""
     text = str(item) if isinstance(item, str | int) and not isinstance(item, bool) else ""
     if not _NUMBER.fullmatch(text) or not text.isascii():
         raise ValueError(f"a shard of split {split!r} has {shown_value(item)} examples")
@@ -221,16 +221,16 @@ def _length(item: Any, split: str) -> int:
 
 
 def masked_crc32c(data: bytes) -> int:
-    """Returns the checksum as a TFRecord stores it (`crc32c.h` of TensorFlow): rotated by 15 bits, plus a constant."""
+    """Returns the CRC-32C as a TFRecord stores it: rotated by 15 bits, plus a constant (`crc32c.h` of TensorFlow)."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & _ALL_ONES
 
 
 def crc32c(data: bytes) -> int:
-    """Returns the CRC-32C of any bytes: RFC 3720, appendix B.4, with the reflected polynomial 0x82F63B78.
+    """Returns the CRC-32C of `data` (RFC 3720, appendix B.4, with the reflected polynomial 0x82F63B78).
 
-    Each byte adds a term that depends only on its value and on its distance from the end. So the terms of many bytes
-    are looked up together, which checks 100 MB per second and more; a loop over the bytes would check five.
+    Each byte adds a term that depends only on its value and its distance from the end. So the terms of many bytes are
+    looked up together, which checks more than 100 MB per second; a loop over the bytes checks 5 MB per second.
     """
     state = _ALL_ONES
     if len(data) < _FEW_BYTES:
@@ -245,7 +245,7 @@ def crc32c(data: bytes) -> int:
 
 
 def _after_group(state: int, group: bytes) -> int:
-    """Returns the state after up to _BLOCKS_AT_ONCE blocks, of which the last may be short."""
+    """Returns the state after up to _BLOCKS_AT_ONCE blocks. The last block may be short."""
     import numpy as np
 
     terms, first = _terms()
@@ -254,7 +254,7 @@ def _after_group(state: int, group: bytes) -> int:
     # [num_blocks, _BLOCK_BYTES] -> [num_blocks]
     blocks = values[: num_blocks * _BLOCK_BYTES].reshape(num_blocks, _BLOCK_BYTES)
     for term in np.bitwise_xor.reduce(terms.take(row + blocks), axis=1).tolist():
-        # The state counts as if its four bytes were added to the first four of the block.
+        # The state acts as if its four bytes had been XORed into the first four of the block.
         for number in range(4):
             term ^= first[number][state >> 8 * number & 0xFF]  # noqa: PLW2901
         state = term
@@ -268,21 +268,21 @@ def _after_group(state: int, group: bytes) -> int:
 
 @lru_cache(maxsize=1)
 def _terms() -> "tuple[NDArray[np.uint32], list[list[int]]]":
-    """Returns uint32[_BLOCK_BYTES * 256]: what each byte, in each place of a block, adds to the state after the block.
-    Also returns the rows of the first four places."""
+    """Returns uint32[_BLOCK_BYTES * 256]: the term that each value of a byte, at each place of a block, adds to the
+    state after the block. Also returns the rows of the first four places."""
     import numpy as np
 
     table = np.array(_byte_table(), np.uint32)
     terms = np.empty((_BLOCK_BYTES, 256), np.uint32)
     terms[-1] = table
-    for place in range(_BLOCK_BYTES - 2, -1, -1):  # one more byte follows
+    for place in range(_BLOCK_BYTES - 2, -1, -1):  # one more byte follows than at `place + 1`
         terms[place] = table[terms[place + 1] & 0xFF] ^ terms[place + 1] >> 8
     return terms.reshape(-1), terms[:4].tolist()
 
 
 @lru_cache(maxsize=1)
 def _byte_table() -> tuple[int, ...]:
-    """Returns what each byte makes of a state of zeros."""
+    """Returns the state after each possible byte, from a state of zero."""
     states = []
     for byte in range(256):
         state = byte
@@ -293,20 +293,20 @@ def _byte_table() -> tuple[int, ...]:
 
 
 class DamagedShardError(ValueError):
-    """The file is damaged so that no further record can be found."""
+    """The file is so damaged that no further record can be found."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TfRecord:
-    """The data of a record, or the reason why it cannot be used. `offset` is where the data begins in the file."""
+    """The data of a record, or why it cannot be used. `offset` is where the data begins in the file."""
 
     offset: int
     data: bytes | ImageRefusedError
 
 
 def read_records(pieces: Pieces, *, skip: int, most_bytes: int) -> Iterator[TfRecord]:
-    """Yields the records after the first `skip`, whose data is not read. A record of more than `most_bytes` is not read
-    either.
+    """Yields the records after the first `skip`. The data of skipped records is not read, nor that of records with more
+    than `most_bytes`.
 
     Raises DamagedShardError if a length cannot be right, and the errors of `pieces`.
     """
@@ -329,7 +329,8 @@ def read_records(pieces: Pieces, *, skip: int, most_bytes: int) -> Iterator[TfRe
 
 
 def _next_length(pieces: Pieces, number: int) -> int:
-    """Returns the length of the next record, which lies in the file as a whole."""
+    """Reads the length of the next record. Raises DamagedShardError if it is wrong or the file ends within the
+    record."""
     header, where = pieces.take(HEADER_BYTES), f"record {number}"
     if len(header) < HEADER_BYTES:
         raise DamagedShardError(f"{where} is cut off: the file ends within its length")
@@ -344,7 +345,7 @@ def _next_length(pieces: Pieces, number: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A value of a list of bytes, by its place in the record."""
+    """A range of bytes in a record, such as a value of a list of bytes."""
 
     begin: int
     end: int
@@ -355,7 +356,7 @@ Feature = tuple[Span, ...] | tuple[float, ...] | tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class _Field:
-    """A field of a message, with its number and its value; the contents of a value with a length are in `span`."""
+    """A field of a message. `value` is the value of a varint; `span` is the place of the field's contents."""
 
     number: int
     wire_type: int
@@ -364,8 +365,8 @@ class _Field:
 
 
 def read_features(data: bytes, names: Sequence[str]) -> dict[str, Feature]:
-    """Returns those of the named features that an Example has. Raises ValueError if it is broken, or has one of them
-    twice."""
+    """Returns those of the named features that an Example has. Raises ValueError if the Example is damaged, or has one
+    of them twice."""
     wanted, found, num_features = {name.encode(): name for name in names}, dict[str, Feature](), 0
     for features in _submessages(data, Span(begin=0, end=len(data)), 1):
         for entry in _submessages(data, features, 1):
@@ -386,7 +387,7 @@ def read_features(data: bytes, names: Sequence[str]) -> dict[str, Feature]:
 
 
 def _values(data: bytes, feature: Span, name: str) -> Feature:
-    """Returns all values of a feature; none if it has no list."""
+    """Returns all values of a feature, or () if it has no list."""
     kinds = [field for field in _fields(data, feature) if field.wire_type == _WITH_LENGTH]
     if len(kinds) > 1:
         raise ValueError(f"its feature {name!r} has several lists")
@@ -403,7 +404,7 @@ def _values(data: bytes, feature: Span, name: str) -> Feature:
 
 
 def _of_field(data: bytes, field: _Field, kind: int) -> Sequence[Span | float | int]:
-    """Returns the values in one field of a list: one value, or several that are packed."""
+    """Returns the values in one field of a list: a single value, or several packed ones."""
     span = field.span
     if kind == _BYTES_LIST and field.wire_type == _WITH_LENGTH:
         return (span,)
@@ -427,7 +428,8 @@ def _submessages(data: bytes, span: Span, number: int) -> Iterator[Span]:
 
 
 def _fields(data: bytes, span: Span) -> Iterator[_Field]:
-    """Yields the fields of the message in a span. Raises ValueError if one goes beyond the span's end."""
+    """Yields the fields of the message in a span. Raises ValueError for an unknown wire type, or if a field goes beyond
+    the span's end."""
     position = span.begin
     while position < span.end:
         tag, position = _varint(data, position, span.end)
@@ -455,7 +457,7 @@ def _varints(data: bytes, span: Span) -> Iterator[int]:
 
 
 def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
-    """Reads an unsigned number of 7 bits per byte, and returns it with the position after it."""
+    """Reads an unsigned number with 7 bits per byte, and returns it with the position after it."""
     value = 0
     for number, byte in enumerate(data[position : min(end, position + _MOST_VARINT_BYTES)]):
         value |= (byte & 0x7F) << 7 * number

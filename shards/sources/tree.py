@@ -1,7 +1,7 @@
-"""The images below a folder or an S3 prefix, listed in the same order on disk and on S3, and read by path.
+"""Lists the images below a folder or an S3 prefix, in the same order on disk and on S3, and reads them by path.
 
-A folder may have more files than memory should hold: their names are sorted in runs, in a temporary file, and merged as
-they are taken.
+A folder may have more files than fit in memory. So the names are sorted in runs, which are kept in a temporary file and
+merged as the names are taken.
 """
 
 import heapq
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 RUN_ROWS = 1 << 17  # about 20 MB of Python objects if a row is a file name
-BATCH_ROWS = 512  # of each run, in memory while runs are merged
+BATCH_ROWS = 512  # rows of each run that are in memory during the merge
 Row = tuple[bytes, ...]
 _first = itemgetter(0)
 log = logging.getLogger(__name__)
 READS_AHEAD = 16
 MOST_BYTES = 1 << 31
-REFUSED = "\0"  # starts the locator of an entry that can never be read; no path contains it
-# Synology, QNAP, macOS, Windows and ext4 keep smaller or deleted copies of the images in them.
+REFUSED = "\0"  # begins the locator of an entry that cannot be read; no path contains it
+# Synology, QNAP, macOS, Windows and ext4 keep thumbnails or deleted files in these folders.
 SYSTEM_FOLDERS = frozenset(
     ("@eaDir", "#recycle", "@Recycle", "__MACOSX", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 )
@@ -45,7 +45,8 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def sorted_rows(rows: Iterable[Row]) -> Iterator[Row]:
-    """Yields rows of equal width, sorted by their first field; rows that share it keep their order."""
+    """Yields the rows, sorted by their first field. All have the same number of fields. Rows with the same first field
+    keep their order."""
     left = iter(rows)
     run = _next_run(left)
     if len(run) < RUN_ROWS:
@@ -55,7 +56,7 @@ def sorted_rows(rows: Iterable[Row]) -> Iterator[Row]:
 
     schema = pa.schema([(f"field{number}", pa.binary()) for number in range(len(run[0]))])
     with temporary_file() as file:
-        edges = [0]  # of the runs, in batches
+        edges = [0]  # where each run begins, counted in batches
         with pa.ipc.new_file(pa.PythonFile(file, "w"), schema) as writer:
             while run:
                 for begin in range(0, len(run), BATCH_ROWS):
@@ -82,16 +83,17 @@ def _read_run(batches: "pa.ipc.RecordBatchFileReader", first: int, end: int) -> 
 
 
 def refused_entry(name: str, reason: str) -> Entry:
-    """Returns the entry of something that can never be read as an image; reading it returns the reason."""
+    """Returns an entry for something that cannot be read as an image. Reading it returns the reason."""
     return Entry(locator=REFUSED + reason, name=name)
 
 
 def list_images(root: str) -> Iterator[tuple[str, int]]:
-    """Yields the paths below `root`, at any depth, with an image suffix, sorted by their bytes. S3 adds the sizes.
+    """Yields (path, number of bytes) for all files with an image suffix at any depth below `root`, sorted by the bytes
+    of their paths. For local files, the number is 0.
 
-    Hidden files and folders (their names begin with a dot, like macOS's `._NAME`) are skipped, and so are folders in
-    which systems keep thumbnails and deleted files. Links are followed, but not in circles (see FolderWalk). Raises
-    UserError if a folder cannot be listed.
+    Hidden files and folders, whose names begin with a dot, are skipped, and so are folders in which systems keep
+    thumbnails and deleted files. Links are followed, but not in circles (see FolderWalk). Raises UserError if a folder
+    cannot be listed.
     """
     if not root:
         raise UserError("--source.root is missing; give the folder or s3://bucket/prefix that holds the images")
@@ -117,12 +119,12 @@ def is_image_name(name: bytes) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Tree:
-    """Reads the images below a folder or an S3 prefix by their paths below it."""
+    """Reads the images below a folder or an S3 prefix, by their relative paths."""
 
     root: str
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """Yields the bytes of files in order; from a bucket, several are fetched at once."""
+        """Yields the bytes of the files in order. From a bucket, several are fetched at once."""
         entries = (Entry(locator=locator, name="") for locator in locators)
         return (image for _, image in self._read(entries, MOST_BYTES))
 
@@ -141,8 +143,8 @@ class Tree:
 def read_ahead(
     function: Callable[[Entry, Hold], ImageBytes], entries: Iterator[Entry]
 ) -> Iterator[tuple[Entry, ImageBytes]]:
-    """Calls `function` for every entry in threads, and yields the results in order. Its errors are faults of the store:
-    they end the job."""
+    """Calls `function` for every entry in threads, and yields the results in order. Raises the first error, because an
+    error means that the store cannot be read."""
 
     def read(entry: Entry, hold: Hold) -> tuple[Entry, ImageBytes]:
         return entry, function(entry, hold)
@@ -155,14 +157,14 @@ def read_ahead(
 
 
 def read_below(start: str, path: str, *, max_bytes: int) -> ImageBytes:
-    """Reads the file at a relative path; `start` is its folder, ending in a slash."""
+    """Reads the file at a path relative to the folder `start`, which ends in a slash."""
     if reason := outside(path):
         return ImageRefusedError(reason)
     return read_file(start + path, max_bytes=max_bytes)
 
 
 def outside(path: str) -> str:
-    """Says why a path is not below its folder; empty if it is."""
+    """Returns why a path is not below the source's root, or "" if it is."""
     if path.startswith(REFUSED):
         return path.removeprefix(REFUSED)
     if not path or path[0] == "/" or (".." in path and ".." in path.split("/")) or "\0" in path:
@@ -190,18 +192,18 @@ def read_file(path: str, *, max_bytes: int) -> ImageBytes:
 
 
 def fetch(store: Store, path: str, *, max_bytes: int, hold: Hold = no_wait) -> ImageBytes:
-    """Reads an object of a store; of one that is too large, only the allowed bytes are read."""
+    """Reads an object of a store. Returns a refusal if it has more than `max_bytes`."""
     try:
         with store.open_read(path) as file:
             return read_at_most(file, max_bytes=max_bytes, hold=hold)
     except (MissingObjectError, EOFError) as error:
         return OSError(str(error))
-    except ValueError as error:  # a key such as "a//b", which is no path
+    except ValueError as error:  # a key that is not a path, such as "a//b"
         return ImageRefusedError(str(error))
 
 
 def read_at_most(file: BinaryIO, *, max_bytes: int, hold: Hold = no_wait) -> bytes | ImageRefusedError:
-    """Reads a whole stream, or returns its refusal if it is longer than allowed."""
+    """Reads a whole stream. Returns a refusal if it has more than `max_bytes`."""
     pieces, num_bytes = [], 0
     while piece := file.read(_PIECE_BYTES):
         num_bytes += len(piece)
@@ -217,13 +219,13 @@ def _fetch_listed(store: Store, entry: Entry, max_bytes: int, hold: Hold) -> Ima
         return too_large(entry.num_bytes, max_bytes=max_bytes)
     if reason := outside(entry.locator):
         return ImageRefusedError(reason)
-    hold(entry.num_bytes)  # 0 if the listing does not say: then they are counted as they arrive
+    hold(entry.num_bytes)  # 0 if the listing gives no size: then bytes are counted as they arrive
     return fetch(store, entry.locator, max_bytes=max_bytes, hold=hold)
 
 
 def _rest(descriptor: int, missing: int) -> bytes:
-    """Reads the missing bytes, since network file systems may return less than requested. Ends early if the file was
-    truncated meanwhile."""
+    """Reads the missing bytes, because network file systems may return fewer than requested. Returns fewer if the file
+    was truncated meanwhile."""
     pieces = []
     while missing and (piece := os.read(descriptor, missing)):
         pieces.append(piece)
@@ -232,7 +234,7 @@ def _rest(descriptor: int, missing: int) -> bytes:
 
 
 class _Walk:
-    """Everything below a local folder. `others` counts the files without an image suffix."""
+    """Walks through a local folder. `others` counts the files without an image suffix."""
 
     def __init__(self, root: bytes, others: PassedOver) -> None:
         self._root, self._others, self._walk = root, others, FolderWalk()
@@ -250,7 +252,7 @@ class _Walk:
                         yield below + name
         except OSError as error:
             what = f"--source.root: {_shown(folder)!r} cannot be listed: {error.strerror}"
-            raise UserError(f"{what}; give a folder that this user may read") from error
+            raise UserError(what, todo="give a folder that this user may read") from error
 
     def _names(self, folder: bytes) -> Iterator[Row]:
         """Yields the images in a folder, and its folders with a slash appended."""
@@ -264,7 +266,7 @@ class _Walk:
                         continue
                     yield (name + b"/",)
                 elif is_image_name(name):
-                    yield (name,)  # if it cannot be read, it belongs in quarantine
+                    yield (name,)  # not checked here: an unreadable image belongs in quarantine
                 elif item.is_symlink() and not os.path.exists(item.path):  # noqa: PTH110
                     log.warning("the link %s is broken and is skipped", _shown(item.path))
                 else:

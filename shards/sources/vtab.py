@@ -1,8 +1,8 @@
-"""The tasks of VTAB-1k, packed from the files of TensorFlow Datasets (TFDS), or from the original images.
+"""The tasks of VTAB-1k as a source, from the files of TensorFlow Datasets (TFDS) or from the original images.
 
 TFDS sorts the examples of a split by the MD5 of the split's name and the example's key (`tensorflow_datasets/core/
-hashing.py` and `shuffle.py`). Where the keys are file names, and TFDS copies the files as they are, the originals are
-enough: DTD, EuroSAT, Oxford-IIIT Pets and RESISC45. The keys are those of the builders of these datasets.
+hashing.py` and `shuffle.py`). The originals are enough if the keys are file names and TFDS copies the files unchanged:
+for DTD, EuroSAT, Oxford-IIIT Pets and RESISC45. The keys are those of these datasets' builders.
 """
 
 import hashlib
@@ -37,8 +37,8 @@ from shards.store import MissingObjectError, Store, open_store
 
 VtabSplit = Literal["train", "train800", "val200", "test"]
 _IMAGE = "image"
-_NUM_AT_ONCE = 8192  # examples of a shard that one worker scans: SVHN's test set is one shard
-_MORE_BYTES = 1 << 20  # of a record beside its image
+_NUM_AT_ONCE = 8192  # the most examples in one scan task: SVHN's test set is a single shard
+_MORE_BYTES = 1 << 20  # a record's bytes besides its image
 _MOST_ID_BYTES = 512
 _MOST_BINARY_PIXELS = 1 << 20
 _MOST_LIST_BYTES = 16 << 20
@@ -54,8 +54,9 @@ COUNTS = {
 class VtabSource:
     """One task of VTAB-1k from the files that TFDS has prepared or, for some tasks, from the original images.
 
-    The images are those that task_adaptation takes, copied byte for byte; only dSprites' pixels, 0 and 1, become 0 and
-    255, as in task_adaptation. An example that is damaged or whose label is not one of the task's is a refused image.
+    The images are those that task_adaptation uses, copied byte for byte. Only in dSprites, the pixels 0 and 1 become 0
+    and 255, as in task_adaptation. An example is a refused image if it is damaged, or if its label is not one of the
+    task's.
     """
 
     staged: ClassVar[bool] = False
@@ -88,7 +89,7 @@ class VtabSource:
             )
 
     def entries(self) -> Iterator[Entry]:
-        """Yields, in TFDS's order, one entry for some thousand examples of a shard, or for an original image."""
+        """Yields, in TFDS's order, one entry per original image, or one per some thousand examples of a shard."""
         return self._original_entries() if self.originals else self._prepared_entries()
 
     def _original_entries(self) -> Iterator[Entry]:
@@ -119,7 +120,7 @@ class VtabSource:
                     )
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """Yields the examples of each entry, from one shard after the other, or the originals."""
+        """Yields the original images, or the examples of each entry, one shard after the other."""
         if self.originals:
             yield from Tree(root=self.originals).images(entries, max_bytes=max_bytes)
             return
@@ -141,7 +142,7 @@ class VtabSource:
                     yield _example_entry(shard, shard.first + lost), OSError(reason)
 
     def reader(self) -> Reader:
-        """Returns a reader by path, offset and size, or of originals by their paths."""
+        """Returns a reader that finds images by path, offset and size, or originals by their paths."""
         if self.originals:
             return Tree(root=self.originals)
         return VtabReader(store=self._prepared().store, is_binary=self._task().is_binary)
@@ -157,8 +158,8 @@ class VtabSource:
         return open_prepared(self.root, self._task().dataset)
 
     def known_labels(self) -> tuple[str, ...]:
-        """Returns the names of all classes of the task in their order, even of those without an image among the 1,000:
-        the task's own names, TFDS's, or the numbers."""
+        """Returns the names of all classes of the task, in order, even if some have no image among the 1,000. The names
+        are the task's own, TFDS's, or the numbers."""
         task = self._task()
         if self.originals:
             return tuple(class_name(name) for name in read_originals(task.name, self.originals).names)
@@ -197,8 +198,8 @@ class VtabSource:
         return entry, _stretched(image) if task.is_binary else image
 
     def _refuse_other_length(self, shard: ShardSlice, num_read: int, pieces: Pieces, prepared: PreparedDataset) -> None:
-        """Raises an error if the shard does not have as many records as dataset_info.json says: then the order is
-        another one."""
+        """Raises an error if the shard does not have as many records as dataset_info.json says, because the order is
+        then a different one."""
         if num_read < shard.count:
             raise DamagedShardError(f"it ends before example {shard.first + num_read} of {shard.length}")
         if shard.first + num_read == shard.length and pieces.position < pieces.end:
@@ -210,19 +211,19 @@ class VtabSource:
 
 @dataclass(frozen=True, kw_only=True)
 class VtabReader:
-    """Reads images by locators `PATH:OFFSET:SIZE`."""
+    """Reads images by locators `PATH:OFFSET:SIZE`. `is_binary`: the pixels are 0 and 1 and must be stretched."""
 
     store: Store
     is_binary: bool
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """Reads as TarReader does, and stretches the pixels of dSprites."""
+        """Yields the images in order, as TarReader does, with the pixels of dSprites stretched to 0 and 255."""
         for image in TarReader(store=self.store).read_many(locators):
             yield _stretched(image) if self.is_binary and isinstance(image, bytes) else image
 
 
 def _slice_of(entry: Entry) -> ShardSlice:
-    """Returns the examples that an entry stands for."""
+    """Returns the examples of an entry of a shard."""
     path, first, count, length = entry.locator.rsplit(":", 3)
     return ShardSlice(path=path, first=int(first), count=int(count), length=int(length))
 
@@ -233,8 +234,8 @@ def _example_entry(shard: ShardSlice, number: int) -> Entry:
 
 
 def _size(prepared: PreparedDataset, shard: ShardSlice) -> int:
-    """Returns the bytes of a shard. Raises an error if they are too few for its examples: each missing one would be a
-    line of the quarantine list."""
+    """Returns the number of bytes of a shard. Raises an error if the shard is missing or too small for its examples,
+    because every lost example would go on the quarantine list."""
     path, todo = f"{prepared.store.url}/{shard.path}", "copy the whole dataset, or prepare it again"
     try:
         num_bytes = prepared.store.size(shard.path)
@@ -251,7 +252,7 @@ def _pieces(store: Store, path: str) -> Pieces:
 
 
 def _name(tfds_id: str, data: bytes, own: Feature) -> str:
-    """Returns TFDS's id, and the example's name in the original dataset."""
+    """Returns TFDS's id, followed by the example's name in the original dataset if it has one."""
     if len(own) == 1 and isinstance(own[0], Span) and 0 < own[0].end - own[0].begin <= _MOST_ID_BYTES:
         return f"{tfds_id}:{printable(data[own[0].begin : own[0].end].decode('utf-8', 'surrogateescape'))}"
     return tfds_id
@@ -265,7 +266,8 @@ def _only(image: Feature) -> Span:
 
 
 def _stretched(png: bytes) -> bytes | ImageRefusedError:
-    """Turns a grey PNG of 0 and 1 into one of 0 and 255: dsprites.py multiplies the pixels by 255."""
+    """Turns a grey PNG with pixels 0 and 1 into one with 0 and 255, as dsprites.py does. Returns a refusal for any
+    other image."""
     from PIL import Image
 
     from shards.images.config import WIDEST_LIMITS
@@ -301,15 +303,15 @@ class Original:
 
 @dataclass(frozen=True, kw_only=True)
 class Originals:
-    """The images of each of TFDS's splits, in TFDS's order, and the names of the classes in theirs."""
+    """The images of each TFDS split, in TFDS's order, and the class names, in the order of the labels."""
 
     splits: Mapping[str, list[Original]]
     names: tuple[str, ...]
 
 
 def read_originals(task: str, root: str) -> Originals:
-    """Returns the originals of one of the tasks in ORIGINALS. Raises UserError if some are missing: then the order is
-    another one."""
+    """Returns the originals of one of the tasks in ORIGINALS. Raises UserError if some are missing, because the order
+    is then a different one."""
     originals = ORIGINALS[task](root)
     for split, expected in COUNTS[task].items():
         if (found := len(originals.splits[split])) != expected:
@@ -321,7 +323,7 @@ def read_originals(task: str, root: str) -> Originals:
 
 
 def _class_folders(root: str) -> Originals:
-    """Reads CLASS/FILE, all in one split; the key is CLASS_FILE (eurosat.py and resisc45)."""
+    """Reads files CLASS/FILE, which form a single split. An image's key is CLASS_FILE (eurosat.py and resisc45)."""
     keys = dict[str, Original]()
     for path, _ in list_images(root):
         label, _, name = path.partition("/")
@@ -333,7 +335,7 @@ def _class_folders(root: str) -> Originals:
 
 
 def _dtd(root: str) -> Originals:
-    """Reads the first of the ten folds; the key is the line of its list (dtd.py)."""
+    """Reads the first of the ten folds. An image's key is its line in the fold's list (dtd.py)."""
     store, splits, labels = open_store(root), dict[str, list[Original]](), dict[str, Original]()
     for split, name in (("train", "train1"), ("validation", "val1"), ("test", "test1")):
         lines = _lines(store, f"labels/{name}.txt")
@@ -344,7 +346,8 @@ def _dtd(root: str) -> Originals:
 
 
 def _pets(root: str) -> Originals:
-    """Reads lists of NAME, CLASS from 1 on, and two more numbers; the key is NAME.jpg (oxford_iiit_pet)."""
+    """Reads lists with lines of NAME, CLASS (counted from 1) and two more numbers. An image's key is NAME.jpg
+    (oxford_iiit_pet)."""
     store, splits, classes = open_store(root), dict[str, list[Original]](), dict[int, str]()
     for split, name in (("train", "trainval"), ("test", "test")):
         path, keys = f"annotations/{name}.txt", dict[str, Original]()
@@ -378,7 +381,7 @@ def _ordered(split: str, keys: Mapping[str, Original]) -> list[Original]:
 
 
 def _hash(split: str, key: str) -> bytes:
-    """Returns TFDS's hash of a key: the order of digests is that of the numbers that they stand for."""
+    """Returns TFDS's hash of a key. Digests sort like the numbers that TFDS makes of them."""
     return hashlib.md5(f"{split}{key}".encode("utf-8", "surrogateescape"), usedforsecurity=False).digest()
 
 

@@ -1,9 +1,9 @@
-"""The 19 tasks of VTAB-1k: the dataset of each in TFDS, its parts, and how its label follows from an example.
+"""The 19 tasks of VTAB-1k: the TFDS dataset of each, how the task divides it, and how an example's label is computed.
 
 Zhai et al., "A Large-scale Study of Representation Learning with the Visual Task Adaptation Benchmark"
 (arXiv:1910.04867). The rules are those of its code, github.com/google-research/task_adaptation: `task_adaptation/data/`
-has a file for each dataset, `scripts/run_all_tasks.sh` the arguments of each task. The features are those of the
-dataset's builder in github.com/tensorflow/datasets.
+has a file for each dataset, and `scripts/run_all_tasks.sh` has the arguments of each task. The features are those of
+the dataset's builder in github.com/tensorflow/datasets.
 """
 
 import math
@@ -18,7 +18,7 @@ _Numbers = Sequence[float]
 
 @dataclass(frozen=True, kw_only=True)
 class ExampleRange:
-    """Examples first..end-1 of one of TFDS's splits."""
+    """Examples first..end-1 of a TFDS split."""
 
     split: str
     first: int
@@ -29,9 +29,10 @@ class ExampleRange:
 class Parts:
     """How a task divides TFDS's splits.
 
-    The first 800 examples of `train` train. The 200 for validation are the first of the split `validation`; if that is
-    `train` itself, they come after `train_percent` % of it. The test set is the split `test`. If that is `train`, the
-    test set begins after both percentages, and otherwise after `test_skips_percent` %.
+    The first 800 examples of TFDS's split `train` are for training. The 200 for validation are the first ones of the
+    split named by `validation` or, if that is `train`, those after `train_percent` % of it. The test set is the split
+    named by `test`. If that is `train`, the test set begins after both percentages, otherwise after
+    `test_skips_percent` %.
     """
 
     validation: str = "validation"
@@ -42,11 +43,11 @@ class Parts:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits that are read."""
+        """The TFDS splits that the task uses."""
         return tuple(dict.fromkeys(("train", self.validation, self.test)))
 
     def pieces(self, part: str, counts: Mapping[str, int]) -> list[ExampleRange]:
-        """Returns the examples of a part: train800, val200, train (both) or test. `counts`: the examples of each
+        """Returns the examples of train800, val200, train (both) or test. `counts`: the number of examples of each TFDS
         split."""
         begin = self.train_percent * counts["train"] // 100
         train = ExampleRange(split="train", first=0, end=NUM_TRAIN)
@@ -62,11 +63,12 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskData:
-    """Where a task's images and labels come from.
+    """Says where a task's images and labels come from.
 
-    `label` makes the class from the values of `features`, in this order, and raises ValueError if they give none.
-    `id_feature` has the example's name in the original dataset. `class_names` are in the order of the classes; without
-    them, the names are TFDS's own of the first feature, or the numbers. `is_binary`: the pixels are 0 and 1.
+    `label` computes the class from the values of `features`, in this order, and raises ValueError if they give none.
+    `id_feature` is the feature with the example's name in the original dataset. `class_names` are in the order of the
+    classes; if they are empty, TFDS's names for the first feature are used, or the numbers. `is_binary`: whether the
+    pixels are 0 and 1.
     """
 
     name: str
@@ -80,7 +82,8 @@ class TaskData:
     is_binary: bool = False
 
     def label_of(self, example: Mapping[str, Feature]) -> int:
-        """Returns the class of an example, 0 to num_classes - 1. Raises ValueError if it has none of these."""
+        """Returns the class of an example, 0 to num_classes - 1. Raises ValueError if the example has none of these
+        classes."""
         values = []
         for name in self.features:
             if name not in example:
@@ -96,24 +99,24 @@ class TaskData:
 
 
 def _single(values: _Numbers) -> int:
-    """Returns the one value of a feature that TFDS calls a ClassLabel."""
+    """Returns the value of a feature that is a single whole number, such as TFDS's ClassLabel."""
     if len(values) != 1 or not isinstance(values[0], int):
         raise ValueError(f"its label is {len(values)} values; allowed: one whole number")
     return values[0]
 
 
 def _in_pairs(values: _Numbers) -> int:
-    """Divides 32 positions into 16 classes (dsprites.py)."""
+    """Returns one of 16 classes for one of 32 positions (dsprites.py)."""
     return _single(values) // 2
 
 
 def _sixteenths_of_40(values: _Numbers) -> int:
-    """Divides 40 orientations into 16 classes, of two or three orientations each (dsprites.py)."""
+    """Returns one of 16 classes for one of 40 orientations. A class has two or three orientations (dsprites.py)."""
     return _single(values) * 2 // 5
 
 
 def _number_of_objects(sizes: _Numbers) -> int:
-    """Counts the objects, from three on (clevr.py, count_all)."""
+    """Returns the number of objects minus three, the smallest number (clevr.py, count_all)."""
     return len(sizes) - 3
 
 
@@ -125,15 +128,16 @@ def _highest_below(distance: float, thresholds: Sequence[float]) -> int:
 
 
 def _closest_object(pixel_coords: _Numbers) -> int:
-    """Returns the class of the smallest third coordinate (clevr.py, closest_object_distance)."""
+    """Returns the class of the closest object's distance: the smallest third coordinate (clevr.py,
+    closest_object_distance)."""
     if not pixel_coords or len(pixel_coords) % 3:
         raise ValueError(f"its objects have {len(pixel_coords)} coordinates; allowed: 3 for each, of one or more")
     return _highest_below(_least(pixel_coords[2::3]), (0.0, 8.0, 8.5, 9.0, 9.5, 10.0, 100.0))
 
 
 def _closest_vehicle(types: _Numbers, locations: _Numbers) -> int:
-    """Returns the class of the smallest z of cars, vans and trucks (types 0 to 2), or of 1,000 without any (kitti.py,
-    closest_vehicle_distance)."""
+    """Returns the class of the closest vehicle's distance: the smallest z of cars, vans and trucks (types 0 to 2), or
+    1,000 if there are none (kitti.py, closest_vehicle_distance)."""
     if len(locations) != 3 * len(types):
         raise ValueError(f"its {len(types)} objects have {len(locations)} coordinates; allowed: 3 for each")
     depths = [depth for kind, depth in zip(types, locations[2::3], strict=True) if kind < 3]
@@ -147,12 +151,12 @@ def _least(distances: _Numbers) -> float:
 
 
 def _of_train(percent: int) -> Parts:
-    """Returns the parts of a task whose validation images lie in `train`, after this percentage."""
+    """Returns the parts of a task whose validation images come from `train`, after `percent` % of it."""
     return Parts(validation="train", train_percent=percent)
 
 
 def _labelled(rows: Sequence[tuple[str, str, tuple[int, ...], int, Parts, str]]) -> Iterator[TaskData]:
-    """Yields the tasks whose class is the label that TFDS gives."""
+    """Yields the tasks whose class is TFDS's own label."""
     for name, folder, majors, num_classes, parts, id_feature in rows:
         dataset, _, config = folder.partition("/")
         yield TaskData(
@@ -166,9 +170,9 @@ def _labelled(rows: Sequence[tuple[str, str, tuple[int, ...], int, Parts, str]])
 
 
 _SIXTY_TWENTY = Parts(validation="train", test="train", train_percent=60, validation_percent=20)
-# The task, its folder in TFDS, the major versions, the number of classes, the parts, and the feature that has the
-# example's name. Version 4 of oxford_iiit_pet repaired 12 images; its keys and splits are those of version 3, which
-# TFDS no longer makes.
+# The task, its folder in TFDS, the major versions, the number of classes, the parts, and the feature with the example's
+# name. Version 4 of oxford_iiit_pet repaired 12 images; its keys and splits are those of version 3, which TFDS no
+# longer builds.
 _LABELLED = (
     ("caltech101", "caltech101", (3,), 102, _of_train(90), "image/file_name"),
     ("cifar100", "cifar100", (3,), 100, _of_train(90), "id"),

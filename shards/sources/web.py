@@ -1,7 +1,7 @@
-"""Images on web servers.
+"""Reads images from web servers.
 
-An address with a password or a signature is refused, and never shown, since it must not be written into a dataset.
-Servers may be slow, wrong or hostile: there are limits on time, size and redirects.
+An address with a password or a signature is refused and never shown, because it must not be written into a dataset.
+Servers may be slow, faulty or hostile, so time, size and redirects are limited.
 """
 
 import http.client
@@ -23,8 +23,8 @@ from shards.storage.ahead import Hold, no_wait
 
 RETRIES = 2
 BACKOFF_SECONDS = 0.5
-SILENCE_SECONDS = 20.0  # without a byte from the server
-FETCH_SECONDS = 120.0  # for a whole image with its headers, so that a trickle ends too
+SILENCE_SECONDS = 20.0  # how long a server may send nothing
+FETCH_SECONDS = 120.0  # for a whole image with its headers, however slowly it arrives
 _PIECE_BYTES = 64 << 10
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _AS_THEY_ARE = "%/:=&?~#+!$,;'@()*[]"
@@ -33,7 +33,7 @@ _ADVICE = "use s3://bucket/key with credentials from the environment, or a publi
 
 
 def is_address(location: str) -> bool:
-    """Says whether a location begins like a URL of any kind."""
+    """Says whether a location is a URL of any kind."""
     return _SCHEME.match(location) is not None
 
 
@@ -43,7 +43,7 @@ def is_web(location: str) -> bool:
 
 
 def secret_reason(location: str) -> str:
-    """Says why an address is refused: it contains a secret. Empty if it contains none that is recognised."""
+    """Returns why an address that contains a secret is refused, or "" if no secret is recognised."""
     authority, rest = _split(location)
     if "@" in authority:
         return f"its address contains a user name or password; {_ADVICE}"
@@ -56,7 +56,8 @@ def secret_reason(location: str) -> str:
 
 
 def shown_address(location: str) -> str:
-    """Returns an address as a name: without its query, and without what may be a password."""
+    """Returns an address in a form that may be shown: without its query, and without anything that may be a
+    password."""
     scheme = _SCHEME.match(location)
     authority, rest = _split(location)
     path = re.split(r"[?#]", rest, maxsplit=1)[0]
@@ -69,7 +70,8 @@ def shown_address(location: str) -> str:
 
 
 def _split(location: str) -> tuple[str, str]:
-    """Returns (user, host and port; everything after them). A relative path has no host."""
+    """Returns the part of a URL with user, host and port, and the rest. For a path without a scheme, the first part is
+    empty."""
     scheme = _SCHEME.match(location)
     behind = location[scheme.end() :] if scheme else location
     end = re.search(r"[/?#\\]", behind) if scheme else None
@@ -78,7 +80,7 @@ def _split(location: str) -> tuple[str, str]:
 
 
 def _is_odd(authority: str) -> bool:
-    """Says whether the port is not a number; an IPv6 address has colons in brackets."""
+    """Says whether the port is not a number. The colons of an IPv6 address are in brackets and do not count."""
     _, colon, port = authority.rpartition("]")[2].partition(":")
     return bool(colon) and not (port.isascii() and (port.isdecimal() or not port))
 
@@ -86,7 +88,7 @@ def _is_odd(authority: str) -> bool:
 def fetch_url(url: str, *, max_bytes: int, hold: Hold = no_wait) -> ImageBytes:
     """Returns the body of a GET request, which is retried up to RETRIES times, or the last error if none succeeds.
 
-    Redirects lead to http and https only. At most `max_bytes` are read.
+    Only redirects to http and https are followed. An image of more than `max_bytes` is refused.
     """
     if reason := secret_reason(url):
         return ImageRefusedError(reason)
@@ -98,11 +100,11 @@ def fetch_url(url: str, *, max_bytes: int, hold: Hold = no_wait) -> ImageBytes:
             return _get(url, max_bytes, hold)
         except urllib.error.HTTPError as refusal:
             refusal.close()
-            # The standard phrase, since the server's own may contain the address that it redirects to.
+            # Uses the standard phrase, because the server's own may contain the address that it redirects to.
             error = OSError(f"the server answers {refusal.code} {http.client.responses.get(refusal.code, '')}".rstrip())
             if refusal.code not in _RETRIED:
                 return error
-        except (ValueError, http.client.InvalidURL):  # their texts may contain a password of the URL
+        except (ValueError, http.client.InvalidURL):  # the error's text may contain the URL's password
             return ImageRefusedError("not a usable URL")
         except (OSError, http.client.HTTPException) as fault:
             cause = fault.reason if isinstance(fault, urllib.error.URLError) else fault
@@ -133,7 +135,7 @@ def _get(url: str, max_bytes: int, hold: Hold) -> bytes | ImageRefusedError:
 
 
 def _wait(hold: Hold, num_bytes: int) -> float:
-    """Waits for room, and returns the seconds that it took."""
+    """Waits for room, and returns how many seconds that took."""
     begin = time.monotonic()
     hold(num_bytes)
     return time.monotonic() - begin
@@ -147,7 +149,7 @@ class _Deadline:
         self._until = time.monotonic() + FETCH_SECONDS
 
     def extend(self, seconds: float) -> None:
-        """Moves the deadline by this much."""
+        """Postpones the deadline by `seconds`."""
         self._until += seconds
 
     def check(self) -> None:
@@ -157,8 +159,8 @@ class _Deadline:
 
 
 class _Silence(float):
-    """The timeout of a single read, with the deadline of all reads; urllib hands it from the request to the
-    connection."""
+    """The timeout of a single read, which also carries the deadline of all reads. urllib passes it from the request to
+    the connection."""
 
     deadline: _Deadline
 
@@ -170,7 +172,8 @@ class _Silence(float):
 
 
 class _TimedReads(io.RawIOBase):
-    """The bytes of a connection until the deadline: a byte now and then must not hold a thread for ever."""
+    """The bytes of a connection, which can be read until the deadline. A server that sends a byte now and then must not
+    hold a thread for ever."""
 
     def __init__(self, raw: io.RawIOBase, deadline: _Deadline) -> None:
         super().__init__()
@@ -190,7 +193,7 @@ class _TimedReads(io.RawIOBase):
 
 
 class _Response(http.client.HTTPResponse):
-    """A response that is read until the deadline."""
+    """A response that can be read until the deadline."""
 
     def __init__(self, deadline: _Deadline, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -198,7 +201,7 @@ class _Response(http.client.HTTPResponse):
 
 
 class _TimedHandler(urllib.request.HTTPSHandler):
-    """Opens http and https addresses with connections whose responses end at the deadline."""
+    """Opens http and https addresses, whose responses can be read until the deadline."""
 
     http_request = urllib.request.AbstractHTTPHandler.do_request_
 
@@ -216,7 +219,7 @@ class _TimedHandler(urllib.request.HTTPSHandler):
 
 @cache
 def _opener() -> urllib.request.OpenerDirector:
-    """Makes an opener without the handlers of file:, ftp: and data: that urlopen has."""
+    """Returns an opener that, unlike urlopen, does not handle file:, ftp: and data: addresses."""
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),

@@ -1,6 +1,6 @@
-"""Reading ahead of whoever takes the results: a function over many items, and one object in large pieces.
+"""Works ahead of the caller in threads: applies a function to many items, or reads one object in large pieces.
 
-Results come in order, and few of them are in memory at a time.
+Results come in order, and only a few of them are in memory at a time.
 """
 
 import threading
@@ -18,7 +18,8 @@ from shards.storage.objects import Store
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-# A task calls it before it takes memory for this many bytes in all; it returns when there is room for them.
+# A task calls its Hold with the bytes that it needs in all, before it allocates them. The call returns when there is
+# room for them.
 Hold = Callable[[int], None]
 LOCAL_PIECE_BYTES = 1 << 20  # fits a processor's cache; the operating system reads ahead
 REMOTE_PIECE_BYTES = 8 << 20
@@ -26,17 +27,17 @@ REMOTE_PIECES_AHEAD = 2
 
 
 def no_wait(_: int) -> None:
-    """Returns at once: there is room for anything."""
+    """Returns at once, for a caller that does not limit its memory."""
 
 
 def in_order(
     function: Callable[[Item], Result], items: Iterable[Item], *, threads: int, window: int
 ) -> Generator[Result | Exception, None, None]:
-    """Yields the result of `function` for every item, in order. An exception comes in its item's place, so that one
-    failed item does not end the others.
+    """Yields the result of `function` for every item, in order. An exception is yielded in place of its item's result,
+    so that one failed item does not end the others.
 
-    At most `window` results are being made or wait to be taken. Items are drawn in the caller's thread, as results are
-    taken. A caller that stops early waits only for calls that have begun.
+    At most `window` results are being computed or wait for the caller. Items are drawn in the caller's thread, as
+    results are taken. A caller that stops early waits only for calls that have begun.
     """
     return _in_order(lambda _, item: function(item), items, threads, window, None)
 
@@ -44,11 +45,11 @@ def in_order(
 def in_order_within(
     function: Callable[[Item, Hold], Result], items: Iterable[Item], *, threads: int, most_bytes: int
 ) -> Generator[Result | Exception, None, None]:
-    """Does the same as `in_order` for large results of unknown size: the results that wait to be taken hold at most
-    `most_bytes` together.
+    """Does the same as `in_order` for large results of unknown size: the results that the caller has not taken hold at
+    most `most_bytes` together.
 
-    `function` calls its `Hold` before it takes memory. The result that is needed next never waits, so that nothing can
-    be stuck; it may come on top of `most_bytes`.
+    `function` calls its `Hold` before it allocates memory. The result that is needed next never waits for room, which
+    rules out a deadlock; its bytes may exceed `most_bytes`.
     """
     room = _Room(most_bytes)
     return _in_order(lambda number, item: function(item, room.hold_of(number)), items, threads, threads, room)
@@ -63,7 +64,7 @@ class _Room:
         self._changed = threading.Condition()
 
     def hold_of(self, number: int) -> Hold:
-        """Returns the hold of the item with this number, counted from 0."""
+        """Returns the `Hold` of the item with this number, counted from 0."""
 
         def hold(num_bytes: int) -> None:
             with self._changed:
@@ -77,14 +78,14 @@ class _Room:
         return hold
 
     def taken(self) -> None:
-        """Frees the bytes of the first result, which has been taken; the next result is the first now."""
+        """Frees the bytes of the first result, which the caller has taken. The next result is then the first."""
         with self._changed:
             self._held.pop(self._first, None)
             self._first += 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Releases all threads that wait, because nobody needs what they would read."""
+        """Wakes all waiting threads with an error, because nobody needs their results."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -104,7 +105,7 @@ def _in_order(
         while pending:
             outcome: Result | Exception = _outcome(pending.popleft())
             yield outcome
-            del outcome  # before the next one comes
+            del outcome  # its memory is freed before the next result comes
             if room:
                 room.taken()
             pending.extend(pool.submit(partial(function, *item)) for item in islice(left, 1))
@@ -130,7 +131,7 @@ class Digest(Protocol):
 
 
 def stored_pieces(store: Store, path: str, first: int, end: int, *, digest: Digest | None = None) -> "Pieces":
-    """Returns bytes first..end-1 of an object as pieces, for callers that take nearly all of them."""
+    """Returns bytes first..end-1 of an object as pieces, for callers that need nearly all of them."""
     is_local = isinstance(store, LocalStore)
     return Pieces(
         partial(store.read_range, path),
@@ -143,7 +144,7 @@ def stored_pieces(store: Store, path: str, first: int, end: int, *, digest: Dige
 
 
 class Pieces:
-    """Bytes first..end-1 from `read_range(first, end)`, taken from front to end.
+    """Bytes first..end-1 from `read_range(first, end)`, taken from front to back.
 
     Skipped bytes are not read if that saves a piece; with a `digest`, all bytes are read and fed to it in order.
     Threads read `ahead` pieces before they are taken; with 0, nothing is read before it is needed. `take` and `skip`
@@ -163,7 +164,8 @@ class Pieces:
         self._read_range, self._ahead, self._digest = read_range, ahead, digest
         self._piece_bytes = piece_bytes
         self.end = end
-        self._held, self._next, self._held_end = b"", 0, first  # a piece, the bytes taken of it, its end in the object
+        # A piece, how many of its bytes have been taken, and its end in the object.
+        self._held, self._next, self._held_end = b"", 0, first
         self._coming = self._read_from(first)
 
     @property
@@ -172,7 +174,7 @@ class Pieces:
         return self._held_end - len(self._held) + self._next
 
     def take(self, count: int) -> bytes:
-        """Returns the next `count` bytes, fewer at the end."""
+        """Returns the next `count` bytes, or fewer at the end."""
         begin = self._next
         if begin + count <= len(self._held):
             self._next = begin + count
@@ -186,7 +188,7 @@ class Pieces:
         return b"".join(parts)
 
     def skip(self, count: int) -> None:
-        """Skips `count` bytes, not beyond the end."""
+        """Skips `count` bytes, or fewer at the end."""
         target = min(self.position + count, self.end)
         if self._digest is None and target - self._held_end > self._ahead * self._piece_bytes:
             self.close()
@@ -202,7 +204,7 @@ class Pieces:
         self._coming.close()
 
     def _load(self) -> bool:
-        """Loads the next piece once all of this one is taken. Returns False at the end."""
+        """Loads the next piece, after the current one has been taken. Returns False at the end."""
         piece = next(self._coming, b"")
         if isinstance(piece, Exception):
             raise piece

@@ -1,4 +1,4 @@
-"""A lock that is free in a forked child, in which the thread that held it does not exist."""
+"""A lock that is unlocked in a forked child, because the thread that held it does not exist there."""
 
 import os
 import threading
@@ -6,7 +6,7 @@ import weakref
 from types import TracebackType
 from typing import Self
 
-# Only forks need the set; it keeps no lock alive.
+# All locks of this process, to be renewed after a fork. The set keeps no lock alive.
 _LOCKS: "weakref.WeakSet[ForkLock]" = weakref.WeakSet()
 
 
@@ -28,7 +28,7 @@ class ForkLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """Renews the lock in a child that has only one thread so far."""
+        """Replaces the lock by an unlocked one. Called in a forked child while it has only one thread."""
         self._lock = self._new()
 
 

@@ -1,7 +1,7 @@
-"""A folder as a store, and how its files are read.
+"""A folder as a store, and the functions that read its files.
 
-A file becomes visible by a rename, so that it is whole or absent, and is durable by fsync. Reads are repeated after
-faults of a disk that may pass. Walks through folders end, whatever links lead where.
+A file is written under a temporary name, synced and renamed, so that it is either whole or absent. Reads are retried
+after disk errors that may pass. A walk through folders ends even if links form a circle.
 """
 
 import errno
@@ -38,18 +38,18 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 log = logging.getLogger(__name__)
-MOST_DEPTH = 100  # folders inside each other
-MOST_WAYS = 16  # times that links may lead to one folder: several classes may share its images
+MOST_DEPTH = 100  # how deep folders may be nested
+MOST_WAYS = 16  # how often links may lead to one folder: several classes may share its images
 Identity = tuple[int, int]  # device and inode
 Result = TypeVar("Result")
 RETRIES = RetryConfig()
-_PASSING = (errno.EIO, errno.ESTALE)  # ESTALE: the server of a network file system was away
+_PASSING = (errno.EIO, errno.ESTALE)  # ESTALE: the server of a network file system was down
 Read = TypeVar("Read", bytes, memoryview)
 STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
 _TEMPORARY = re.compile(re.escape(TEMPORARY_PREFIX) + r"(.+)\.[0-9a-f]{16}", re.DOTALL)  # as `create` names them
 _OPEN_TRIES = 5
-# A retry fixes none of these. A full or failing disk (ENOSPC, EDQUOT, EIO) is not among them.
+# Errors that no retry fixes. A full or failing disk (ENOSPC, EDQUOT, EIO) is not among them.
 _MISTAKES = (
     *(errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST),
     *(errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL),
@@ -58,26 +58,27 @@ _WRONG_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class FolderWalk:
-    """The folders that a walk is inside, and how often links have led it to each folder.
+    """The folders that a walk is in, and how often links have led it to each folder.
 
-    The counts are needed since links multiply: 40 folders, each with two links to the next one, would be listed as a
-    trillion.
+    The counts are needed because links multiply: 40 folders, each with two links to the next one, would be listed as a
+    trillion folders.
     """
 
     def __init__(self) -> None:
         self._inside: list[Identity] = []
-        self._num_links = 0  # among the folders inside which the walk is
+        self._num_links = 0  # how many of the folders in `_inside` are links
         self._ways: Counter[Identity] = Counter()
 
     @contextmanager
     def inside(self, folder: bytes) -> Iterator[bool]:
-        """Enters `folder` for the length of the block. Yields False if it must be left out, and logs the reason.
+        """Enters `folder` for the length of the block. Yields False if the folder must be left out, and logs the
+        reason.
 
         Raises UserError if folders are nested deeper than MOST_DEPTH, and OSError if there is no such folder.
         """
         if len(self._inside) > MOST_DEPTH:
             what = f"{_shown(folder)} is nested more than {MOST_DEPTH} folders deep"
-            raise UserError(f"{what}; allowed: {MOST_DEPTH}; move it up, or remove the link that leads there")
+            raise UserError(what, allowed=str(MOST_DEPTH), todo="move it up, or remove the link that leads there")
         status = os.lstat(folder.rstrip(b"/") or b"/")
         if is_link := stat.S_ISLNK(status.st_mode):
             status = os.stat(folder)  # noqa: PTH116 - names are bytes, since they need not be UTF-8
@@ -109,9 +110,9 @@ def _shown(folder: bytes) -> str:
 
 
 def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop: threading.Event | None) -> Result:
-    """Returns what `read()` returns, and repeats it while its fault may pass.
+    """Returns what `read()` returns. Calls it again while it fails with an error that may pass.
 
-    Raises the fault once the deadline is over, and ReadStoppedError once `stop` is set.
+    Raises the error once the deadline is over, and ReadStoppedError once `stop` is set.
     """
     retries = None
     while True:
@@ -136,8 +137,8 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
 
 
 def read_exactly(descriptor: int, first: int, end: int) -> bytes:
-    """Reads bytes first..end-1; fewer only at the file's end. One pread returns at most 2 GiB, and may return less on a
-    network file system."""
+    """Reads bytes first..end-1, or fewer at the file's end. One pread returns at most 2 GiB, and a network file system
+    may return less."""
     pieces = [os.pread(descriptor, end - first, first)]
     position = first + len(pieces[0])
     while pieces[-1] and position < end:
@@ -147,8 +148,8 @@ def read_exactly(descriptor: int, first: int, end: int) -> bytes:
 
 
 def read_exactly_into(view: memoryview, descriptor: int, first: int) -> memoryview:
-    """Fills the memory with the bytes from `first` on, and returns the part of it that is filled: all of it, unless the
-    file ends before."""
+    """Fills `view` with the bytes from `first` on, and returns the filled part: all of it, unless the file ends
+    earlier."""
     num_bytes = 0
     while num_bytes < len(view) and (count := os.preadv(descriptor, [view[num_bytes:]], first + num_bytes)):
         num_bytes += count
@@ -156,8 +157,8 @@ def read_exactly_into(view: memoryview, descriptor: int, first: int) -> memoryvi
 
 
 def read_whole(descriptor: int, *, name: str, most_bytes: int) -> bytes:
-    """Reads a file to its end; the file may grow meanwhile, or not say its size. Raises InvalidDataError if it has more
-    than `most_bytes`."""
+    """Reads a file to its end, even if the file grows meanwhile or does not report its size. Raises InvalidDataError if
+    it has more than `most_bytes`."""
     num_bytes = os.fstat(descriptor).st_size
     data = b"" if num_bytes > most_bytes else read_exactly(descriptor, 0, num_bytes + 1)
     if len(data) > num_bytes:
@@ -168,16 +169,16 @@ def read_whole(descriptor: int, *, name: str, most_bytes: int) -> bytes:
 
 
 def open_regular(name: str, flags: int) -> int:
-    """Opens a regular file, and follows links to it; an `opener` for `open`.
+    """Opens a regular file, following links. It can be the `opener` of `open`.
 
     Raises InvalidDataError for a pipe, a socket or a device: a pipe could block for ever, and a device may have no end.
     """
-    what = f"{name} is not a regular file; give a file, not a pipe or a device"
+    what, todo = f"{name} is not a regular file", "give a file, not a pipe or a device"
     try:
         descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
         if error.errno == errno.ENXIO:  # a socket
-            raise InvalidDataError(what) from None
+            raise InvalidDataError(what, todo=todo) from None
         raise
     mode = os.fstat(descriptor).st_mode
     if stat.S_ISREG(mode):
@@ -185,11 +186,11 @@ def open_regular(name: str, flags: int) -> int:
     os.close(descriptor)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-    raise InvalidDataError(what)
+    raise InvalidDataError(what, todo=todo)
 
 
 class CountedFile(io.FileIO):
-    """A file open for reading; `traffic` counts it as one read when it is closed."""
+    """A file open for reading. When it is closed, it is counted as one read in `traffic`."""
 
     def __init__(self, file: Path, traffic: Traffic | None = None) -> None:
         self._traffic: Traffic | None = None  # nothing is counted if the file cannot be opened
@@ -224,7 +225,7 @@ class CountedFile(io.FileIO):
 
 @dataclass(frozen=True)
 class LocalStore:
-    """Objects are files below the folder `url`, which is made by the first write."""
+    """A store whose objects are files below the folder `url`. The first write creates the folder."""
 
     url: str
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
@@ -277,16 +278,15 @@ class LocalStore:
         return file.stat().st_size
 
     def exists(self, path: str) -> bool:
-        """Says whether the file is there."""
+        """Says whether the file exists."""
         return self._file(path).is_file()
 
     def list(self, prefix: str = "") -> Iterator[str]:
-        """Yields all files below `prefix`; unfinished writes are not objects. Links are followed, but not in
-        circles."""
+        """Yields all files below `prefix`, without unfinished writes. Links are followed, but not in circles."""
         return _walk(os.fsencode(self._folder(prefix)) + b"/", folder_prefix(prefix), FolderWalk())
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """Yields all files below `prefix` with their sizes, without those removed meanwhile."""
+        """Yields all files below `prefix` with their sizes, leaving out files that are removed meanwhile."""
         root = Path(self.url)
         for path in self.list(prefix):
             try:
@@ -314,7 +314,7 @@ class LocalStore:
         except BaseException as error:
             temporary.unlink(missing_ok=True)
             if isinstance(error, OSError) and error.filename is None:
-                error.filename = str(target)  # a full disk does not say which file
+                error.filename = str(target)  # the error of a full disk does not name the file
             raise
         _sync_folder(target.parent)
 
@@ -326,7 +326,8 @@ class LocalStore:
                 progress()
 
     def delete(self, path: str) -> None:
-        """Removes the file if it is there, and folders that are empty then: S3 has no empty folders either."""
+        """Removes the file if it exists, and the folders that this leaves empty, because S3 has no empty folders
+        either."""
         file = self._file(path)
         file.unlink(missing_ok=True)
         for folder in file.parents[: len(Path(path).parts) - 1]:
@@ -336,7 +337,7 @@ class LocalStore:
                 return
 
     def discard_unfinished(self, is_ours: Callable[[str], bool] = any_path) -> None:
-        """Removes the temporary files of killed writers."""
+        """Removes the temporary files that killed writers have left."""
         for file in temporary_files(Path(self.url)):
             found = _TEMPORARY.fullmatch(file.name)
             if found and is_ours(file.with_name(found[1]).relative_to(self.url).as_posix()):
@@ -378,8 +379,8 @@ class LocalStore:
 
 
 def _open_new(temporary: Path, target: Path) -> BinaryIO:
-    """Opens the temporary file, after making its folder. Tries again if another process's `delete` removes the folder
-    in between."""
+    """Creates the folder and opens the temporary file in it. Tries again if the `delete` of another process removes the
+    folder in between."""
     for number in range(_OPEN_TRIES):
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -389,8 +390,8 @@ def _open_new(temporary: Path, target: Path) -> BinaryIO:
                 continue
             if error.errno not in _MISTAKES:
                 raise
-            message = f"cannot write {target}: {error.strerror}; use a folder that this user may write to"
-            raise UserError(message) from error
+            what = f"cannot write {target}: {error.strerror}"
+            raise UserError(what, todo="use a folder that this user may write to") from error
     raise AssertionError("unreachable: the last try returns or raises")
 
 
@@ -399,7 +400,7 @@ def _rename(temporary: Path, target: Path) -> None:
         temporary.replace(target)
     except FileNotFoundError as error:
         what = f"{target} was not written: its temporary file or its folder was removed meanwhile"
-        raise StorageError(f"{what}; let only one command write there at a time") from error
+        raise StorageError(what, todo="let only one command write there at a time") from error
 
 
 def _walk(folder: bytes, root: str, walk: FolderWalk) -> Iterator[str]:
@@ -411,13 +412,13 @@ def _walk(folder: bytes, root: str, walk: FolderWalk) -> Iterator[str]:
                     yield from _walk(folder + raw_name, root + name, walk)
                 else:
                     yield root + name
-    except (FileNotFoundError, NotADirectoryError):  # it is not there, or has been removed meanwhile
+    except (FileNotFoundError, NotADirectoryError):  # the folder does not exist, or was removed meanwhile
         return
 
 
 def temporary_files(folder: Path) -> Iterator[Path]:
-    """Yields the files below the folder that writers have not finished. Links are not followed. A folder that is
-    removed meanwhile has none, whereas Path.rglob of Python 3.11 fails on it."""
+    """Yields the files below the folder that writers have not finished. Links are not followed. Folders that are
+    removed meanwhile are skipped, whereas Path.rglob of Python 3.11 fails on them."""
     for inside, _, names in os.walk(folder):
         yield from (Path(inside, name) for name in names if name.startswith(TEMPORARY_PREFIX))
 

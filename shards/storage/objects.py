@@ -1,4 +1,4 @@
-"""What every store of whole objects offers, a folder as well as an S3 bucket, and the counters of its reads."""
+"""The interface of all stores, whether a folder or an S3 bucket, and the counters of their reads."""
 
 import io
 import threading
@@ -13,22 +13,23 @@ from shards.errors import PrintableError
 from shards.output.terminal import printable_name
 from shards.storage.fork_lock import ForkLock
 
-MOST_OBJECT_BYTES = 1 << 30  # that an object may have to be read whole, unless the caller gives a smaller bound
+MOST_OBJECT_BYTES = 1 << 30  # objects with more are not read whole; callers may set a smaller limit
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrafficCounts:
-    """Sums of reads since the counters were made. `seconds` is the time of all reads; concurrent ones add up."""
+    """Sums over the reads since the counters were created. `seconds` is the time of all reads; concurrent reads add
+    up."""
 
     requests: int = 0  # reads that have ended; retries, hedges and stopped reads are not counted
-    bytes: int = 0  # that these reads have brought; wasted bytes are not counted
+    bytes: int = 0  # the bytes that these reads returned; wasted bytes are not counted
     seconds: float = 0.0
-    retries: int = 0  # repeated requests, whatever the reason; broken bodies included
+    retries: int = 0  # requests repeated for any reason, including broken bodies
     broken_bodies: int = 0
-    throttled: int = 0  # answers 429 or 503
+    throttled: int = 0  # answers with status 429 or 503
     hedges: int = 0  # second requests for slow reads
     hedges_won: int = 0
-    wasted_bytes: int = 0  # of requests whose bytes another request brought first
+    wasted_bytes: int = 0  # bytes of requests that came too late: another request had delivered them
 
     def __sub__(self, earlier: "TrafficCounts") -> "TrafficCounts":
         before = asdict(earlier)
@@ -36,8 +37,8 @@ class TrafficCounts:
 
 
 class Traffic:
-    """The counters of a store in this process, or of one of its readers (`Store.with_traffic`). Any thread may
-    count."""
+    """The counters of a store in this process, or of one of its readers (`Store.with_traffic`). Any thread may add to
+    them."""
 
     def __init__(self) -> None:
         self._lock = ForkLock()
@@ -48,7 +49,7 @@ class Traffic:
         return type(self), ()
 
     def add(self, more: TrafficCounts) -> None:
-        """Adds to every count, and tells the listeners if the storage has asked for fewer requests."""
+        """Adds to every count. Calls the listeners if the storage has asked for fewer requests."""
         with self._lock:
             for name, value in vars(more).items():
                 self._sums[name] += value
@@ -57,7 +58,8 @@ class Traffic:
                 told()
 
     def on_throttle(self, listener: Callable[[], None]) -> None:
-        """Calls this method whenever the storage has asked for fewer requests, as long as the method's object lives."""
+        """Calls the method `listener` whenever the storage asks for fewer requests, as long as the method's object
+        lives."""
         living = [known for known in self._listeners if known()]
         self._listeners = [*living, weakref.WeakMethod(listener)]
 
@@ -80,7 +82,7 @@ class MissingObjectError(PrintableError):
 
 
 def any_path(path: str) -> bool:  # noqa: ARG001
-    """Returns True for every path: all objects are ours."""
+    """Returns True for every path."""
     return True
 
 
@@ -91,7 +93,7 @@ class Readable(Protocol):
     def url(self) -> str: ...
 
     def read(self, path: str) -> bytes:
-        """Reads the whole object. Raises MissingObjectError, and InvalidDataError above MOST_OBJECT_BYTES."""
+        """Reads the whole object. Raises MissingObjectError, and InvalidDataError for more than MOST_OBJECT_BYTES."""
         ...
 
     def read_range(self, path: str, first: int, end: int) -> bytes:
@@ -100,19 +102,19 @@ class Readable(Protocol):
 
 
 class Store(Protocol):
-    """Objects by relative path below one root. An object that is written is whole or absent."""
+    """Objects at relative paths below one root. An object that is being written is either whole or absent."""
 
     @property
     def url(self) -> str: ...
 
     @property
     def traffic(self) -> Traffic:
-        """The counts of what was read in this process."""
+        """The counters of the reads in this process."""
         ...
 
     def fresh(self) -> "Store":
-        """Returns a store of the same objects that opens a new connection for each read: for the second request of a
-        slow read."""
+        """Returns a store of the same objects that opens a new connection for each read. It is used for the second
+        request of a slow read."""
         ...
 
     def with_traffic(self, traffic: Traffic) -> "Store":
@@ -122,9 +124,9 @@ class Store(Protocol):
     def read(self, path: str, *, most_bytes: int = MOST_OBJECT_BYTES, stop: threading.Event | None = None) -> bytes:
         """Reads the whole object.
 
-        Raises MissingObjectError; InvalidDataError if it has more than `most_bytes`, or is no regular file; and
-        ReadStoppedError at the next byte or timeout once `stop` is set. A folder looks at `stop` only while it waits
-        for a disk that fails: files are read too fast for more.
+        Raises MissingObjectError, InvalidDataError if the object has more than `most_bytes` or is not a regular file,
+        and ReadStoppedError at the next byte or timeout once `stop` is set. For a folder, `stop` is checked only
+        between retries after a disk error, because reading a file takes little time.
         """
         ...
 
@@ -135,18 +137,19 @@ class Store(Protocol):
     def read_into(
         self, path: str, first: int, end: int, take: Callable[[int], memoryview], *, stop: threading.Event | None = None
     ) -> memoryview:
-        """Does the same as `read_range`, for at least one byte, into the memory that `take(num_bytes)` returns."""
+        """Does the same as `read_range`, but reads into the memory that `take(num_bytes)` returns. At least one byte
+        must be requested."""
         ...
 
     def open_read(self, path: str) -> AbstractContextManager[BinaryIO]:
-        """Opens the object as a stream, which takes bounded memory whatever its size. Raises MissingObjectError.
+        """Opens the object as a stream, which needs little memory even for a large object. Raises MissingObjectError.
 
-        `read(n)` returns n bytes, fewer only at the end; it cannot seek. `tarfile` reads it with mode "r|".
+        `read(n)` returns n bytes, or fewer at the end. The stream cannot seek; `tarfile` reads it with mode "r|".
         """
         ...
 
     def local_path(self, path: str) -> Path | None:
-        """Returns the file that is this object, for mapping into memory, or None if the store has no files."""
+        """Returns the path of the object's file, for mapping into memory, or None if the store has no files."""
         ...
 
     def size(self, path: str) -> int:
@@ -165,7 +168,7 @@ class Store(Protocol):
         ...
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """Yields the paths as `list` does, each with the number of bytes of the object."""
+        """Yields the same paths as `list`, each with the object's number of bytes."""
         ...
 
     def write(self, path: str, data: bytes) -> None: ...
@@ -175,25 +178,25 @@ class Store(Protocol):
         ...
 
     def upload(self, path: str, file: BinaryIO, *, progress: Callable[[], None]) -> None:
-        """Writes an object from a seekable file without another copy of it. `progress` is called meanwhile, from any
-        thread."""
+        """Writes an object from a seekable file, without copying the file first. `progress` is called from time to
+        time, in any thread."""
         ...
 
     def delete(self, path: str) -> None:
-        """Removes the object if it is there."""
+        """Removes the object if it exists."""
         ...
 
     def discard_unfinished(self, is_ours: Callable[[str], bool] = any_path) -> None:
-        """Removes what interrupted writes left below this root, for the paths that `is_ours` accepts.
+        """Removes what interrupted writes have left below this root, for the paths that `is_ours` accepts.
 
-        Call it only while nobody else writes such objects here.
+        Call it only while nobody else writes such objects below this root.
         """
         ...
 
 
 def folder_prefix(folder: str) -> str:
-    """Returns the prefix of all paths below a folder: "" for the root, `FOLDER/` for others. Refuses impossible
-    paths."""
+    """Returns the prefix of all paths below a folder: "" for the root, `FOLDER/` for others. Raises ValueError for a
+    path that `checked_path` refuses."""
     name = folder.strip("/")
     return f"{checked_path(name)}/" if name else ""
 
@@ -211,15 +214,15 @@ def checked_path(path: str) -> str:
 
 
 def too_large(name: str, most_bytes: int) -> str:
-    """Returns the message about an object that has more bytes than its reader allows."""
+    """Returns the message for an object that has more bytes than its reader allows."""
     return f"{name} is larger than {most_bytes:,} bytes, the most that are read of such a file"
 
 
 class StoreFile(io.RawIOBase):
-    """An object as a seekable file, for readers that want few of its bytes (Parquet row groups). Nothing is kept.
+    """An object as a seekable file, for readers that need few of its bytes (Parquet row groups). Nothing is cached.
 
-    A Parquet reader of it must be told `use_threads=False`: a thread of Arrow's that lets go of a Python file while the
-    interpreter ends takes the process down with it (SIGABRT, after all work is done).
+    Parquet readers of it need `use_threads=False`: if an Arrow thread releases a Python file while the interpreter
+    exits, the process is aborted (SIGABRT), even though all its work is done.
     """
 
     def __init__(self, store: Store, path: str) -> None:
@@ -240,7 +243,7 @@ class StoreFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Moves to a byte of the object."""
+        """Moves to another byte of the object, and returns its offset."""
         base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         self._position = min(max(base + offset, 0), self._size)
         return self._position

@@ -1,14 +1,14 @@
-"""Reads of one stream in the background: a limited number at once, urgent ones first, slow ones requested twice.
+"""The background reads of one stream: a limited number at once, urgent ones first, slow ones requested twice.
 
-The limit shrinks when the storage says that it is too much, and then slowly grows again (AIMD, as in TCP: Chiu and
+The limit shrinks when the storage asks for fewer requests, and then slowly grows again (AIMD, as in TCP: Chiu and
 Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance", Computer Networks 17, 1989). A read
-is slow compared with the latest ones, whatever their sizes; a second request for the slowest few percent removes most
-of the tail at little cost (Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013).
+counts as slow if it takes longer than the latest reads did, in proportion to its size. A second request for the slowest
+few percent removes most of the tail at little cost (Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013).
 
-Blocks of images share a few mappings of memory, which are used again and again. malloc keeps what a thread frees in an
-arena of that thread. A stream reads blocks of several MB in many threads, so nearly as much memory again as it holds
-would stay in the arenas. A new mapping for each block would return the memory, but the kernel clears its pages: the
-loader would take 7 % more CPU time (the arm `patchline` of benchmarks/loader.py, MOST_FREE = 0).
+Blocks of images share a few memory mappings, which are reused. malloc would keep what a thread frees in an arena of
+that thread, and a stream reads blocks of several MB in many threads: the arenas would waste nearly as much memory as
+the blocks need. A new mapping for each block would return its memory, but the kernel clears new pages: the loader would
+need 7 % more CPU time (the arm `patchline` of benchmarks/loader.py, with MOST_FREE = 0).
 """
 
 import math
@@ -28,25 +28,25 @@ from shards.storage.fork_lock import ForkLock
 from shards.storage.objects import Store, Traffic, TrafficCounts
 from shards.storage.retries import ReadStoppedError
 
-LEAST_BYTES = 1 << 20  # smaller ranges are left to malloc
-MOST_FREE = 4  # mappings that are kept for the next blocks
+LEAST_BYTES = 1 << 20  # memory for smaller ranges comes from malloc
+MOST_FREE = 4  # free mappings that are kept for the next blocks
 Data = bytes | memoryview
 QUANTILE = 0.99
 REMEMBERED = 256
 LEAST_SECONDS = 0.25  # below this, a second request gains too little
-# The times that a distant store takes to answer and to send its bytes; they count until enough reads are known.
+# How long a distant store takes to answer and to send its bytes. Used until KNOWN_READS reads have been measured.
 KNOWN_READS = 16
 FIRST_SECONDS = 2.0
 FIRST_BYTES_PER_SECOND = 5e6
-REQUEST_BYTES = 1 << 20  # a request takes about as long as this many bytes of a body
+REQUEST_BYTES = 1 << 20  # the bytes that arrive in the time that a request takes
 CUT_SECONDS = 1.0  # at most one cut in this time
 CUT_SHARE = 0.7
 
 
 class ReusedMemory:
-    """Keeps a few anonymous mappings and lends them to blocks. Its methods may be called from any thread.
+    """Keeps a few anonymous memory mappings and lends them to blocks. Its methods may be called from any thread.
 
-    There is no lock: memory may be given back anywhere in a thread, and in a child that was forked meanwhile.
+    There is no lock, because memory may be returned at any point of a thread, and in a child that was forked meanwhile.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class ReusedMemory:
             try:
                 mapping = _new(size)
             except OSError:
-                self._free.clear()  # perhaps they are what is missing
+                self._free.clear()  # perhaps the free mappings hold the memory that is missing
                 try:
                     mapping = _new(size)
                 except OSError as error:
@@ -70,19 +70,19 @@ class ReusedMemory:
         return memoryview(mapping)[:num_bytes]
 
     def give_back(self, mapping: object) -> None:
-        """Takes back a mapping (`view.obj` of what `take` returned) that nothing uses any more. Ignores any other
+        """Takes back a mapping (`view.obj` of the view that `take` returned) that is no longer used. Ignores any other
         object."""
         if isinstance(mapping, mmap.mmap) and not self._is_closed:
-            self._free.append(mapping)  # beyond MOST_FREE, the oldest is unmapped
+            self._free.append(mapping)  # if there are more than MOST_FREE, the oldest is unmapped
 
     def close(self) -> None:
-        """Unmaps the free mappings, and from now on those that are given back."""
+        """Unmaps the free mappings. Mappings returned later are not kept."""
         self._is_closed = True
         self._free.clear()
 
     def _resized(self, size: int) -> mmap.mmap | None:
-        """Returns a free mapping with this size, which keeps its pages. None if there is none, or if something still
-        uses it."""
+        """Returns a free mapping, resized to `size` without losing its pages. Returns None if no mapping is free, or if
+        the free one is still in use."""
         try:
             mapping = self._free.pop()
             mapping.resize(size)
@@ -106,7 +106,7 @@ class LatencyTracker:
         self._seconds_per_byte.append(seconds / (REQUEST_BYTES + num_bytes))
 
     def slow_after(self, num_bytes: int) -> float:
-        """Returns the seconds after which a read of `num_bytes` is slower than 99 of 100 reads."""
+        """Returns the number of seconds after which a read of `num_bytes` is slower than 99 of 100 reads."""
         if len(self._seconds_per_byte) < KNOWN_READS:
             return FIRST_SECONDS + num_bytes / FIRST_BYTES_PER_SECOND
         ranked = sorted(self._seconds_per_byte)
@@ -115,7 +115,7 @@ class LatencyTracker:
 
 
 class AdaptiveLimit:
-    """A limit between 1 and `most`, at which it begins. Only one thread may use it at a time."""
+    """A limit between 1 and `most`, which begins at `most`. Only one thread may use it at a time."""
 
     def __init__(self, most: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._most, self._clock = most, clock
@@ -147,33 +147,34 @@ class AdaptiveLimit:
 class HedgedRequest:
     """A request for bytes first..end-1 (`end` None: the whole object) and, if it is slow, a second one: the hedge.
 
-    `stop` ends both. It is set once the read's future is done, by one of the requests or by a close. The future is not
-    held here: it leads back to this object, and bytes in a cycle would be freed late.
+    `stop` ends both. It is set once the read's future is done, whether one of the requests has ended or the reads are
+    closed. This object does not hold the future, because the future refers back to it, and the bytes of such a cycle
+    would be freed late.
     """
 
     store: Store
     path: str
     first: int
     end: int | None
-    is_reused: bool = False  # the bytes come in memory that is used again
+    is_reused: bool = False  # the bytes are read into reused memory
     stop: threading.Event = field(default_factory=threading.Event)
     hedge: Future[Data | None] | None = None
     is_hedged: bool = False  # the second request has begun
-    is_over: bool = False  # one of the requests has the bytes, or the first one has failed before there was a second
+    is_over: bool = False  # a request has the bytes, or the first failed before a second began
 
     def done(self, _: Future[Data]) -> None:
-        """Stops both requests, because nobody needs what they are still reading."""
+        """Stops both requests, because nobody needs the bytes that they are still reading."""
         self.stop.set()
         if self.hedge:
             self.hedge.cancel()
 
 
 class RangeReads:
-    """The reads of one stream, of one or several stores. Close it when done; reads that have not begun are dropped.
+    """The reads of one stream, from one or several stores. Call `close` when done; it drops reads that have not begun.
 
-    At most `config.connections` reads run at once, and as many more if somebody waits for them (urgent ones); hedges
-    come on top. All are counted in `traffic`. Whoever waits for a read waits for its future, which `close` cancels: a
-    stalled connection delays nobody and ends by its own timeout.
+    At most `config.connections` reads run at once, plus as many urgent ones, for which a caller is waiting, plus
+    hedges. All are counted in `traffic`. A caller waits for a read's future, and `close` cancels all futures, so that a
+    stalled connection delays nobody; the connection itself ends by its timeout.
     """
 
     def __init__(self, config: ReadConfig) -> None:
@@ -187,7 +188,7 @@ class RangeReads:
         self.traffic.on_throttle(self._throttled)
 
     def of(self, store: Store) -> "StreamStore":
-        """Returns the store as this stream reads it."""
+        """Returns a view of `store` whose reads belong to this stream."""
         return StreamStore(store.with_traffic(self.traffic), self)
 
     def submit(
@@ -196,8 +197,8 @@ class RangeReads:
         """Reads bytes first..end-1 of an object in the background, or all of it if `end` is None.
 
         The future raises the errors of `Store.read_range`, and CancelledError once the reads are closed; if they are
-        closed already, this call raises it. `reused`: ranges of LEAST_BYTES or more come in a mapping of `memory`,
-        which the caller must give back.
+        closed already, this call raises it. `reused`: a range of LEAST_BYTES or more is read into a mapping of
+        `memory`, which the caller must return with `memory.give_back`.
         """
         is_reused = reused and end is not None and end - first >= LEAST_BYTES
         request = HedgedRequest(store=store, path=path, first=first, end=end, is_reused=is_reused)
@@ -206,12 +207,12 @@ class RangeReads:
         return self._requests.submit(partial(self._read, request, future), urgent=urgent, future=future)
 
     def close(self) -> None:
-        """Drops what has not been read yet. Returns within about a second, even if a connection is stalled."""
+        """Drops the reads that have not ended. Returns within about a second, even if a connection is stalled."""
         self.memory.close()
         close_all(self.pools)
 
     def _read(self, request: HedgedRequest, future: Future[Data]) -> Data:
-        """Does the first request. If it fails while the hedge is running, the hedge decides."""
+        """Makes the first request. If it fails while the hedge is running, returns the hedge's bytes."""
         self._plan_hedge(request, future)
         try:
             return self._run(request, future, request.store)
@@ -225,8 +226,8 @@ class RangeReads:
             return data
 
     def _plan_hedge(self, request: HedgedRequest, future: Future[Data]) -> None:
-        """Schedules the hedge of a request. There is none for a folder, which is as slow the second time, nor for a
-        whole object, whose size nobody knows."""
+        """Schedules the hedge of a request. Folders have no hedges, because a second read would be as slow; neither
+        have reads of whole objects, because their size is unknown."""
         store, end = request.store, request.end
         if not self.config.hedge_share or end is None or store.fresh() is store:
             return
@@ -236,14 +237,15 @@ class RangeReads:
         request.hedge = self._hedges.submit_later(partial(self._hedge, request, future), slow_after)
 
     def _hedge(self, request: HedgedRequest, future: Future[Data]) -> Data | None:
-        """Does the second request, over a connection of its own. Returns None if it does not bring the bytes."""
+        """Makes the second request, over a connection of its own. Returns None if it is not the first to get the
+        bytes."""
         while not self._begins_hedge(request):
             if request.stop.wait(LEAST_SECONDS):
                 return None
         self.traffic.add(TrafficCounts(hedges=1))
         try:
             data = self._run(request, future, request.store.fresh())
-        except Exception:  # it is not kept, because its traceback would keep bytes in memory, even the first request's
+        except Exception:  # dropped: its traceback would keep bytes in memory, even the first request's
             return None
         self.traffic.add(TrafficCounts(hedges_won=1))
         with suppress(InvalidStateError):  # closed meanwhile
@@ -251,8 +253,8 @@ class RangeReads:
         return data
 
     def _begins_hedge(self, request: HedgedRequest) -> bool:
-        """Says whether a second request may begin. It may not if there were too many already, or if the storage has
-        asked for fewer requests."""
+        """Says whether a second request may begin. It may not if there have been too many already, if the read is over,
+        or if the storage has just asked for fewer requests."""
         with self._lock:
             allowed = 1 + self.config.hedge_share * self._num_begun
             if request.is_over or self._num_hedges >= allowed or self._limit.was_just_cut():
@@ -262,8 +264,8 @@ class RangeReads:
             return True
 
     def _run(self, request: HedgedRequest, future: Future[Data], store: Store) -> Data:
-        """Does one request, to its end. Raises ReadStoppedError if nobody needs its bytes, which are counted as
-        wasted."""
+        """Makes one request and waits for its end. Raises ReadStoppedError if nobody needs its bytes, and counts them
+        as wasted."""
         began = time.monotonic()
         data: Data | None = None
         try:
@@ -289,7 +291,7 @@ class RangeReads:
         return data
 
     def _adapt(self, change: Callable[[], None]) -> None:
-        """Changes the limit, which counts for the reads that have not begun."""
+        """Changes the limit, and applies it to the reads that have not begun."""
         with self._lock:
             change()
             limit = self._limit.value
@@ -302,7 +304,8 @@ class RangeReads:
 
 
 class StreamStore:
-    """A store as one stream reads it. Whoever waits for a read gets a CancelledError when the stream is closed."""
+    """A store that is read by one stream. When the stream is closed, callers that wait for a read get a
+    CancelledError."""
 
     def __init__(self, store: Store, reads: RangeReads) -> None:
         self._store, self._reads = store, reads
@@ -314,11 +317,11 @@ class StreamStore:
 
     @property
     def memory(self) -> ReusedMemory:
-        """The mappings for ranges that are requested with `reused`."""
+        """The memory for ranges that are requested with `reused`."""
         return self._reads.memory
 
     def submit(self, path: str, first: int, end: int, *, urgent: bool = False, reused: bool = False) -> Future[Data]:
-        """Reads bytes first..end-1 of an object in the background. `reused` is that of RangeReads.submit."""
+        """Reads bytes first..end-1 of an object in the background, like RangeReads.submit."""
         return self._reads.submit(self._store, path, first, end, urgent=urgent, reused=reused)
 
     def read(self, path: str) -> bytes:

@@ -1,8 +1,8 @@
-"""When a request is repeated, and when it is given up: full jitter, a budget, a deadline.
+"""Decides when a request is retried, and when it is given up: full jitter, a budget, a deadline.
 
 Full jitter: Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015. The budget is the token bucket
-of Finagle and of the AWS SDKs; it keeps retries from overloading a storage in trouble. Requests that the storage does
-not answer at all cost nothing, since they do not burden it.
+of Finagle and of the AWS SDKs; it keeps retries from overloading a storage that is in trouble. Requests that the
+storage does not answer at all cost nothing, since they are no load for it.
 """
 
 import random
@@ -38,17 +38,17 @@ class RetryConfig:
 
 
 def backoff_seconds(failures: int, *, config: RetryConfig, draw: float) -> float:
-    """Returns the pause after this many failures in a row; `draw` is uniform in 0..1."""
-    doublings = min(failures - 1, 60)  # a float has room for them
+    """Returns the pause after `failures` failures in a row. `draw` is a random number, uniform in 0..1."""
+    doublings = min(failures - 1, 60)  # more would overflow a float
     return draw * min(config.most_backoff_seconds, config.backoff_seconds * 2.0**doublings)
 
 
 class RetryBudget:
     """The retries that are left to all reads of a store in this process.
 
-    `has_answered` and `has_sent`: the storage has ever answered, and has ever sent bytes of a range.
-    `is_known_to_answer`: whoever started this process has reached the storage, so that even its errors are answers of
-    the right address.
+    `has_answered`: whether the storage has ever answered. `has_sent`: whether it has ever sent bytes of a range.
+    `is_known_to_answer`: whether another process, such as the one that started this one, has reached the storage. Then
+    the address is right, and even an error is an answer from the right server.
     """
 
     is_known_to_answer: ClassVar[bool] = False
@@ -76,7 +76,7 @@ class RetryBudget:
 
 
 class ReadStoppedError(Exception):
-    """A read was stopped because nobody needs its bytes; `num_bytes` of them had arrived."""
+    """A read was stopped because nobody needs its bytes. `num_bytes` of them had arrived."""
 
     def __init__(self, num_bytes: int) -> None:
         super().__init__(f"the read was stopped after {num_bytes} bytes")
@@ -84,7 +84,8 @@ class ReadStoppedError(Exception):
 
 
 class RequestRetries:
-    """The retries of one read of `what`. `pause` sleeps for a number of seconds; `draw` is uniform in 0..1."""
+    """The retries of one read of `what`. `pause` sleeps for a number of seconds; `draw` returns a random number in
+    0..1."""
 
     def __init__(
         self,
@@ -102,10 +103,10 @@ class RequestRetries:
         budget.earn(budget.config.budget_share)
 
     def progressed(self, share: float = 1.0) -> None:
-        """Records that new bytes have arrived, and makes `share` of the next retry free.
+        """Records that new bytes have arrived, and adds `share` of a retry to the budget.
 
-        After a whole share, pauses begin again at the shortest; after less, they go on growing, or else bodies that all
-        break off would use up the budget.
+        With a share of 1, pauses begin again at the shortest. With less, they keep growing; otherwise bodies that all
+        break off early would use up the budget.
         """
         self._failures = 0 if share >= 1.0 else self._failures
         self._fruitless, self._has_progressed = 0, True
@@ -115,8 +116,8 @@ class RequestRetries:
     def again_after_answer(self, fault: str) -> bool:
         """Pauses after an answer with too few bytes, and returns True.
 
-        Returns False after `fruitless_tries` answers, if this read has not got a byte and the store has never sent any
-        byte of a range. Raises StorageError if the budget or the deadline is used up.
+        Returns False after `fruitless_tries` such answers, if this read has not received a byte and the store has never
+        sent any byte of a range. Raises StorageError if the budget or the deadline is used up.
         """
         self._fruitless += 1
         has_sent = self._has_progressed or self._budget.has_sent
@@ -124,7 +125,7 @@ class RequestRetries:
         return self._again(fault, is_allowed, is_answer=True)
 
     def again_after_failure(self, fault: str, *, is_answer: bool) -> bool:
-        """Pauses after a request that was answered by an error, or not at all, and returns True. False: give it up.
+        """Pauses after a request that was answered by an error, or not at all, and returns True. False means: give up.
 
         If the storage has answered before, retries continue until the deadline; if it never has, its address is
         probably wrong. Raises StorageError if the budget or the deadline is used up.
@@ -142,11 +143,11 @@ class RequestRetries:
         waited = self._clock() - self._since
         said = f"reading {self._what} failed {self._failures} times in {waited:.0f} s, last with: {fault}"
         if waited + pause > config.deadline_seconds:
-            todo = f"the deadline is {config.deadline_seconds:.0f} s; try again once the storage is well"
-            raise StorageError(f"{said}; {todo}")
+            what = f"{said}; the deadline is {config.deadline_seconds:.0f} s"
+            raise StorageError(what, todo="try again once the storage is well")
         if is_answer and not self._budget.spend():
             budget = f"{config.budget_reserve:.0f} retries and {config.budget_share:g} more for each read"
-            todo = "are spent; try again once the storage is well, or with fewer connections"
-            raise StorageError(f"{said}; this process's {budget} {todo}")
+            what = f"{said}; this process's {budget} are spent"
+            raise StorageError(what, todo="try again once the storage is well, or with fewer connections")
         self._pause(pause)
         return True

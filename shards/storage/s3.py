@@ -1,7 +1,7 @@
-"""Objects of an S3 bucket: listed, written, and read by GETs.
+"""A store of objects in an S3 bucket: lists, writes and reads them.
 
-A GET is retried. If its body breaks off, the read continues from the last good byte. The bytes of two objects that were
-at one path after each other are never mixed.
+A GET is retried. If its body breaks off, the read continues after the last good byte. If an object is replaced during a
+read, the bytes of the old and the new object are never mixed.
 """
 
 import io
@@ -41,7 +41,7 @@ from shards.storage.temporary import temporary_file
 log = logging.getLogger(__name__)
 Read = TypeVar("Read", bytes, memoryview)
 PIECE_BYTES = 256 << 10  # fits a processor's cache: botocore copies each piece once more
-RESTARTS = 3  # of a range, if its object is replaced while it is read
+RESTARTS = 3  # how often a range is read again because its object was replaced meanwhile
 PAGE_KEYS = 1000
 RETRIES = RetryConfig()
 
@@ -67,12 +67,12 @@ class S3Store:
 
     @property
     def url(self) -> str:
-        """`s3://bucket/prefix`."""
+        """The store's URL: `s3://bucket/prefix`."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def read(self, path: str, *, most_bytes: int = MOST_OBJECT_BYTES, stop: threading.Event | None = None) -> bytes:
-        """Reads the whole object. Raises InvalidDataError if it has more than `most_bytes`, and ReadStoppedError once
-        `stop` is set, but only at the next byte or timeout."""
+        """Reads the whole object. Raises InvalidDataError if it has more than `most_bytes`, and ReadStoppedError at the
+        next byte or timeout once `stop` is set."""
         return ObjectRead(self, path, 0, None, stop=stop).whole(most_bytes)
 
     def read_range(self, path: str, first: int, end: int, *, stop: threading.Event | None = None) -> bytes:
@@ -87,14 +87,14 @@ class S3Store:
 
     @contextmanager
     def open_read(self, path: str) -> Iterator[BinaryIO]:
-        """Opens the object with one GET, which is continued if it breaks off. The first bytes are requested here, so
+        """Opens the object with one GET, which is continued if it breaks off. The first bytes are requested at once, so
         that errors come early."""
         with io.BufferedReader(PieceFile(ObjectRead(self, path, 0, None).pieces()), PIECE_BYTES) as file:
             file.peek(1)
             yield file
 
     def local_path(self, path: str) -> None:
-        """Returns None, because a bucket has no files."""
+        """Returns None, because the objects of a bucket are not files."""
 
     def size(self, path: str) -> int:
         """Returns the number of bytes of the object."""
@@ -102,11 +102,11 @@ class S3Store:
             return int(self._client().head_object(Bucket=self.bucket, Key=self.key(path))["ContentLength"])
 
     def exists(self, path: str) -> bool:
-        """Says whether the object is there."""
+        """Says whether the object exists."""
         try:
             self.size(path)
         except MissingObjectError:
-            # A HEAD has no body to say whether the object or its bucket is missing.
+            # The answer to a HEAD has no body, so it cannot say whether the object or its bucket is missing.
             with self.errors(path):
                 self._client().head_bucket(Bucket=self.bucket)
             return False
@@ -147,12 +147,12 @@ class S3Store:
             )
 
     def delete(self, path: str) -> None:
-        """Removes the object if it is there."""
+        """Removes the object if it exists."""
         with self.errors(path):
             self._client().delete_object(Bucket=self.bucket, Key=self.key(path))
 
     def discard_unfinished(self, is_ours: Callable[[str], bool] = any_path) -> None:
-        """Aborts unfinished multipart uploads below this prefix: their parts are invisible but take up space.
+        """Aborts unfinished multipart uploads below this prefix. Their parts are invisible but take up space.
 
         If the server refuses, a warning is logged; the objects are intact all the same.
         """
@@ -180,8 +180,8 @@ class S3Store:
         return self._root + checked_path(path)
 
     def _unfinished_uploads(self) -> Iterator[tuple[str, str]]:
-        """Yields (key, upload) for all unfinished uploads below this root. Some stores ignore the prefix, and the
-        uploads of others must not be aborted."""
+        """Yields (key, upload) for all unfinished uploads below this root. Checks each key, because some stores ignore
+        the prefix, and other uploads must not be aborted."""
         pages = self._client().get_paginator("list_multipart_uploads")
         for page in pages.paginate(Bucket=self.bucket, Prefix=self._root):
             for item in page.get("Uploads", ()):
@@ -200,7 +200,8 @@ class S3Store:
 
 
 class PieceFile(io.RawIOBase):
-    """Reads the pieces forward as a file, and keeps one piece at most. Closing it ends the generator of the pieces."""
+    """The pieces of a generator as a file that is read from front to back. It holds one piece at most. Closing it ends
+    the generator."""
 
     def __init__(self, pieces: Generator[bytes, None, None]) -> None:
         super().__init__()
@@ -230,7 +231,7 @@ class PieceFile(io.RawIOBase):
 
 
 class ObjectRead:
-    """Bytes first..end-1 of an object, or from `first` to its end if `end` is None. They can be taken once.
+    """One read of bytes first..end-1 of an object, or from `first` to its end if `end` is None. It can be used once.
 
     Raises MissingObjectError, EOFError if the object is shorter, ReplacedError, ReadStoppedError once `stop` is set,
     and StorageError if the storage does not recover.
@@ -243,7 +244,7 @@ class ObjectRead:
         self._name = f"{store.url}/{path}"
         self._request = {"Bucket": store.bucket, "Key": store.key(path)}
         self._position, self._version = first, ""
-        self._match = ""  # the ETag to request, which servers may compare
+        self._match = ""  # the ETag for If-Match, which servers may compare
         self._retries = RequestRetries(self._name, store.budget, pause=stop.wait if stop else time.sleep)
 
     def pieces(self) -> Generator[bytes, None, None]:
@@ -253,7 +254,7 @@ class ObjectRead:
             while True:
                 began = time.perf_counter()
                 piece = next(pieces, b"")
-                seconds += time.perf_counter() - began  # without the caller's work between two pieces
+                seconds += time.perf_counter() - began  # the caller's work between two pieces is not counted
                 if not piece:
                     break
                 yield piece
@@ -262,11 +263,11 @@ class ObjectRead:
             self._count_read(seconds)
 
     def data(self) -> bytes:
-        """Returns all bytes at once. An object that is replaced meanwhile is read again from the start, because nobody
-        has seen any of its bytes."""
+        """Returns all bytes at once. If the object is replaced meanwhile, reads it again from the start, since no byte
+        has been returned yet."""
 
         def filled() -> bytes:
-            memory = io.BytesIO()  # it returns its bytes without a copy
+            memory = io.BytesIO()  # `getvalue` returns its bytes without a copy
 
             def grown(num_bytes: int) -> memoryview:
                 memory.seek(num_bytes - 1)
@@ -283,7 +284,8 @@ class ObjectRead:
         return self._restarted_if_replaced(lambda: self._filled(take))
 
     def whole(self, most_bytes: int) -> bytes:
-        """Returns all pieces together. Raises InvalidDataError once there are more than `most_bytes`."""
+        """Returns all bytes of an object of unknown size. Raises InvalidDataError once there are more than
+        `most_bytes`."""
         with self._counted():
             return b"".join(self._pieces_within(most_bytes))
 
@@ -295,7 +297,7 @@ class ObjectRead:
         except ReadStoppedError:
             raise
         except BaseException:
-            self._position = self._first  # what has arrived is of no use
+            self._position = self._first  # the bytes that have arrived are useless
             self._count_read(time.perf_counter() - began)
             raise
         self._count_read(time.perf_counter() - began)
@@ -329,7 +331,8 @@ class ObjectRead:
             return read()
 
     def _filled(self, take: Callable[[int], memoryview]) -> memoryview:
-        """Reads into memory, which is taken once the headers of the answer say that all these bytes are there."""
+        """Reads all bytes into the memory that `take` returns. Calls `take` once the answer's headers say how many
+        bytes there are."""
         view = memoryview(b"")
         for body in self._bodies():
             view = view or take(self._position - self._first + self._left())
@@ -342,7 +345,7 @@ class ObjectRead:
         return 0 if self._end is None else self._end - self._position
 
     def _bodies(self) -> Generator[Body, None, None]:
-        """Yields one body after another, each from the next byte on, until all bytes are taken."""
+        """Yields one body after another, each beginning at the next byte, until all bytes have been read."""
         while self._end is None or self._left():
             begun = self._position
             answer = self._answer()
@@ -358,7 +361,7 @@ class ObjectRead:
             self._broke_off(begun, fault or "the body broke off")
 
     def _answer(self) -> dict[str, Any]:
-        """Requests the bytes from the next one on, until the GET is answered."""
+        """Requests the bytes from the next one on, and retries until the GET is answered."""
         request = dict(self._request)
         if self._end is not None:
             request["Range"] = f"bytes={self._position}-{self._end - 1}"
@@ -394,7 +397,7 @@ class ObjectRead:
         """Returns why the body does not begin with the next byte, or "" if it does. Raises ReplacedError and
         EOFError."""
         content_range, version = answer.get("ContentRange", ""), _version(answer)
-        if self._version and version != self._version:  # a store that ignores If-Match
+        if self._version and version != self._version:  # the store ignores If-Match
             raise ReplacedError(f"{self._name} was replaced while it was read")
         span, _, total = content_range.rpartition("/")
         begins, _, last = span.rpartition(" ")[2].partition("-")
@@ -402,7 +405,7 @@ class ObjectRead:
             return f"another range was answered ({content_range})" if content_range else "the range asked was ignored"
         size = _size(total, last, answer)
         if size is None:
-            raise BadAnswerError(f"{self._name}: the storage does not say how long it is; use another storage")
+            raise BadAnswerError(f"{self._name}: the storage does not say how long it is", todo="use another storage")
         self._end = size if self._end is None else self._end
         if self._end > size:
             asked = f"bytes {self._first}..{self._end - 1} asked"
@@ -417,7 +420,8 @@ class ObjectRead:
         log.info("%s: %s", where, fault)
         self._count(broken_bodies=1)
         if self._position > begun:
-            # Many small bodies complete a read, too, but each costs the storage a request.
+            # Many small bodies complete a read, too, but each costs the storage a request, so a small body earns a
+            # small share of a retry.
             self._retries.progressed(min(1.0, (self._position - begun) / PIECE_BYTES))
         if not self._retries.again_after_answer(f"{fault} at byte {self._position}"):
             tries = self._store.budget.config.fruitless_tries
@@ -433,13 +437,13 @@ class ObjectRead:
 
 
 def _version(answer: dict[str, Any]) -> str:
-    """Returns a text that differs between two objects that were at the same path."""
+    """Returns a text that differs between an object and the one that replaces it at the same path."""
     return str(answer.get("ETag") or answer.get("LastModified") or "")
 
 
 def _size(total: str, last: str, answer: dict[str, Any]) -> int | None:
-    """Returns the number of bytes of the object, or up to the end of the answer if its total is not given. None:
-    unknown."""
+    """Returns the object's number of bytes. If the answer does not give it, returns where the answer ends, or None if
+    that is unknown, too."""
     if total.isdecimal():
         return int(total)
     if last.isdecimal():  # bytes 0-9/*

@@ -1,9 +1,10 @@
-"""The client of an S3 server, its credentials, and its errors translated into ours. No other file imports boto3.
+"""The client of an S3 server, its credentials, and the translation of its errors into ours. No other file imports
+boto3.
 
-botocore reads a file of credentials once, and asks a provider again only when the lifetime that the provider named is
-over. A run outlives both: somebody renews the file, or a service answers late. So a request that is refused because its
-credentials have expired is repeated with the credentials that botocore's chain finds by then, until the deadline of a
-store. A run does not wait for credentials that were never accepted: they are probably the wrong ones.
+botocore reads a credentials file once, and asks a provider again only when the lifetime that the provider stated is
+over. A run may last longer than the credentials, and their renewal may be late. So a request that is refused because
+its credentials have expired is retried with the credentials that botocore's chain finds by then, until the store's
+deadline. Credentials that were never accepted are not waited for, because they are probably wrong.
 """
 
 import logging
@@ -32,31 +33,31 @@ from shards.storage.retries import RetryConfig
 
 log = logging.getLogger(__name__)
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
-_HEAD_EXPIRED = "400"  # the answer to a HEAD has no body, so it says no more
-# The process or service that provides credentials failed this time.
+_HEAD_EXPIRED = "400"  # the answer to a HEAD has no body, so the status is all it says
+# The process or service that provides credentials has failed, which may pass.
 CREDENTIALS_FAILED = (
     boto_errors.CredentialRetrievalError,
     boto_errors.TokenRetrievalError,
     boto_errors.MetadataRetrievalError,
 )
 DEADLINE_SECONDS = RetryConfig().deadline_seconds
-PAUSE_SECONDS = 1.0  # between two looks at the chain
+PAUSE_SECONDS = 1.0  # between two requests to the chain
 CONNECT_TIMEOUT_SECONDS = 5
-READ_TIMEOUT_SECONDS = 15  # between two arrivals of bytes of a read
-WORK_TIMEOUT_SECONDS = 60  # for requests that are work for a server: completing an upload, listing
+READ_TIMEOUT_SECONDS = 15  # how long a read may wait for more bytes
+WORK_TIMEOUT_SECONDS = 60  # for requests that take a server long: completing an upload, listing
 PART_BYTES = 32 << 20
 UPLOADS = TransferConfig(multipart_threshold=2 * PART_BYTES, multipart_chunksize=PART_BYTES)
 _NO_OBJECT = ("NoSuchKey", "404", "NotFound")
 _DENIED = ("AccessDenied", "403", "401", "InvalidAccessKeyId", "SignatureDoesNotMatch")
 _SKEWED = ("RequestTimeTooSkewed", "RequestExpired")
-_MOST_SKEW_SECONDS = 15 * 60  # that S3 allows
+_MOST_SKEW_SECONDS = 15 * 60  # S3 refuses requests from a clock that is further off
 _REPLACED = ("PreconditionFailed", "412")
 # A body that breaks off raises one of these; botocore retries requests, but never a body (boto3 issue 4111).
 _BROKEN_BODY = (
     boto_errors.ReadTimeoutError,
     boto_errors.ResponseStreamingError,
     boto_errors.IncompleteReadError,
-    HTTPError,  # urllib3's: botocore passes some on as they are, such as a fault in TLS
+    HTTPError,  # from urllib3: botocore does not translate all of them, for example TLS errors
 )
 _UNREACHABLE = (boto_errors.HTTPClientError, boto_errors.ConnectionError)
 _THROTTLES = (429, 503)
@@ -64,7 +65,7 @@ _PASSING_STATUS = (*_THROTTLES, 500, 502, 504)
 _THROTTLE_CODES = ("SlowDown", "Throttling", "ThrottlingException", "RequestLimitExceeded", "TooManyRequests")
 _PASSING_CODES = (*_THROTTLE_CODES, "RequestTimeout", "InternalError", "ServiceUnavailable")
 _NO_CREDENTIALS = (boto_errors.NoCredentialsError, boto_errors.PartialCredentialsError, boto_errors.ProfileNotFound)
-# The errors of requests that `fault_of` knows.
+# The errors of requests that `fault_of` accepts.
 REQUEST_ERRORS = (boto_errors.ClientError, *_UNREACHABLE, *CREDENTIALS_FAILED)
 
 
@@ -74,10 +75,10 @@ def says_expired(code: str, operation: str) -> bool:
 
 
 class RenewedCredentials:
-    """Stands in for botocore's credentials, and for the chain that finds them.
+    """Replaces botocore's credentials, and the chain that finds them.
 
-    `is_accepted`: the server has let a request in. Raises the error of the chain if it finds no usable credentials at
-    first.
+    `is_accepted`: whether the server has accepted a request with these credentials. Raises the error of the chain if it
+    finds no usable credentials at first.
     """
 
     def __init__(self, *, is_accepted: bool = False) -> None:
@@ -91,13 +92,13 @@ class RenewedCredentials:
 
     @property
     def method(self) -> str:
-        """The way in which the credentials were found, for the user agent."""
+        """How the credentials were found, for the user agent."""
         return str(self._found.method)
 
     def get_frozen_credentials(self) -> Any:
-        """Returns keys and token that belong together; botocore calls it for each request.
+        """Returns keys and a token that belong together. botocore calls this for each request.
 
-        A provider that fails, or whose credentials have expired already, is asked again until the deadline.
+        Asks again until the deadline if the provider fails, or if its credentials have already expired.
         """
         began = time.monotonic()
         while True:
@@ -108,7 +109,7 @@ class RenewedCredentials:
             except CREDENTIALS_FAILED as error:
                 if not self._is_waited_for(began, type(error).__name__):
                     raise
-            except RuntimeError as error:  # botocore's, for credentials that were renewed and have expired all the same
+            except RuntimeError as error:  # from botocore: the credentials were renewed but have still expired
                 if not self._is_waited_for(began, "they have expired"):
                     failed = {"provider": self.method, "error_msg": "they have expired"}
                     raise boto_errors.CredentialRetrievalError(**failed) from error
@@ -122,7 +123,7 @@ class RenewedCredentials:
         """Asks the chain again, at most once in PAUSE_SECONDS / 2, and says whether the credentials differ from those
         of the latest request.
 
-        If the chain finds none, for example because their file is being replaced, the credentials stay what they were.
+        If the chain finds none, for example because their file is being replaced, the old credentials are kept.
         """
         with self._lock:
             if time.monotonic() - self._read_at >= PAUSE_SECONDS / 2:
@@ -147,13 +148,13 @@ class RenewedCredentials:
         return 0.0 if self._is_waited_for(began, code) else None
 
     def answered(self, *, http_response: Any, **_: object) -> None:
-        """Handles botocore's event `after-call`. An answer about a missing object counts as accepted, too: only clients
-        that are let in are told so."""
+        """Handles botocore's event `after-call`. An answer about a missing object counts as accepted, too: clients
+        without access do not get it."""
         self.is_accepted = self.is_accepted or http_response.status_code < 400 or http_response.status_code == 404
 
     def _is_waited_for(self, began: float, why: str) -> bool:
-        """Reads the credentials again, after a moment if they have not changed. Returns False once the deadline is
-        over."""
+        """Reads the credentials again. If they have not changed, pauses and reads them once more. Returns False if the
+        deadline is over, or if the server has never accepted credentials."""
         if self.renew():
             return True
         waited = time.monotonic() - began
@@ -166,12 +167,12 @@ class RenewedCredentials:
 
 
 def _identity(frozen: Any) -> tuple[str, str]:
-    """Returns the part of the credentials that tells them from others."""
+    """Returns the part of the credentials that distinguishes them from others."""
     return frozen.access_key, frozen.token or ""
 
 
 class BadAnswerError(StorageError):
-    """The storage answers with errors or damaged data, again and again."""
+    """The storage keeps answering with errors or damaged data."""
 
 
 class ReplacedError(BadAnswerError):
@@ -184,7 +185,7 @@ class RequestFault:
 
     name: str
     is_throttle: bool
-    is_answer: bool = True  # the storage answered, which costs it something; False: there was no answer
+    is_answer: bool = True  # False: the storage did not answer, so a retry costs no budget
     is_expired: bool = False  # the credentials have expired and must be read again
 
 
@@ -203,7 +204,7 @@ def fault_of(error: Exception) -> RequestFault | None:
 
 
 class Body:
-    """The body of an answer to GetObject. A read returns nothing if the body breaks off."""
+    """The body of an answer to GetObject. If it breaks off, a read returns no bytes, as at its end."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         self._stream = answer["Body"]
@@ -214,7 +215,7 @@ class Body:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def read(self, most: int) -> bytes:
-        """Reads up to `most` bytes as they arrive; nothing at the end, or if the body broke off."""
+        """Reads up to `most` bytes as they arrive. Returns b"" at the end, or if the body breaks off."""
         try:
             data: bytes = self._stream.read(most)
         except _BROKEN_BODY as error:
@@ -223,7 +224,7 @@ class Body:
         return data
 
     def readinto(self, buffer: memoryview) -> int:
-        """Reads into `buffer` and returns the number of bytes."""
+        """Reads into `buffer` and returns the number of bytes: 0 at the end, or if the body breaks off."""
         try:
             return int(self._stream.readinto(buffer))
         except _BROKEN_BODY as error:
@@ -231,14 +232,14 @@ class Body:
             return 0
 
     def close(self) -> None:
-        """Releases the connection; it is not used again if the body was not read to its end."""
+        """Releases the connection. It is not reused if the body was not read to its end."""
         self._stream.close()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Clients:
-    """The clients of a process. `reading` never retries, because its callers do; `fresh` is the same over a new
-    connection each time; `retrying` is for everything else."""
+    """The clients of a process. `reading` never retries, because its callers do. `fresh` is like `reading`, with a new
+    connection for each request. `retrying` is for everything else."""
 
     reading: Any
     fresh: Any
@@ -247,16 +248,16 @@ class _Clients:
 
 
 class ClientOfProcess:
-    """The boto3 clients of a process, made at first use, because a client must not be carried across a fork.
+    """The boto3 clients of a process, created at first use, because a client must not be used after a fork.
 
-    `was_let_in`: the server has accepted the credentials of another process of this run.
+    `was_let_in`: whether the server had accepted the credentials in the process where this object was pickled.
     """
 
     def __init__(self, *, was_let_in: bool = False) -> None:
         self._lock, self._was_let_in = ForkLock(), was_let_in
         self._pid = -1
         self._clients: _Clients | None = None
-        self.has_answered = False  # with anything, even an error
+        self.has_answered = False  # even an error counts as an answer
 
     def __reduce__(self) -> tuple[Callable[..., "ClientOfProcess"], tuple[()]]:
         return partial(type(self), was_let_in=self.is_accepted), ()
@@ -274,8 +275,8 @@ class ClientOfProcess:
         return self._of_process().retrying
 
     def renew(self) -> bool:
-        """Has the clients sign with the credentials that are found now. Returns False if they have not changed and none
-        were ever accepted: then they are probably the wrong ones."""
+        """Looks the credentials up again, for all clients. Returns False if they have not changed and were never
+        accepted: then they are probably wrong."""
         credentials = self._of_process().credentials
         return credentials.renew() or credentials.is_accepted
 
@@ -295,7 +296,7 @@ class ClientOfProcess:
 
 
 class GivenClient(ClientOfProcess):
-    """One client for all requests: that of a probe, which has settings of its own."""
+    """A single client for GETs, with the settings of a probe."""
 
     def __init__(self, client: Any) -> None:
         super().__init__()
@@ -324,7 +325,7 @@ def storage_errors(path: str, *, bucket: str, url: str, clients: ClientOfProcess
         yield
     except boto_errors.ClientError as error:
         where = f"bucket {bucket!r} at {_endpoint(clients)} (for {url})"
-        ended = StorageError if clients.is_accepted else UserError  # once the credentials have expired
+        ended = StorageError if clients.is_accepted else UserError  # if the credentials have expired
         _raise_client_error(error, path, url=url, where=where, ended=ended)
     except (boto_errors.ParamValidationError, boto_errors.EndpointResolutionError) as error:
         what = without_secrets(" ".join(str(error).split()))
@@ -334,7 +335,7 @@ def storage_errors(path: str, *, bucket: str, url: str, clients: ClientOfProcess
         todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
         raise UserError(f"{what} ({type(error).__name__})", todo=todo) from error
     except CREDENTIALS_FAILED as error:
-        # Without the error's text: it may contain what the credential process printed.
+        # The error's text is left out, because it may contain what the credential process printed.
         what = f"the S3 credentials for {url} could not be fetched ({type(error).__name__})"
         todo = "try again, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         raise _away(clients)(what, todo=todo) from error
@@ -355,7 +356,7 @@ def _raise_client_error(
         raise UserError(f"there is no {where}", todo="create the bucket or correct the URL") from error
     if code in _NO_OBJECT:
         raise MissingObjectError(path, url=url) from None
-    is_expired = says_expired(code, operation="")  # a HEAD's answer may be about anything
+    is_expired = says_expired(code, operation="")  # status 400 of a HEAD may have any reason
     if (is_expired or code in (*_SKEWED, *_DENIED)) and (skew := _clock_skew(error, is_certain=code in _SKEWED)):
         what = f"{where} refuses requests because {skew}"
         raise UserError(what, todo="set the clock of this machine") from error
@@ -373,8 +374,8 @@ def _raise_client_error(
 
 
 def _clock_skew(error: boto_errors.ClientError, *, is_certain: bool) -> str:
-    """Says how wrong this machine's clock is by the server's date; "" if it is right. Answers to a HEAD do not give the
-    reason of a refusal, so the date decides."""
+    """Says how wrong this machine's clock is according to the server's date; returns "" if it is right. The date
+    decides, because the answer to a HEAD gives no reason for a refusal."""
     try:
         date = parsedate_to_datetime(error.response["ResponseMetadata"]["HTTPHeaders"]["date"])
     except (KeyError, ValueError, TypeError):
@@ -391,7 +392,7 @@ def _endpoint(clients: ClientOfProcess) -> str:
 
 
 def _new_clients(answered: Callable[..., None], *, was_let_in: bool) -> _Clients:
-    """Makes the clients. `answered` is called with every answer. `was_let_in` is that of ClientOfProcess."""
+    """Creates the clients, which call `answered` for every answer. `was_let_in` is that of ClientOfProcess."""
     credentials = RenewedCredentials(is_accepted=was_let_in)
     core = botocore.session.get_session()
     core.register_component("credential_provider", credentials)
@@ -423,12 +424,12 @@ def _new_client(session: Any, *, attempts: int, read_timeout_seconds: int, endpo
         raise UserError(f"S3 cannot be used: {without_secrets(str(error))}", todo=todo) from error
     if ".amazonaws.com" in client.meta.endpoint_url or (client.meta.config.s3 or {}).get("addressing_style"):
         return client
-    # Few other servers resolve bucket.host; users of those say so in their AWS configuration.
+    # Few other servers resolve bucket.host; users of such a server set `addressing_style` in their AWS configuration.
     paths = config.merge(Config(s3={"addressing_style": "path"}))
     return session.client("s3", config=paths, endpoint_url=endpoint or None)
 
 
 def _close_afterwards(request: Any, **_: object) -> None:
-    """Asks the server to close the connection. Runs after the request is signed, because a proxy may change this
-    header."""
+    """Asks the server to close the connection. The header is set after the request is signed, because a proxy may
+    change it."""
     request.headers["Connection"] = "close"

@@ -30,7 +30,7 @@ def _room() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and error.filename is None:  # tempfile's own: every folder is full
+        if isinstance(error, FileNotFoundError) and error.filename is None:  # raised by tempfile: every folder is full
             what = str(error.strerror)
         elif error.errno in _FULL and (error.filename is None or _is_temporary(error.filename)):
             what = f"no space left in {tempfile.gettempdir()}, the folder for temporary files"

@@ -1,1 +1,1 @@
-"""Proof that a dataset is what its manifest says."""
+"""Verifies that a dataset is what its manifest says."""

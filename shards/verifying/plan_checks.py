@@ -1,4 +1,5 @@
-"""Compares a dataset with its plan: the samples of each shard, and the tables of the whole. Checks yield faults."""
+"""Compares a dataset with its plan: the samples of each shard, and the tables of the whole dataset. Each check yields
+faults."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -21,14 +22,14 @@ from shards.tables import TableSchema, arrow_faults, open_checked, refuse_values
 
 _SETTINGS = ("split", "samples_per_block")
 _ROWS_AT_ONCE = 1 << 16
-_MOST_SCANNED = 1 << 32  # a byte of memory for each
+_MOST_SCANNED = 1 << 32  # each image takes a byte of memory
 _RULES = TableSchema(schema=pa.schema([("position", pa.int64())]))
 
 
 def check_planned(
     rows: Sequence[IndexRow], commit: ShardCommit, planned: Sequence[PlannedSample], *, resize: Resize
 ) -> Iterator[str]:
-    """Checks that the samples that the plan dealt to this shard are in it, in the plan's order, or are listed as left
+    """Checks that every sample that the plan assigns to this shard is in it, in the plan's order, or is listed as left
     out."""
     left_out = {item.position for item in commit.left_out}
     for position in sorted(left_out - {item.position for item in planned}):
@@ -56,8 +57,8 @@ def check_planned(
 
 
 def _changes(row: IndexRow, planned: PlannedSample, resize: Resize) -> list[Difference]:
-    """The fields in which the index differs from the plan. A resized copy has its own bytes, and a size that follows
-    from the plan's."""
+    """Returns the fields in which the index differs from the plan. A resized copy has its own bytes, and a size that is
+    computed from the plan's."""
     pairs: dict[str, tuple[object, object]] = {
         "labels": (row.labels, planned.labels),
         "weights": (row.weights, planned.weights),
@@ -80,7 +81,7 @@ def _changes(row: IndexRow, planned: PlannedSample, resize: Resize) -> list[Diff
 
 
 def _copied_sides(planned: PlannedSample, resize: Resize) -> tuple[int, int]:
-    """The shorter and the longer side of a copy, which may have been turned."""
+    """Returns the shorter and the longer side of a copy, which may have been rotated."""
     short, long = sorted((planned.height, planned.width))
     if not resize.short_side or short <= resize.short_side:
         return short, long
@@ -89,7 +90,7 @@ def _copied_sides(planned: PlannedSample, resize: Resize) -> tuple[int, int]:
 
 def check_manifest(manifest: Manifest, plan: bytes) -> Iterator[str]:
     """Checks what the manifest repeats from the plan, or from the record of adopted tars. Raises ValueError if `plan`
-    is neither."""
+    is not valid."""
     record = plan_record(plan, is_adopted=manifest.adopted)
     names, settings = record.label_names, record.settings
     if manifest.num_classes != len(names):
@@ -111,7 +112,8 @@ def check_manifest(manifest: Manifest, plan: bytes) -> Iterator[str]:
 
 
 def check_label_table(table: pa.Table, names: Sequence[str], counts: Mapping[int, int]) -> Iterator[str]:
-    """Checks that labels.parquet has the plan's names, and as many samples of each as the indexes."""
+    """Checks that labels.parquet has the plan's class names, and the same number of samples of each class as the
+    indexes."""
     expected = [(label, name, counts.get(label, 0)) for label, name in enumerate(names)]
     if table.num_rows != len(expected):
         yield f"has {table.num_rows} rows, the plan has {len(expected)} classes"
@@ -122,8 +124,8 @@ def check_label_table(table: pa.Table, names: Sequence[str], counts: Mapping[int
 
 
 def check_quarantine(table: pa.Table, dropped: pa.Table, left_out: Sequence[LeftOut]) -> Iterator[str]:
-    """Checks that quarantine.parquet has what the plan dropped and what the shards left out, each once, and nothing
-    else."""
+    """Checks that quarantine.parquet lists exactly the samples that the plan dropped or the shards left out, each
+    once."""
     found, expected = table.select(QUARANTINE_SCHEMA.names), quarantine_table(dropped, left_out)
     if found.cast(QUARANTINE_SCHEMA).equals(expected):
         return
@@ -145,8 +147,8 @@ def check_quarantine(table: pa.Table, dropped: pa.Table, left_out: Sequence[Left
 
 
 def check_adopted_quarantine(table: pa.Table, num_scanned: int) -> Iterator[str]:
-    """Checks that every position is a sample's and appears once. For adopted tars, no other file lists the refused
-    samples."""
+    """Checks that every position lies within the scanned samples and appears once. For adopted tars, there is no other
+    file of refused samples to compare with."""
     positions = table.column("position").to_numpy()
     if len(np.unique(positions)) != len(positions):
         yield "a position is in it more than once"
@@ -155,8 +157,8 @@ def check_adopted_quarantine(table: pa.Table, num_scanned: int) -> Iterator[str]
 
 
 def check_positions(store: Store, plan: Plan) -> Iterator[str]:
-    """Finds positions that are planned or dropped more than once, or never. Positions run from 0 to the number of
-    images scanned."""
+    """Finds positions that are planned or dropped more than once, or never. Positions number the scanned images from
+    0."""
     num_scanned = plan.num_samples + plan.num_quarantined
     if num_scanned > _MOST_SCANNED:
         yield f"it has {num_scanned} images; positions are checked of {_MOST_SCANNED:,} at most"
@@ -170,7 +172,7 @@ def check_positions(store: Store, plan: Plan) -> Iterator[str]:
                 table = file.read(["position"], rows=_ROWS_AT_ONCE)
             refuse_values(table, _RULES)
         except MissingObjectError:
-            return  # reported with the files
+            return  # `_files` in verify.py reports it
         except ValueError as error:
             yield f"{path} cannot be read: {error}"
             return

@@ -1,8 +1,8 @@
-"""Whether an S3-compatible store does what Patchline relies on, tried with small objects below a prefix of its own.
+"""Tests whether an S3-compatible store does what Patchline relies on, with small objects below a prefix of its own.
 
-Patchline relies on this: what was written is read back as it was, by ranges, too; large files are uploaded in parts; a
-list shows at once what was written and deleted. It does not rely on conditional writes or on checksum trailers, which
-some servers lack. Each request has a time limit and no retry, so that a fault is seen and not passed over.
+Patchline relies on the following: objects are read back as they were written, also by ranges; large files can be
+uploaded in parts; a list shows at once what was written and deleted. It does not rely on conditional writes or checksum
+trailers, which some servers lack. Each request has a time limit and is not retried, so that no fault is hidden.
 """
 
 import secrets
@@ -13,16 +13,15 @@ from urllib.parse import urlsplit
 
 from shards.errors import Finding, TransientError, UserError
 from shards.output.quantities import size
-from shards.output.terminal import printable
 from shards.storage.s3_client import PART_BYTES, REQUEST_ERRORS, GivenClient, probing_client, storage_errors
 
-_LEAST_PART = 5 << 20  # bytes that S3 allows of a part that is not the last
+_LEAST_PART = 5 << 20  # the smallest size that S3 allows for a part, except the last
 _DATA = bytes(range(256)) * 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """The place to which the probe writes; `prefix` ends with a slash."""
+    """The place to which the probe writes. `prefix` ends with a slash."""
 
     bucket: str
     prefix: str
@@ -34,7 +33,8 @@ class _Place:
 
 
 def probe_store(url: str, *, endpoint: str = "", profile: str = "") -> list[Finding]:
-    """Returns what the store does, and deletes what the probe wrote. UserError if `url` is no s3:// URL."""
+    """Returns the findings about a store, and deletes what the probe wrote. Raises UserError if `url` is not an s3://
+    URL."""
     parts = urlsplit(url)
     if parts.scheme != "s3" or not parts.netloc:
         raise UserError(f"--url is {url!r}; allowed: s3://bucket/prefix")
@@ -55,7 +55,7 @@ def probe_store(url: str, *, endpoint: str = "", profile: str = "") -> list[Find
 
 
 def unreachable(url: str, *, endpoint: str = "", profile: str = "") -> Finding | None:
-    """Says why the bucket of a URL cannot be used: no server, no credentials, no bucket, no access. None if it can
+    """Returns why the bucket of a URL cannot be used (no server, credentials, bucket or access), or None if it can
     be."""
     bucket = urlsplit(url).netloc
     try:
@@ -63,9 +63,7 @@ def unreachable(url: str, *, endpoint: str = "", profile: str = "") -> Finding |
         with storage_errors("", bucket=bucket, url=url, clients=GivenClient(client)):
             client.head_bucket(Bucket=bucket)
     except (UserError, TransientError) as error:
-        return Finding(
-            name="S3", status="fault", found=printable(str(error.what)), allowed="an answer", todo=error.todo
-        )
+        return Finding(name="S3", status="fault", found=error.what, allowed="an answer", todo=error.todo)
     return None
 
 
@@ -100,7 +98,7 @@ def _ranges(place: _Place) -> Finding:
 
 
 def _parts(place: _Place) -> Finding:
-    """Uploads a file in two parts, the first as small as the specification allows."""
+    """Uploads a file in two parts. The first is as small as the S3 specification allows."""
     where, client, ours = place.key("parts"), place.client, f"Patchline's are {size(PART_BYTES)}"
     upload = client.create_multipart_upload(**where)["UploadId"]
     try:
@@ -139,7 +137,7 @@ def _keys(place: _Place) -> list[str]:
 
 
 def _cleaned(place: _Place) -> Finding:
-    """Deletes what the probe has written, one by one: not every server knows DeleteObjects."""
+    """Deletes what the probe has written, one object at a time, because not every server supports DeleteObjects."""
     try:
         for key in _keys(place):
             place.client.delete_object(Bucket=place.bucket, Key=key)
@@ -153,7 +151,7 @@ def _cleaned(place: _Place) -> Finding:
 
 
 def _said(error: Exception) -> str:
-    """Returns the error without the message of the server, which may say anything."""
+    """Returns the error's code, without the server's message, which may contain anything."""
     response: dict[str, Any] = getattr(error, "response", {})
     code = str(response.get("Error", {}).get("Code", "")) or type(error).__name__
     return f"the server answers {code}"

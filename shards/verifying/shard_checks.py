@@ -1,6 +1,6 @@
-"""Checks one shard: its tar against its index, and its index against the manifest. Each check yields faults.
+"""Checks one shard: compares its tar with its index, and its index with the manifest. Each check yields faults.
 
-The tar is mapped and not in memory, for random access; a remote one is copied to a temporary file first.
+The tar is mapped into memory, for random access. A remote tar is copied to a temporary file first.
 """
 
 import hashlib
@@ -37,10 +37,10 @@ Tar = bytes | mmap.mmap
 
 @contextmanager
 def mapped_tar(store: Store, path: str) -> Iterator[Tar]:
-    """Yields the bytes of a tar, read-only, while the block lasts. Raises MissingObjectError, and InvalidDataError if
-    it is not a regular file."""
+    """Yields the bytes of a tar, read-only, which are valid inside the block. Raises MissingObjectError, and
+    InvalidDataError if the tar is not a regular file."""
     if (local := store.local_path(path)) is not None:
-        store.size(path)  # tells a missing file from other faults
+        store.size(path)  # raises MissingObjectError for a missing file
         with open(local, "rb", opener=open_regular) as file:
             yield from _mapped(file)
         return
@@ -59,7 +59,7 @@ def _mapped(file: BinaryIO) -> Iterator[Tar]:
 
 
 def check_commit(record: ShardRecord, commit: ShardCommit, rows: Sequence[IndexRow], plan_hash: str) -> Iterator[str]:
-    """Compares the index's commit record with the manifest."""
+    """Compares the commit record of the index with the manifest."""
     if commit.plan_hash != plan_hash:
         yield "its index was written by another plan"
     if (commit.tar_sha256, commit.tar_bytes) != (record.sha256, record.num_bytes):
@@ -69,7 +69,8 @@ def check_commit(record: ShardRecord, commit: ShardCommit, rows: Sequence[IndexR
 
 
 def check_loading(data: bytes, shard: int, manifest: Manifest) -> Iterator[str]:
-    """Finds what a loader would refuse in a shard's index, and faults in columns that only other readers use."""
+    """Finds faults of a shard's index for which a loader would refuse it, and faults in columns that only other readers
+    use."""
     record = manifest.shards[shard]
     checks: tuple[Callable[[], None], ...] = (
         lambda: refuse_rows(read_sample_rows(data), record, num_classes=manifest.num_classes),
@@ -83,7 +84,7 @@ def check_loading(data: bytes, shard: int, manifest: Manifest) -> Iterator[str]:
 
 
 def check_labels(rows: Sequence[IndexRow], num_classes: int, *, may_be_none: bool = False) -> Iterator[str]:
-    """Checks that every label is a class, and that every row has one unless there may be none."""
+    """Checks that every label is a class, and that every row has a label unless `may_be_none`."""
     for number, row in enumerate(rows):
         if not row.labels and may_be_none:
             continue
@@ -108,7 +109,7 @@ def check_blocks(
             offsets, data_end=data_end, samples_per_block=samples_per_block
         )
     ]
-    # Found by sample id, so that a wrong shard number cannot hide a block.
+    # The blocks are found by sample id, so that a wrong shard number cannot hide one.
     ids = (record.first_sample_id, record.first_sample_id + record.num_samples)
     begin, end = np.searchsorted(blocks.first_sample_id, ids)
     columns = (blocks.shard, blocks.first_byte, blocks.end_byte, blocks.first_sample_id, blocks.num_samples)
@@ -117,7 +118,7 @@ def check_blocks(
 
 
 def check_tar(record: ShardRecord, tar: Tar) -> Iterator[str]:
-    """Checks size and sha256 of the whole tar."""
+    """Checks the size and the sha256 of the whole tar."""
     if len(tar) != record.num_bytes:
         yield f"has {len(tar)} bytes, the manifest says {record.num_bytes}"
     if hashlib.sha256(tar).hexdigest() != record.sha256:
@@ -125,18 +126,19 @@ def check_tar(record: ShardRecord, tar: Tar) -> Iterator[str]:
 
 
 def check_checksums(rows: Sequence[IndexRow], tar: Tar) -> Iterator[str]:
-    """Checks the crc32 of every image, found by its offset and size alone."""
+    """Checks the crc32 of every image, which is found only by its offset and size."""
     for number, row in enumerate(rows):
         if crc32(tar[row.offset : row.offset + row.size]) != row.crc32:
             yield f"the crc32 of row {number} ({row.source}) is not the index's"
 
 
 def check_members(rows: Sequence[IndexRow], tar: Tar, *, is_ours: bool) -> Iterator[str]:
-    """Compares the tar's own headers with the index: names, offsets and sizes. A tar of ours must have nothing else."""
+    """Compares the names, offsets and sizes in the tar's headers with the index. A tar written by Patchline must have
+    no other members."""
     try:
         with tarfile.open(fileobj=_opened(tar), mode="r:") as archive:
             members = {printable(item.name): (item.offset_data, item.size) for item in archive if item.isreg()}
-    except (tarfile.TarError, OSError, ValueError) as error:  # ValueError: a mapped tar that ends inside a member
+    except (tarfile.TarError, OSError, ValueError) as error:  # ValueError: a mapped tar ends inside a member
         yield f"is not a readable tar: {error}"
         return
     wanted = {f"{row.key}.{row.ext}" for row in rows}
@@ -152,8 +154,8 @@ def check_members(rows: Sequence[IndexRow], tar: Tar, *, is_ours: bool) -> Itera
 
 
 def check_webdataset(rows: Sequence[IndexRow], tar: Tar, *, is_ours: bool) -> Iterator[str]:
-    """Checks that webdataset's own reader returns every sample with its image, and with its class if the tar is
-    ours."""
+    """Checks that webdataset's own reader returns every sample with its image and, for tars written by Patchline, its
+    class."""
     group_by_keys, tar_file_expander = _webdataset()
     found = {}
     try:
@@ -173,14 +175,14 @@ def check_webdataset(rows: Sequence[IndexRow], tar: Tar, *, is_ours: bool) -> It
 
 
 def _sparse_member(tar: Tar) -> str:
-    """The name of a member that is larger than its data in the tar; empty if there is none."""
+    """Returns the name of a sparse member, which is larger than its data in the tar, or "" if there is none."""
     with tarfile.open(fileobj=_opened(tar), mode="r:") as archive:
         return next((item.name for item in archive if item.issparse()), "")
 
 
 def _webdataset() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Imports webdataset's functions for reading tars. It would import torch, which takes seconds and is not needed
-    here, so torch is hidden from it unless it is loaded already."""
+    """Imports webdataset's functions for reading tars. webdataset would import torch, which takes seconds and is not
+    needed here, so torch is hidden from it unless it is loaded already."""
     is_hidden = "torch" not in sys.modules
     if is_hidden:
         sys.modules["torch"] = None  # type: ignore[assignment]  # `import torch` then fails as if it were not installed
@@ -193,7 +195,7 @@ def _webdataset() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def check_json(rows: Sequence[IndexRow], tar: Tar) -> Iterator[str]:
-    """Checks that KEY.json, the last member of a sample of ours, says the same as the index."""
+    """Checks that KEY.json, the last member of a sample written by Patchline, says the same as the index."""
     for number, row in enumerate(rows):
         facts = _json_facts(tar, row.key, row.offset + row.size)
         if facts is None:
@@ -230,7 +232,7 @@ def _json_facts(tar: Tar, key: str, image_end: int) -> dict[str, Any] | None:
 
 
 def check_decode(rows: Sequence[IndexRow], tar: Tar, limits: ImageLimits = DEFAULT_LIMITS) -> Iterator[str]:
-    """Checks that every image decodes, to the size that the index says and at no more cost than the limits allow."""
+    """Checks that every image decodes to the size in the index, at no more cost than the limits allow."""
     for number, row in enumerate(rows):
         data = tar[row.offset : row.offset + row.size]
         try:
@@ -238,7 +240,7 @@ def check_decode(rows: Sequence[IndexRow], tar: Tar, limits: ImageLimits = DEFAU
             with Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP")) as image:
                 height, width = image.height, image.width
                 if (height, width) == (row.height, row.width):
-                    image.load()  # the size was within the packing's limits
+                    image.load()  # the size in the index is within the limits of packing
         except Exception as error:  # Pillow's decoders raise nearly any exception for damage
             yield f"row {number} ({row.source}) does not decode: {error or type(error).__name__}"
             continue
@@ -249,7 +251,7 @@ def check_decode(rows: Sequence[IndexRow], tar: Tar, limits: ImageLimits = DEFAU
 
 
 def _opened(tar: Tar) -> BinaryIO:
-    """The tar as a file at its start."""
+    """Returns the tar as a file, at its start."""
     if isinstance(tar, bytes):
         return io.BytesIO(tar)
     tar.seek(0)

@@ -1,7 +1,7 @@
-"""Reads a dataset back and lists everything that is not as its manifest says.
+"""Reads a dataset back and lists everything that differs from its manifest.
 
-It also proves from the plan's own files that every scanned image is in exactly one shard or among the dropped ones,
-lists what the loaders would refuse, by the loaders' own checks, and finds files that do not belong to the dataset.
+It also checks, in the plan's files, that every scanned image is in exactly one shard or among the dropped images. It
+runs the loaders' own checks, and finds files that do not belong to the dataset.
 """
 
 import hashlib
@@ -53,27 +53,27 @@ from shards.store import MissingObjectError, Store
 from shards.verifying import plan_checks, shard_checks
 
 _ADOPTED_LEFT = re.compile(r"work/adopted-\d{6,}\.parquet")
-# Most faults that one check of a shard lists; their count is always given.
+# The most faults that one check lists. The number of further faults is given, too.
 MAX_FAULTS_A_CHECK = 10
-# What checks raise on damaged files, Parquet and tar alike, and on settings that cannot be.
+# The errors that checks raise on damaged Parquet files, damaged tars and impossible settings.
 _BROKEN = (
     *(ValueError, TypeError, LookupError, ArithmeticError, AttributeError, OSError, EOFError, tarfile.TarError),
     *(UserError, RecursionError, pa.ArrowException),
 )
-# With these, a file is missing or cannot be right, which `_files` or `refused_files` has listed.
+# The errors for a file that is missing or cannot be right, which `_files` or `refused_files` has listed already.
 _REPORTED = (MissingObjectError, InvalidDataError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetFault:
-    """What is wrong, and in which object of the dataset."""
+    """A fault, and the object of the dataset that has it."""
 
     where: str
     what: str
 
 
 def strays(store: Store, manifest: Manifest) -> Iterator[DatasetFault]:
-    """Finds files that do not belong to the dataset. Beside adopted tars, other files may lie: there, only index/ and
+    """Finds files that do not belong to the dataset. Other files may lie beside adopted tars, so there only index/ and
     our own work files are checked."""
     known = {record.path for record in manifest.shards} | set(manifest.files)
     folders = ("index",) if manifest.adopted else ("shards", "index", "plan")
@@ -90,7 +90,8 @@ def strays(store: Store, manifest: Manifest) -> Iterator[DatasetFault]:
 
 
 def _unfinished(store: Store, folders: tuple[str, ...]) -> Iterator[str]:
-    """Finds temporary files, which a folder's store does not list. Unfinished uploads to S3 are not files."""
+    """Finds temporary files, which the store of a folder does not list. A bucket has none: unfinished uploads are not
+    objects."""
     for folder in folders:
         if (local := store.local_path(folder)) is not None and local.is_dir():
             root = Path(store.url)
@@ -98,7 +99,8 @@ def _unfinished(store: Store, folders: tuple[str, ...]) -> Iterator[str]:
 
 
 def refused_files(dataset: Dataset) -> Iterator[DatasetFault]:
-    """Finds what a loader would refuse in the tables of the whole, and files that it would not believe."""
+    """Finds what a loader would refuse in the tables of the whole dataset, and files that have no sha256 in the
+    manifest."""
     manifest = dataset.manifest
     tables: dict[str, Callable[[bytes], object]] = {
         BLOCKS_PATH: lambda data: refuse_blocks(read_blocks(data, has_rows=ROWS_PATH in manifest.files), manifest),
@@ -106,7 +108,7 @@ def refused_files(dataset: Dataset) -> Iterator[DatasetFault]:
         QUARANTINE_PATH: read_quarantine,
     }
     for path, check in tables.items():
-        with suppress(MissingObjectError, InvalidDataError):  # listed with the files
+        with suppress(MissingObjectError, InvalidDataError):  # `_files` has listed it
             try:
                 check(dataset.store.read(path))
             except ValueError as error:
@@ -118,7 +120,7 @@ def refused_files(dataset: Dataset) -> Iterator[DatasetFault]:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCheck:
-    """One shard of the dataset at `url` to check. `is_planned`: there is a plan of ours to compare it with."""
+    """One shard of the dataset at `url` to check. `is_planned`: whether there is a plan to compare it with."""
 
     url: str
     fingerprint: str
@@ -129,7 +131,7 @@ class ShardCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardFacts:
-    """What is wrong with a shard, and what its index adds to the tables. `label_counts` is None if the index is
+    """The faults of a shard, and what its index adds to the tables. `label_counts` is None if the index is
     unreadable."""
 
     shard: int
@@ -146,11 +148,10 @@ class _Index:
 
 
 def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[DatasetFault]:
-    """Returns all faults; none for a good dataset. `deep` decodes every image too. Raises UserError if there is no
-    dataset."""
+    """Returns all faults of a dataset. If `deep`, decodes every image, too. Raises UserError if there is no dataset."""
     try:
         dataset = open_dataset(url)
-    except InvalidDataError as error:  # without a manifest, nothing says what else should be there
+    except InvalidDataError as error:  # without a manifest, nothing else can be checked
         return [DatasetFault(where=MANIFEST_PATH, what=str(error))]
     faults = [*_files(dataset), *refused_files(dataset), *_plan(dataset), *strays(dataset.store, dataset.manifest)]
     num_shards = len(dataset.manifest.shards)
@@ -171,7 +172,8 @@ def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[Da
 
 
 def check_shard(task: ShardCheck) -> ShardFacts:
-    """Finds the faults of a shard, by checks that do not stop one another, and what the tables should say about it."""
+    """Finds the faults of a shard, and what the tables should say about it. A check that fails does not stop the
+    others."""
     dataset = _opened(task.url, task.fingerprint)
     index, faults = _read_index(dataset, task.shard)
     faults += _index_faults(dataset, task, index) if index else []
@@ -194,7 +196,7 @@ def _read_index(dataset: Dataset, shard: int) -> tuple[_Index | None, list[Datas
         data = dataset.store.read(path)
         return _Index(rows=read_rows(data), commit=read_commit(data), data=data), []
     except MissingObjectError:
-        is_listed = path in dataset.manifest.files  # then it is reported with the files
+        is_listed = path in dataset.manifest.files  # then `_files` reports it
         return None, [] if is_listed else [DatasetFault(where=path, what="is missing")]
     except _BROKEN as error:
         return None, [DatasetFault(where=path, what=f"cannot be read: {error}")]
@@ -232,7 +234,8 @@ def _tar_faults(dataset: Dataset, task: ShardCheck, index: _Index | None, tar: s
 
 
 def _faults(where: str, found: Mapping[str, Iterator[str]]) -> list[DatasetFault]:
-    """Runs several checks and returns their faults. A check that breaks off says so, and the others still run."""
+    """Runs several checks and returns their faults. If a check breaks off, that is a fault, too, and the others still
+    run."""
     return [
         DatasetFault(where=where, what=what)
         for name, check in found.items()
@@ -267,7 +270,7 @@ def _files(dataset: Dataset) -> Iterator[DatasetFault]:
 
 
 def _sha256_of(store: Store, path: str) -> str:
-    """The sha256 of an object of any size."""
+    """Returns the sha256 of an object of any size."""
     digest = hashlib.sha256()
     with store.open_read(path) as file:
         while data := file.read(shard_checks.PIECE_BYTES):
@@ -285,7 +288,7 @@ def _plan(dataset: Dataset) -> Iterator[DatasetFault]:
             return
         plan = Plan.from_bytes(data)
     except (MissingObjectError, InvalidDataError):
-        return  # reported with the files
+        return  # `_files` has reported it
     except ValueError as error:
         yield DatasetFault(where=PLAN_PATH, what=str(error))
         return
@@ -297,13 +300,14 @@ def _plan(dataset: Dataset) -> Iterator[DatasetFault]:
 
 
 def _tables(dataset: Dataset, shards: list[ShardFacts]) -> list[DatasetFault]:
-    """Compares the manifest and the small tables with the plan and, if every index could be read, with all shards."""
+    """Compares the manifest with the plan and, if every index could be read, the small tables with the plan and all
+    shards."""
     store, manifest = dataset.store, dataset.manifest
     try:
         plan = store.read(PLAN_PATH)
         faults = _faults(MANIFEST_PATH, {"settings": plan_checks.check_manifest(manifest, plan)})
     except (MissingObjectError, InvalidDataError):
-        return []  # reported with the files
+        return []  # `_files` has reported it
     if any(found.label_counts is None for found in shards):
         return faults
     faults += _faults(LABELS_PATH, {"classes": _label_table(dataset, plan, shards)})
@@ -336,7 +340,7 @@ def _quarantine(store: Store, manifest: Manifest, shards: list[ShardFacts]) -> I
 
 
 def _as_planned(dataset: Dataset, shard: int, index: _Index) -> Iterator[str]:
-    """Checks that a shard's samples are those that the plan dealt to it, except those listed as left out."""
+    """Checks that a shard's samples are those that the plan assigns to it, except those listed as left out."""
     try:
         settings = Plan.from_bytes(dataset.store.read(PLAN_PATH)).settings
         size = int(cast("int", settings["samples_per_shard"]))
@@ -355,7 +359,7 @@ def _blocks(dataset: Dataset, shard: int, rows: list[IndexRow], data_end: int) -
 
 
 def _block_rows(dataset: Dataset, shard: int, data: bytes) -> Iterator[str]:
-    """Checks that rows.bin, if there is one, says the same of a shard as its index."""
+    """Checks that rows.bin, if there is one, says the same about a shard as its index."""
     record, expected = dataset.manifest.shards[shard], read_sample_rows(data)
     if ROWS_PATH not in dataset.manifest.files or not record.num_samples:
         return

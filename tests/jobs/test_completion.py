@@ -43,6 +43,7 @@ SCRIPTS = ("bash", "zsh", "fish")
         (["logs", "runs/a", "--"], ["--rank", "--lines", "--follow", "--help"]),
         (["doctor", "runs/a", "--j"], ["--json"]),
         (["preflight", "--nodes", "2", "--d"], ["--deep"]),
+        (["sweep", "finetune", "cifar10", "--d"], ["--data.held-out.share", "--dry-run"]),
         (["cancel", ""], []),
         (["nothing", ""], []),
         (["pretrain", "nothing", "--"], ["--help", "--help-all"]),

@@ -86,7 +86,7 @@ def test_a_fault_of_the_system_is_one_line_too(number: int, said: str, todo: str
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE])
 def test_a_disks_fault_is_no_mistake_whoever_met_it(number: int) -> None:
     """A message that a rank ended with 2 for it would end a chain."""
-    mistake = UserError("cannot write 'a': it fails; give another --out")
+    mistake = UserError("cannot write 'a': it fails", todo="give another --out")
     mistake.__cause__ = OSError(number, "it fails", "a")
     end = end_of(mistake)
     assert end.message.startswith("error: cannot write 'a': it fails; ")

@@ -1,1 +1,1 @@
-"""The process beside each rank that writes checkpoints, and the rank's side of it."""
+"""The checkpoint writer, a process beside each rank, and the rank's side of it."""

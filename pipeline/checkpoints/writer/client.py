@@ -1,5 +1,5 @@
-"""The trainer's end of its checkpoint writer (process.py): starts it, and talks to it without ever waiting,
-unless asked to.
+"""The trainer's side of its checkpoint writer (process.py): starts the writer and exchanges messages with it. It waits
+only if it is asked to.
 """
 
 import fcntl
@@ -29,19 +29,19 @@ from pipeline.checkpoints.writer_messages import (
 from shards.errors import StorageError
 
 log = logging.getLogger(__name__)
-MOST_SILENT_SECONDS = 600.0  # without any sign of progress, before a writer counts as hung
+MOST_SILENT_SECONDS = 600.0  # a writer that shows no progress for so long counts as hung
 _READ_BYTES = 1 << 16
-_STOPPED = ("T", "t")  # by a signal, or by a debugger
-_LAST_SECONDS = 5.0  # between the end of a writer's pipe and its own
+_STOPPED = ("T", "t")  # states in /proc/PID/stat: stopped by a signal, or by a debugger
+_LAST_SECONDS = 5.0  # how long to wait for a writer to end after its pipe has ended
 _PIPE_BYTES = 1 << 20
-# They go to every process of a Slurm step: the writer must not get one before it ignores them.
+# Slurm sends these signals to every process of a step. The writer must not get one before it ignores them.
 _NOT_FOR_WRITERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Writer:
-    """One rank's writer process, and the shared memory (`buffer`, a descriptor) that it writes from.
+    """One rank's writer process, and the shared memory (`buffer`, a descriptor) from which it writes.
 
-    Close it when done: it is killed, whatever it does. Not for several threads.
+    Close it when done; that kills the process, whatever it is doing. Only one thread may use it.
     """
 
     def __init__(self, *, most_silent_seconds: float = MOST_SILENT_SECONDS) -> None:
@@ -50,18 +50,18 @@ class Writer:
         self._process: subprocess.Popen[bytes] | None = None
         self._fit: BufferFit | None = None
         self._hurried = 0  # the newest save that the writer was told to hurry for
-        self._waiting: dict[int, str] = {}  # the saves that an answer is due for, and what was asked last
+        self._waiting: dict[int, str] = {}  # the saves for which an answer is due, and what was last asked
         self._start()
 
     @property
     def pid(self) -> int:
         """The process id; 0 if there is none."""
-        process = self._process  # other threads ask, too
+        process = self._process  # a copy, since other threads ask, too
         return process.pid if process else 0
 
     @property
     def stopped_pid(self) -> int:
-        """The process id if the process is stopped, as by SIGSTOP; else 0."""
+        """The process id if the process is stopped, for example by SIGSTOP; else 0."""
         pid = self.pid
         with suppress(OSError, IndexError):
             if Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] in _STOPPED:
@@ -74,22 +74,23 @@ class Writer:
         return bool(self._waiting)
 
     def fit(self, order: BufferFit) -> None:
-        """Says what is in the buffer from now on."""
+        """Tells the writer what is in the buffer from now on."""
         self._fit = order
         if self._process:
             self._send(order)
 
     def write(self, order: Write) -> None:
-        """Asks for a write of the buffer; a writer that has died is replaced first. StorageError if none starts."""
+        """Asks the writer to write the buffer. A writer that has died is replaced first. Raises StorageError if no
+        writer can be started."""
         self._ask(order, "write")
 
     def commit(self, order: CommitOrder) -> None:
-        """Asks for a commit, as `write`."""
+        """Asks the writer for a commit. Replaces it and raises as `write` does."""
         self._ask(order, "commit")
 
     def answers(self, *, seconds: float = 0.0) -> list[SaveResult]:
-        """The answers since the last call; waits up to `seconds` for the first. A writer that has died, or was silent
-        for too long, fails what it was asked."""
+        """Returns the answers since the last call; waits up to `seconds` for the first. If the writer has died or was
+        silent for too long, what it was asked to do has failed."""
         found: list[SaveResult] = []
         if seconds:
             self._hurry()
@@ -101,7 +102,7 @@ class Writer:
         return found
 
     def close(self) -> None:
-        """Ends the process at once."""
+        """Ends the process at once and frees the buffer."""
         self._end()
         self._waiting = {}
         if self.buffer >= 0:
@@ -121,7 +122,7 @@ class Writer:
         self._send(order)
 
     def _hurry(self) -> None:
-        """Says once that a write is waited for."""
+        """Tells the writer, once per save, that the trainer waits for a write."""
         writes = [save for save, asked in self._waiting.items() if asked == "write"]
         if writes and max(writes) > self._hurried and self._process:
             self._hurried = max(writes)
@@ -132,7 +133,7 @@ class Writer:
         self._push()
 
     def _push(self) -> None:
-        """Writes what the pipe takes now. A writer that has gone is found by reading."""
+        """Writes as much as the pipe takes now. That the writer has ended is noticed when reading."""
         with suppress(BlockingIOError, BrokenPipeError):
             while self._unsent:
                 line = self._unsent[0]
@@ -145,7 +146,7 @@ class Writer:
     def _exchange(self, seconds: float, found: list[SaveResult]) -> bool:
         """Sends and receives once; False if there is no process any more."""
         self._push()
-        poll = select.poll()  # select(2) knows no descriptor above 1023
+        poll = select.poll()  # select(2) does not support descriptors above 1023
         poll.register(self._answers, select.POLLIN)
         if self._unsent:
             poll.register(self._commands, select.POLLOUT)
@@ -182,7 +183,8 @@ class Writer:
             found.append(answer)
 
     def _lost(self, why: str, found: list[SaveResult]) -> None:
-        """The process is over: what it was asked has failed, unless only old checkpoints were left to delete."""
+        """Ends the process, or notes that it has ended. What it was asked to do has failed, unless only old checkpoints
+        were left to delete."""
         pid, code = self.pid, self._end(is_over=not why)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         message = why or f"the checkpoint writer (process {pid}) {how}"
@@ -191,7 +193,7 @@ class Writer:
         self._waiting = {}
 
     def _start(self) -> None:
-        """Starts the process. StorageError if the system starts no more."""
+        """Starts the process. Raises StorageError if the system cannot start another one."""
         try:
             commands, self._commands, self._answers, answers = _two_pipes()
         except OSError as error:
@@ -200,14 +202,15 @@ class Writer:
         self._unsent: deque[memoryview] = deque()
         for end in (self._commands, self._answers):
             os.set_blocking(end, False)
-        with suppress(OSError):  # a limit of this user: smaller pipes work, too
+        with suppress(OSError):  # the user's limit may be lower; smaller pipes work, too
             fcntl.fcntl(self._commands, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         ends = (commands, answers, self.buffer)
         words = [sys.executable, "-P", "-m", "pipeline.checkpoints.writer.process", *map(str, (*ends, os.getpid()))]
         try:
             with _signals_held_back():
-                # A group of its own keeps a terminal's Ctrl-C away. Not a session of its own: the kernel shares the
-                # processor between sessions first, and the low priority would count only inside the writer's.
+                # In its own process group, the writer does not get a terminal's Ctrl-C. It has no session of its own:
+                # the kernel divides the processor between sessions first, so the low priority would count only inside
+                # the writer's session.
                 self._process = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=ends, process_group=0
                 )
@@ -220,7 +223,7 @@ class Writer:
             os.close(answers)
 
     def _end(self, *, is_over: bool = False) -> int:
-        """Ends the process, and returns its code. `is_over`: it is ending by itself."""
+        """Ends the process, and returns its exit code. `is_over`: whether it is ending by itself."""
         process, self._process = self._process, None
         if process is None:
             return 0
@@ -234,7 +237,7 @@ class Writer:
 
 
 def _two_pipes() -> tuple[int, int, int, int]:
-    """The read and write ends of two pipes. OSError if there are no descriptors left."""
+    """Returns the read and write ends of two pipes. Raises OSError if there are no descriptors left."""
     first = os.pipe()
     try:
         return *first, *os.pipe()
@@ -246,7 +249,8 @@ def _two_pipes() -> tuple[int, int, int, int]:
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """The process that is started inside is born with these signals blocked, and this one takes them afterwards."""
+    """Blocks these signals inside the `with` block. A process started there begins with the signals blocked; this
+    process receives them afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_WRITERS)
     try:
         yield

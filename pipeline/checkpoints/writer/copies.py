@@ -1,10 +1,10 @@
-"""Saves in the background or inline: all ranks do the same, and the log says which and why.
+"""Saves in the background or inline. All ranks do the same, and the log says which and why.
 
-In the background, the trainer waits for one copy of its state, and a writer process does the rest. Without a writer
-process, the trainer writes the file itself and waits for it.
+In the background, the trainer waits only for a copy of its state, and a writer process does the rest. Without a writer
+process, the trainer writes the file itself before it continues.
 
-The copy is the rank file, byte by byte, in host memory that the writer shares. The memory is allocated and touched once
-and reused by every save. On a GPU it is pinned, and the copies run on a stream of their own.
+The copy is the rank file, byte by byte, in host memory that is shared with the writer. The memory is allocated and
+touched once and reused by every save. On a GPU it is pinned, and the copies run on a stream of their own.
 """
 
 import logging
@@ -30,26 +30,26 @@ from shards.output.quantities import size
 from shards.store import Store
 
 log = logging.getLogger(__name__)
-_MOST_SHARE = 0.9  # of what the host has left
+_MOST_SHARE = 0.9  # the most that saves may take of the host's available memory
 
 
 class Copies:
-    """Copies into host memory. `event`: tells when the GPU has made them; None if they were made at once."""
+    """Copies into host memory. `event`: the event after them on the GPU; None if they are already complete."""
 
     def __init__(self, event: torch.cuda.Event | None = None) -> None:
         self._event = event
 
     def is_done(self) -> bool:
-        """Whether all bytes have arrived; asking costs nothing."""
+        """Returns whether all bytes have arrived, without waiting."""
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Returns once all bytes have arrived."""
+        """Waits until all bytes have arrived."""
         if self._event is not None:
             self._event.synchronize()
 
     def order(self) -> None:
-        """Has the device finish the copies before anything that it is asked from now on. The host does not wait."""
+        """Makes the device finish the copies before it begins any work launched from now on. The host does not wait."""
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
 
@@ -57,8 +57,8 @@ class Copies:
 def copy_out(
     views: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], stream: torch.cuda.Stream | None
 ) -> Copies:
-    """Copies tensors into host memory. `stream`: of these copies alone, on a GPU; they begin after what the current
-    stream was asked so far."""
+    """Copies tensors into host memory. `stream`: on a GPU, the stream for these copies alone. They begin after all work
+    launched so far on the current stream."""
     if stream is None:
         for view, target in zip(views, targets, strict=True):
             target.copy_(view)
@@ -73,7 +73,7 @@ def copy_out(
 
 
 class HostBuffer:
-    """The memory of `descriptor` (memfd_create(2)), which holds a rank file; it is allocated again for a file of
+    """The memory of `descriptor` (memfd_create(2)), which holds a rank file. It is allocated again for a file of
     another size."""
 
     def __init__(self, descriptor: int, device: torch.device) -> None:
@@ -86,26 +86,27 @@ class HostBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the rank file that it holds."""
+        """The size of the buffer, which is that of the rank file in it."""
         return self._bytes.numel()
 
     def fit(self, num_bytes: int) -> None:
-        """Allocates this much memory, all of it now. Ask `available_bytes` first: if the host has less, the kernel ends
-        a process. Raises OSError if the memory cannot be mapped or pinned."""
+        """Allocates this much memory, and touches all of it now. Check `available_bytes` first: if the host has less,
+        the kernel kills a process. Raises OSError if the memory cannot be mapped or pinned."""
         if num_bytes == self.num_bytes:
             return
         self._unpin()
         self._bytes, self._head = torch.empty(0, dtype=torch.uint8), b""
         os.ftruncate(self._descriptor, num_bytes)
         mapped = mmap.mmap(self._descriptor, num_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        self._bytes = torch.frombuffer(mapped, dtype=torch.uint8).zero_()  # written once, the first copy is no slower
+        # Touched now, so that the first copy is not slower.
+        self._bytes = torch.frombuffer(mapped, dtype=torch.uint8).zero_()
         if self._stream is not None:
             _check(_cudart().cudaHostRegister(self._bytes.data_ptr(), num_bytes, 0))
             self._is_pinned = True
 
     def fill(self, file: RankFile) -> tuple[Copies, bool]:
-        """Copies a rank's state in. Also returns whether the head, and so the pieces, differ from those of the file
-        before."""
+        """Copies a rank's state into the buffer. Also returns whether the head, and thus the pieces, differ from those
+        of the previous file."""
         self.fit(file.head.num_bytes)
         is_new = self._head != file.head.data
         if is_new:
@@ -117,7 +118,7 @@ class HostBuffer:
         return copy_out(file.views, targets, self._stream), is_new
 
     def close(self) -> None:
-        """Frees it."""
+        """Frees the memory."""
         self._unpin()
         self._bytes = torch.empty(0, dtype=torch.uint8)
 
@@ -137,23 +138,23 @@ def _check(code: object) -> None:
 
 
 class _Streamed:
-    """A rank file that is copied out of the engine tensor by tensor while it is written."""
+    """A rank file that is copied out of the engine, one tensor after another, while it is written."""
 
     def __init__(self, laid_out: RankFile) -> None:
         self._laid_out = laid_out
         self.pieces = laid_out.pieces
 
     def parts(self) -> Iterable[memoryview]:
-        """Its bytes in order."""
+        """Returns the file's bytes in order."""
         return self._laid_out.parts()
 
     def file(self) -> None:
-        """None: the file does not exist as a whole."""
+        """Returns None, since no file with these bytes exists."""
         return
 
 
 class InlineWriter:
-    """Does everything at once when it is asked, and keeps the answers."""
+    """Does everything at once when it is asked, and keeps the answers until they are taken."""
 
     is_waited_for = True  # a save ends before training continues
 
@@ -162,16 +163,16 @@ class InlineWriter:
         self._answers: list[SaveResult] = []
 
     def write(self, order: Write, laid_out: RankFile) -> None:
-        """Writes the file and the report."""
+        """Writes the file and the report, and returns when they are written."""
         for _ in do_write(order, _Streamed(laid_out), self._answers.append, store=self._store):
-            pass  # nobody else takes the steps
+            pass  # all steps are taken here
 
     def commit(self, order: CommitOrder) -> None:
-        """Commits."""
+        """Commits the checkpoint, and returns when that is done."""
         do_commit(order, self._answers.append, store=self._store)
 
     def answers(self, *, seconds: float = 0.0) -> list[SaveResult]:  # noqa: ARG002 - all is done already
-        """The answers since the last call."""
+        """Returns the answers since the last call."""
         found, self._answers = self._answers, []
         return found
 
@@ -181,10 +182,10 @@ class InlineWriter:
         return bool(self._answers)
 
     def order_update(self) -> None:
-        """Nothing is being copied."""
+        """Does nothing, since no copies are running."""
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Does nothing, since there is nothing to free."""
 
 
 class BackgroundWriter:
@@ -199,7 +200,7 @@ class BackgroundWriter:
         self._failed: list[SaveResult] = []
 
     def write(self, order: Write, laid_out: RankFile) -> None:
-        """Copies the state; the writer begins once the copies have ended."""
+        """Copies the state. The writer begins once the copies are complete."""
         try:
             self._copies, is_new = self._buffer.fill(laid_out)
             if is_new:
@@ -218,7 +219,7 @@ class BackgroundWriter:
             self._failed.append(SaveResult(save=order.save, what="failed", message=f"manifest: {error}"))
 
     def answers(self, *, seconds: float = 0.0) -> list[SaveResult]:
-        """The answers since the last call; waits up to `seconds` for the first."""
+        """Returns the answers since the last call; waits up to `seconds` for the first."""
         if self._after_copies and seconds:
             self._copies.wait()
         self._begin()
@@ -227,16 +228,16 @@ class BackgroundWriter:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is still to come."""
+        """Whether an answer is due, or has not been taken yet."""
         return bool(self._after_copies or self._failed) or self._writer.is_busy
 
     def order_update(self) -> None:
-        """Has the device finish the copies before anything that it is asked from now on."""
+        """Makes the device finish the copies before it begins any work launched from now on."""
         self._copies.order()
         self._copies = Copies() if self._copies.is_done() else self._copies
 
     def close(self) -> None:
-        """Ends the process, and frees the memory."""
+        """Frees the memory, and ends the process."""
         self._buffer.close()
         self._writer.close()
 
@@ -253,8 +254,9 @@ class BackgroundWriter:
 
 @dataclass(frozen=True, kw_only=True)
 class Room:
-    """The memory of one rank's host: the bytes that a copy of each of its ranks' state needs, those that the ranks will
-    still take to train, and those that are available."""
+    """The memory of one rank's host. `needed_bytes`: what copies of the state of all its ranks need. `training_bytes`:
+    what these ranks will still need for training. `fault`: why the memory could not be allocated; empty if nothing
+    failed."""
 
     rank: int
     needed_bytes: int
@@ -264,11 +266,11 @@ class Room:
 
     @property
     def is_enough(self) -> bool:
-        """Whether saves in the background fit, with a tenth of the memory left over."""
+        """Whether saves in the background fit, with a tenth of the available memory to spare."""
         return not self.fault and self.needed_bytes + self.training_bytes <= self.available_bytes * _MOST_SHARE
 
     def words(self) -> str:
-        """Why it is not enough."""
+        """Returns a text that says why the memory is not enough."""
         needed, available = size(self.needed_bytes), size(self.available_bytes)
         told = self.fault or f"{available} of memory are available there, of which they may take {_MOST_SHARE:.0%}"
         training = f" and {size(self.training_bytes)} to train" if self.training_bytes else ""
@@ -285,9 +287,9 @@ def choose_writer(
     num_bytes: int,
     training_bytes: int = 0,
 ) -> RankWriter:
-    """Chooses how this rank saves. `num_bytes`: the size of its file. `training_bytes`: the host memory that it will
-    still take to train. `writer`: None if the job wants none. Raises UserError if the job requires a writer and a host
-    has no room. Collective."""
+    """Chooses how this rank saves. `num_bytes`: the size of its file. `training_bytes`: the host memory that the rank
+    will still need for training. `writer`: None if the job asks for none. Raises UserError if the job requires
+    background saves and a host does not have enough memory. Collective."""
     if writer is None:
         return InlineWriter(store)
     ranks = world.num_local_ranks
@@ -316,7 +318,7 @@ def choose_writer(
 
 
 def _taken(buffer: HostBuffer, mine: Room, num_bytes: int) -> Room:
-    """Takes the memory. The room that it returns has a fault if that failed."""
+    """Allocates the buffer, and returns the room. It has a `fault` if that failed."""
     try:
         buffer.fit(num_bytes)
     except OSError as error:
@@ -325,6 +327,6 @@ def _taken(buffer: HostBuffer, mine: Room, num_bytes: int) -> Room:
 
 
 def _short_of_all(mine: Room, world: World) -> Room | None:
-    """The first rank's room that is not enough. Collective."""
+    """Returns the first room, in rank order, that is not enough; None if all are. Collective."""
     found: list[dict[str, Any]] = gather_json(vars(mine), device=world.device)
     return next((room for room in (Room(**each) for each in found) if not room.is_enough), None)

@@ -1,11 +1,12 @@
-"""The checkpoint writer: a process beside each rank that hashes, writes and uploads while the rank trains.
+"""The checkpoint writer: a process beside each rank that hashes, writes and uploads files while the rank trains.
 
     python -m pipeline.checkpoints.writer.process COMMANDS ANSWERS BUFFER PARENT
 
-It never outlives its trainer: the kernel kills it with its parent, and it ends when its pipe does. It ignores signals
-that are meant for the trainer. A thread of low priority writes the rank's file, so that hashing takes the processor
-time that training leaves, until the trainer waits for it. A commit is small, and others wait for it: its thread has
-normal priority. The process loads neither torch nor NumPy. Without a writer, the trainer does the same work itself.
+It never outlives its trainer: the kernel kills it when its parent ends, and it ends when its pipe does. It ignores
+signals that are meant for the trainer. A thread of low priority writes the rank's file, so that hashing takes only the
+processor time that training leaves free. Once the trainer waits for the file, a thread of normal priority continues. A
+commit is small, and other ranks wait for it, so its thread has normal priority. The process loads neither torch nor
+NumPy. Without a writer, the trainer does the same work itself.
 """
 
 import ctypes
@@ -43,20 +44,20 @@ from shards.store import Store, open_store
 Say = Callable[[SaveResult], None]
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _FAULTS = (OSError, UserError, StorageError)
-_SIGN_SECONDS = 1.0  # between two signs of progress
+_SIGN_SECONDS = 1.0  # the least time between two reports of progress
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
-_LOWEST = 19  # niceness
-_NO_SAVE = 1 << 62  # nobody waits for it by itself
+_LOWEST = 19  # the niceness of the lowest priority
+_NO_SAVE = 1 << 62  # the number of work that belongs to no save, above that of any save
 _OVER = object()
 _READ_BYTES = 1 << 20
 
 
 def do_write(order: Write, data: RankFileBytes, say: Say, *, store: Store | None = None) -> Iterator[None]:
-    """Writes the rank's file and report, step by step; reports written, failed or overtaken."""
+    """Writes the rank's file and report, step by step, and says `written`, `failed` or `overtaken`."""
     store = store or open_store(order.url, was_let_in=True)
     try:
-        if not store.exists(order.record):  # or a run directory that was deleted would be made again
+        if not store.exists(order.record):  # otherwise, a deleted run directory would be created again
             from pipeline.checkpoints.attempts import gone_message  # noqa: PLC0415 - it loads pydantic
 
             say(SaveResult(save=order.save, what="overtaken", message=gone_message(f"{store.url}/{order.record}")))
@@ -73,8 +74,8 @@ def do_write(order: Write, data: RankFileBytes, say: Say, *, store: Store | None
 
 
 def _signs(save: int, say: Say) -> Callable[[], None]:
-    """Returns a function that reports progress of a save, at most once per second however often it is called: a trainer
-    that evaluates reads nothing for minutes, and a writer whose pipe is full would block."""
+    """Returns a function that reports the progress of a save, at most once per second even if it is called more often.
+    While a trainer evaluates, it reads no answers for minutes, and a writer whose pipe is full would block."""
     said_at = -math.inf
 
     def sign() -> None:
@@ -88,8 +89,8 @@ def _signs(save: int, say: Say) -> Callable[[], None]:
 
 
 def _discard(order: Write, store: Store) -> None:
-    """Deletes what this rank wrote for a save that has failed, and what a killed writer had begun to write, as far as
-    that works."""
+    """Tries to delete what this rank wrote for a save that has failed, and what a killed writer had begun to write.
+    Errors are ignored."""
     own = [f"{order.failed}/{name}" for name in (report_name(order.rank), file_name(order.rank))]
     with suppress(*_FAULTS):
         store.discard_unfinished(lambda path: path in own)
@@ -99,8 +100,9 @@ def _discard(order: Write, store: Store) -> None:
 
 
 def do_commit(order: CommitOrder, say: Say, *, store: Store | None = None) -> None:
-    """Commits the checkpoint, reports committed, failed or overtaken, deletes old checkpoints, and reports retired."""
-    # Only rank 0 needs it, and only now: it loads pydantic.
+    """Commits the checkpoint and says `committed`, `failed` or `overtaken`. After a commit, deletes old checkpoints and
+    says `retired`."""
+    # Imported here, since these modules load pydantic and only rank 0 needs them.
     from pipeline.checkpoints.attempts import attempt_from_json  # noqa: PLC0415
     from pipeline.checkpoints.commit import OvertakenError, commit, retire  # noqa: PLC0415
 
@@ -123,7 +125,7 @@ def do_commit(order: CommitOrder, say: Say, *, store: Store | None = None) -> No
 
 
 def said_of(error: Exception, url: str) -> str:
-    """An error of a save as the log says it, with what to do."""
+    """Returns the text for the log of an error in a save. For a full disk, it says what to do."""
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         where = error.filename or url
         return f"{error.strerror} at {where}; make room there (a smaller --checkpoint.keep-newest needs less)"
@@ -131,7 +133,7 @@ def said_of(error: Exception, url: str) -> str:
 
 
 class SharedBuffer:
-    """The trainer's copy of its state, in memory of both processes: the rank file, byte by byte."""
+    """The trainer's copy of its state in memory that both processes share: the rank file, byte by byte."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -139,24 +141,24 @@ class SharedBuffer:
         self.pieces: tuple[Piece, ...] = ()
 
     def fit(self, order: BufferFit) -> Iterator[None]:
-        """Maps the memory again, since its size or content has changed: a single step."""
+        """Maps the memory again, since its size or content has changed. It is a generator with a single step."""
         self._map = mmap.mmap(self._descriptor, order.num_bytes, prot=mmap.PROT_READ)
         self.pieces = order.pieces
         yield
 
     def parts(self) -> Iterable[memoryview]:
-        """All bytes."""
+        """Returns all bytes. Raises OSError if no buffer was announced."""
         if self._map is None:
             raise OSError("no buffer was announced before the first save")
         return [memoryview(self._map)]
 
     def file(self) -> BinaryIO:
-        """The same bytes as a file of their own offset."""
+        """Opens the same bytes as a file, which has its own offset."""
         return Path(f"/proc/self/fd/{self._descriptor}").open("rb")
 
 
 class Worker:
-    """One thread that does one thing after another. An error of ours ends the process, and the trainer notices."""
+    """A thread that does one task after another. An unexpected error ends the process, which the trainer notices."""
 
     def __init__(self, *, niceness: int = 0) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -164,7 +166,7 @@ class Worker:
         threading.Thread(target=self._work, daemon=True).start()
 
     def do(self, task: Callable[[], None]) -> None:
-        """Does this after all that came before."""
+        """Queues a task; the thread does it after all earlier ones."""
         self._tasks.put(task)
 
     def _work(self) -> None:
@@ -181,19 +183,19 @@ class Worker:
 
 
 class Relay:
-    """Takes the steps of a save's work with the lowest priority, until the trainer waits for that save: then a thread
-    of normal priority takes the rest. A thread could not raise its own priority again."""
+    """Takes the steps of a save's work in a thread with the lowest priority. Once the trainer waits for that save, a
+    thread of normal priority takes the remaining steps, since a thread cannot raise its own priority again."""
 
     def __init__(self) -> None:
         self._low, self._normal = Worker(niceness=_LOWEST), Worker()
         self._hurried = 0  # the newest save that the trainer waits for
 
     def do(self, save: int, steps: Callable[[], Iterator[None]]) -> None:
-        """Takes these steps after all that came before."""
+        """Queues the steps of a save; they are taken after all earlier ones."""
         self._low.do(lambda: self._take(save, steps()))
 
     def hurry(self, save: int) -> None:
-        """The trainer waits for this save."""
+        """Notes that the trainer waits for this save."""
         self._hurried = save
 
     def _take(self, save: int, steps: Iterator[None]) -> None:
@@ -213,14 +215,14 @@ def _take_all(steps: Iterator[None], is_done: threading.Event) -> None:
 
 
 class _Said(logging.Handler):
-    """Passes warnings on to the trainer, whose log they belong to."""
+    """Sends warnings to the trainer, which logs them."""
 
     def __init__(self, say: Callable[[SaveResult], None]) -> None:
         super().__init__(logging.WARNING)
         self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
-        """One line."""
+        """Sends one record as a message."""
         self._say(SaveResult(save=0, what="said", message=record.getMessage()))
 
 
@@ -251,21 +253,21 @@ def serve(commands: int, answers: int, buffer: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """The kernel kills this process once its parent has ended, however it ends."""
+    """Makes the kernel kill this process when its parent ends, whatever ends it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
 
 
 def main(words: list[str]) -> None:
-    """Serves one trainer, and ends with it."""
+    """Serves one trainer, and ends when it does."""
     commands, answers, buffer, parent = map(int, words)
     end_with(parent)
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     with suppress(OSError):
         serve(commands, answers, buffer)
-    os._exit(0)  # whatever a thread is doing: nobody is left to commit it
+    os._exit(0)  # without waiting for a thread's work, which nobody would commit
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The first pass on a GPU is a trial: a rank that runs out of memory in it makes all ranks take half the micro-batch.
+"""The first pass on a GPU is a trial. If a rank runs out of memory in it, all ranks halve their micro-batch.
 
-A plan is a prediction, and nothing but the GPU itself knows what its kernels and its allocator need. In a step, a rank
-that runs out of memory leaves the others waiting in a collective. So each rank tries one pass by itself, on random
-images, once the engine is built and before the first step; then they agree. Batches are the same in any micro-batches.
+A plan is only a prediction: what a GPU's kernels and allocator need shows on the GPU itself. If a rank ran out of
+memory during a step, the others would wait for it in a collective. So each rank tries one pass by itself, on random
+images, after the engine is built and before the first step, and then the ranks agree. The size of micro-batches does
+not change the batches.
 """
 
 import logging
@@ -25,17 +26,17 @@ from shards.output.quantities import plural
 log = logging.getLogger(__name__)
 Build = Callable[[BatchPlan], Engine]
 FirstPass = Callable[[Engine, BatchPlan], None]
-_FIRST_STEPS = 2  # those that allocate what later ones reuse
+_FIRST_STEPS = 2  # the steps that allocate the memory that later steps reuse
 
 
 def engine_that_fits(
     plan: BatchPlan, *, build: Build, first_pass: FirstPass, pairs: bool, world: World, is_compiled: bool
 ) -> tuple[Engine, BatchPlan]:
     """Returns the engine and the plan of the largest micro-batch whose first pass fits the memory of every rank. Each
-    try halves the micro-batch. UserError if the smallest does not fit. Collective, except for `first_pass`.
+    try halves the micro-batch. Raises UserError if the smallest does not fit. Collective, except for `first_pass`.
 
-    `is_compiled`: the pass compiles kernels. Local rank 0 then goes first, and the others of its host find its kernels
-    in torch's cache.
+    `is_compiled`: whether the pass compiles kernels. If so, local rank 0 goes first, and the other ranks of its host
+    find its kernels in torch's cache.
     """
     while True:
         engine = build(plan)
@@ -63,7 +64,7 @@ def engine_that_fits(
                 smaller.accumulation,
                 smaller.micro_batch,
             )
-        engine.free()  # before the next one is built
+        engine.free()  # before the next engine is built
         if world.device.type == "cuda":
             torch.cuda.empty_cache()
         plan = smaller
@@ -78,10 +79,10 @@ def one_pass(
     stand_in: Callable[[], Model],
     held_bytes: int,
 ) -> None:
-    """Forward and backward of one micro-batch of random images, with no other rank. It changes no gradient and no
-    weight. `stand_in`: makes the model for stage 3, where the engine's has its weights spread over the ranks.
-    `held_bytes`: what training will hold on a GPU beside activations; what the engine has not yet allocated of it is,
-    for as long as the pass takes."""
+    """Computes the forward and backward passes of one micro-batch of random images, without other ranks. It changes no
+    gradient and no weight. `stand_in`: makes the model to use under stage 3, where the engine's weights are spread over
+    the ranks. `held_bytes`: what training will hold on a GPU apart from activations; the part that the engine has not
+    yet allocated is allocated during the pass."""
     module = stand_in() if job.engine.zero_stage == 3 else engine.module
     module.train()
     on_gpu = device.type == "cuda"
@@ -98,7 +99,7 @@ def one_pass(
         loss = masked_loss(module(images, None, sources), targets, target=job.model.masked_target)
     else:
         loss = classification_loss(module(images), labels, name=job.loss, smoothing=job.label_smoothing)
-    # Unlike `backward`, it runs none of the hooks that reduce gradients: those would wait for the other ranks.
+    # Unlike `backward`, `grad` does not run the hooks that reduce gradients, which would wait for the other ranks.
     torch.autograd.grad(loss, [parameter for parameter in module.parameters() if parameter.requires_grad])
     if on_gpu:
         torch.cuda.synchronize(device)
@@ -106,8 +107,8 @@ def one_pass(
 
 
 def refuse_lack_of_memory(error: RuntimeError, plan: BatchPlan, *, rank: int, num_steps: int) -> None:
-    """Turns an error after `num_steps` steps, in which the GPU ran out of memory although the trial went well, into a
-    message: WillNotSucceedError in its first steps, TransientError later. Another error passes."""
+    """Turns an out-of-memory error after `num_steps` steps, which happened although the trial fitted, into a message.
+    Raises WillNotSucceedError in the first steps of a start, and TransientError later. Ignores other errors."""
     if not isinstance(error, torch.OutOfMemoryError):
         return
     message = (

@@ -1,6 +1,7 @@
-"""The largest micro-batch that fits the memory of every rank's device, or the nearest plans that would fit.
+"""Finds the largest micro-batch that fits the memory of every rank's device or, if none does, the nearest plans that
+fit.
 
-All ranks use the same micro-batch: the largest that fits the smallest budget, or that of the checkpoint.
+All ranks use the same micro-batch: the checkpoint's if it fits, otherwise the largest that fits the smallest budget.
 """
 
 import logging
@@ -21,12 +22,12 @@ from pipeline.training.zero.batch_plan import BatchPlan
 from shards.errors import UserError
 from shards.output.quantities import plural
 
-# Of a GPU: the contexts of CUDA, cuBLAS and cuDNN and NCCL's buffers, and what the allocator cannot use because its
-# free pieces are too small. [unverified]: nothing has been measured on a GPU; the first steps are tried before training
-# (pipeline/training/fitting/first_pass.py).
+# The reserve on a GPU: the contexts of CUDA, cuBLAS and cuDNN, NCCL's buffers, and memory that the allocator cannot use
+# because its free pieces are too small. [unverified]: nothing has been measured on a GPU; the first steps are tried
+# before training (pipeline/training/fitting/first_pass.py).
 _GPU_CONTEXT_BYTES, _GPU_FRAGMENTED = 2_000_000_000, 0.08
-# Of a host, for each rank: libraries, and what malloc keeps. ViT-S/16 and B/16 needed 0.2 to 0.8 GB beside their
-# tensors.
+# The reserve on a host, for each rank: libraries, and memory that malloc keeps. ViT-S/16 and B/16 needed 0.2 to 0.8 GB
+# in addition to their tensors.
 _LIBRARIES_BYTES, _HOST_FRAGMENTED = 500_000_000, 0.05
 _MOST_PROPOSED = 3
 log = logging.getLogger(__name__)
@@ -34,8 +35,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The memory of a rank: its device's, or its share of the host's. `reserve_bytes` are not for tensors. `where`
-    names the device."""
+    """The memory of a rank: its GPU's, or its share of the host's. `reserve_bytes`: the part that is not for tensors.
+    `where`: the name of the device."""
 
     total_bytes: int
     reserve_bytes: int
@@ -48,7 +49,8 @@ class Budget:
 
 
 def budget_of(world: World, *, read_ahead_bytes: int) -> Budget:
-    """This rank's budget. `read_ahead_bytes`: the most that the data of all ranks on this host takes of the host."""
+    """Returns this rank's budget. `read_ahead_bytes`: the most host memory that data takes, for all ranks on this
+    host."""
     if world.device.type == "cuda":
         properties = torch.cuda.get_device_properties(world.device)
         return gpu_budget(int(properties.total_memory), where=str(properties.name))
@@ -56,13 +58,13 @@ def budget_of(world: World, *, read_ahead_bytes: int) -> Budget:
 
 
 def gpu_budget(total_bytes: int, *, where: str) -> Budget:
-    """The budget of a GPU with this many bytes, as CUDA reports them."""
+    """Returns the budget of a GPU with this many bytes, as CUDA reports them."""
     reserve = _GPU_CONTEXT_BYTES + int(_GPU_FRAGMENTED * total_bytes)
     return Budget(total_bytes=total_bytes, reserve_bytes=reserve, where=where)
 
 
 def host_budget(free_bytes: int, *, num_local_ranks: int) -> Budget:
-    """A rank's share of the bytes that a host has left."""
+    """Returns the budget of a rank: its share of the bytes that a host has free."""
     share = max(0, free_bytes) // num_local_ranks
     reserve = _LIBRARIES_BYTES + int(_HOST_FRAGMENTED * share)
     return Budget(total_bytes=share, reserve_bytes=reserve, where="this host")
@@ -70,8 +72,8 @@ def host_budget(free_bytes: int, *, num_local_ranks: int) -> Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """A plan, the memory that it is predicted to need, and why it is this one (empty: the largest that fits).
-    `is_warning`: the reason is one to look at."""
+    """A plan, the memory that it is predicted to need, and the reason for this plan (empty: it is the largest that
+    fits). `is_warning`: whether the reason should be logged as a warning."""
 
     plan: BatchPlan
     memory: Memory
@@ -80,16 +82,17 @@ class Fit:
 
     @property
     def why(self) -> str:
-        """Why it is this plan, in words."""
+        """The reason for this plan, in words."""
         return self.reason or ("the largest that fits" if self.plan.accumulation > 1 else "the whole share")
 
 
 def fitted(job: TrainingJob, whole: BatchPlan, budget: Budget, *, is_on_gpu: bool, recorded: int | None = None) -> Fit:
-    """The plan with the largest micro-batch that fits. The precision of the job must be decided.
+    """Returns the plan with the largest micro-batch that fits. The job's precision must be decided.
 
-    `whole`: the plan of this job on these ranks, whose micro-batch counts only if the job itself names one. `recorded`:
-    that of the checkpoint to continue, written by as many ranks; None: there is none. It is kept if it fits, since
-    another one would change results by rounding. UserError, with plans that would fit, if none does.
+    `whole`: the plan of this job on these ranks; its micro-batch counts only if the job itself names one. `recorded`:
+    the micro-batch of the checkpoint to continue, if the same number of ranks wrote it; otherwise None. It is kept if
+    it fits, since another one would change results by rounding. Raises UserError, with plans that would fit, if no
+    micro-batch fits.
     """
     topology = Topology(num_ranks=whole.num_ranks, is_on_gpu=is_on_gpu)
 
@@ -116,18 +119,19 @@ def fitted(job: TrainingJob, whole: BatchPlan, budget: Budget, *, is_on_gpu: boo
 
 
 def with_micro_batch(plan: BatchPlan, micro_batch: int) -> BatchPlan:
-    """The same batches in passes of another size, a divisor of a rank's share."""
+    """Returns a plan of the same batches in passes of another size, which must divide a rank's share."""
     return replace(plan, micro_batch=micro_batch, accumulation=plan.rank_batch // micro_batch)
 
 
 def halved(plan: BatchPlan, *, pairs: bool) -> BatchPlan | None:
-    """The plan with the largest micro-batch of at most half the size; None if there is none."""
+    """Returns the plan with the largest micro-batch of at most half the size; None if there is no smaller one."""
     smaller = [size for size in _micro_batches(plan, pairs=pairs) if 2 * size <= plan.micro_batch]
     return with_micro_batch(plan, smaller[0]) if smaller else None
 
 
 def _micro_batches(plan: BatchPlan, *, pairs: bool) -> Iterator[int]:
-    """All that divide a rank's share, largest first; even ones if mixup needs pairs."""
+    """Yields all micro-batches that divide a rank's share, the largest first. With `pairs`, which mixup needs, yields
+    only even ones."""
     share = plan.rank_batch
     small = [size for size in range(1, math.isqrt(share) + 1) if share % size == 0]
     divisors = sorted({*small, *(share // size for size in small)}, reverse=True)
@@ -164,7 +168,8 @@ def _larger(is_on_gpu: bool) -> str:
 
 
 def _others(job: TrainingJob, whole: BatchPlan, *, is_on_gpu: bool) -> Iterator[tuple[str, TrainingJob, BatchPlan]]:
-    """Plans near the one that does not fit, with the words that ask for them: nearest first."""
+    """Yields plans near the one that does not fit, nearest first, each with the flags or the number of ranks that it
+    takes."""
     engine = job.engine
     higher: tuple[Literal[2, 3], ...] = (2, 3)
     stages = [stage for stage in higher if stage > engine.zero_stage]
@@ -183,7 +188,7 @@ def _others(job: TrainingJob, whole: BatchPlan, *, is_on_gpu: bool) -> Iterator[
         if whole.global_batch % ranks == 0:
             share = whole.global_batch // ranks
             plan = BatchPlan(global_batch=whole.global_batch, micro_batch=share, accumulation=1, num_ranks=ranks)
-            # Ranks on the same host would share the memory that these have.
+            # More ranks on the same host would share the memory of the present ones.
             where = "" if is_on_gpu else f" on {ranks // whole.num_ranks} times as many hosts"
             yield f"{ranks} ranks{where}", job, plan
         ranks *= 2
@@ -202,8 +207,8 @@ def _gb(num_bytes: int) -> str:
 def agreed_fit(
     job: TrainingJob, whole: BatchPlan, budget: Budget, world: World, *, record: Mapping[str, Any] | None
 ) -> Fit:
-    """The plan of all ranks, for a job whose precision is decided. `record`: of the checkpoint to continue, if any.
-    UserError, the same on every rank, if nothing fits. Collective."""
+    """Returns the plan of all ranks, for a job whose precision is decided. `record`: the record of the checkpoint to
+    continue, if there is one. Raises UserError, the same on every rank, if nothing fits. Collective."""
     own = {"total_bytes": budget.total_bytes, "reserve_bytes": budget.reserve_bytes, "where": budget.where}
     budgets = [Budget(**one) for one in gather_json(own, device=world.device)]
     least = min(budgets, key=lambda one: one.bytes)
@@ -216,7 +221,8 @@ def agreed_fit(
 
 
 def recorded_micro_batch(record: Mapping[str, Any], whole: BatchPlan) -> int | None:
-    """The micro-batch in a checkpoint's record; None if another number of ranks wrote it, or the record is unusable."""
+    """Returns the micro-batch in a checkpoint's record. Returns None if another number of ranks wrote it, or if the
+    record is unusable."""
     topology, engine = record.get("topology"), record.get("engine")
     if not isinstance(topology, Mapping) or not isinstance(engine, Mapping):
         return None
@@ -227,7 +233,7 @@ def recorded_micro_batch(record: Mapping[str, Any], whole: BatchPlan) -> int | N
 
 
 def words_of(fit: Fit, budget: Budget) -> str:
-    """Describes the plan and its memory in one line."""
+    """Returns one line about the plan and its memory."""
     plan, memory = fit.plan, fit.memory
     return (
         f"micro-batch {plan.micro_batch:,} x {plural(plan.accumulation, 'pass')} x {plural(plan.num_ranks, 'rank')} "

@@ -1,8 +1,8 @@
-"""The memory that one rank's device needs to train, in bytes, before anything is allocated. Pure.
+"""Computes, before anything is allocated, how many bytes one rank's device needs to train. Pure.
 
 Activations are exact (pipeline/models/activations.py). The rest follows the buffers of DeepSpeed 0.19.8, which were
 found by recording every allocation of two steps, on one and two ranks, for each stage and precision; the tests repeat
-some of it. P parameters, R ranks, w bytes of a weight (bf16 2, fp32 4):
+some of these recordings. P is the number of parameters, R of ranks, w of bytes per weight (bf16 2, fp32 4):
 
     held all the time      weights         w P            (stage 3: w P / R, and gathered ones)
                            masters         4 P / R
@@ -15,8 +15,8 @@ some of it. P parameters, R ranks, w bytes of a weight (bf16 2, fp32 4):
     as the last one ends                   the gradients of all weights (stages 2 and 3: of this rank's), and copies
     in the update                          copies of this rank's gradients (Muon: and of a few matrices)
 
-The peak is the largest of the last three. A compiled block keeps less than this counts: torch.compile recomputes what
-is cheap. How much less depends on its version, so it is left as room.
+The peak is what is held all the time, plus the largest of the last three. A compiled block keeps less than is counted
+here, because torch.compile recomputes what is cheap. How much less depends on torch's version, so it is left as room.
 """
 
 from dataclasses import dataclass, replace
@@ -26,14 +26,14 @@ from pipeline.models.flops import num_block_weights, num_parameters
 from pipeline.training.settings.job import TrainingJob, reduced_in, with_buckets_of
 
 _FP32, _BF16 = 4, 2
-# Stage 3 keeps up to this many gathered weights, which are needed again soon; in a pass, gathering copies them once.
+# Stage 3 keeps up to this many gathered weights that are needed again soon.
 _MOST_GATHERED = 1_000_000_000
-_IMAGE_BUFFERS = 2  # a rank's share of the batch on the device, and the next one's
+_IMAGE_BUFFERS = 2  # a rank's share of this batch and of the next one, on the device
 
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:
-    """Ranks, and whether each has a GPU. The precision of the job must be decided."""
+    """The number of ranks, and whether each has a GPU."""
 
     num_ranks: int
     is_on_gpu: bool
@@ -41,8 +41,8 @@ class Topology:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes on one rank's device at the peak. `gradients`: with all buffers that reduce and copy them; `saved`: what a
-    checkpoint holds of this rank, where moments in bf16 are widened to fp32."""
+    """Bytes on one rank's device at the peak. `gradients`: the gradients, and all buffers that reduce and copy them.
+    `saved`: what a checkpoint holds of this rank, with moments in bf16 widened to fp32."""
 
     weights: int
     masters: int
@@ -65,9 +65,10 @@ class Memory:
 
 
 def memory_of(job: TrainingJob, topology: Topology, *, micro_batch: int) -> Memory:
-    """The memory that `micro_batch` images per pass need; it must divide a rank's share of the global batch.
+    """Returns the memory that passes of `micro_batch` images need; `micro_batch` must divide a rank's share of the
+    global batch.
 
-    ValueError for a job whose precision or number of classes is not decided.
+    Raises ValueError if the job's precision or number of classes is not decided.
     """
     if job.engine.precision == "auto" or not job.model.num_classes:
         raise ValueError("engine.precision is 'auto' or model.num_classes 0: decide them before memory is planned")
@@ -105,7 +106,7 @@ def memory_of(job: TrainingJob, topology: Topology, *, micro_batch: int) -> Memo
 
 
 def _moment_bytes(job: TrainingJob, trained: int) -> int:
-    """The optimiser's moments, on all ranks together."""
+    """Returns the bytes of the optimiser's moments, on all ranks together."""
     if job.optimizer.name == "sgd":
         return _FP32 * trained
     if job.optimizer.name == "muon":
@@ -116,8 +117,9 @@ def _moment_bytes(job: TrainingJob, trained: int) -> int:
 
 @dataclass(frozen=True)
 class _Gradients:
-    """DeepSpeed's gradients and their buffers, in bytes, of a `number` of weights that are trained. `head`: elements of
-    the head; `is_summed`: over several micro-batches."""
+    """The bytes of DeepSpeed's gradients and their buffers. `number`: the number of trained weights. `num_weights`: the
+    number of all weights. `head`: the number of weights in the head. `weight`: the bytes of one weight. `is_summed`:
+    whether gradients are summed over several micro-batches."""
 
     job: TrainingJob
     number: int
@@ -133,17 +135,18 @@ class _Gradients:
 
     @property
     def _is_bf16_optimizer(self) -> bool:
-        """DeepSpeed takes its BF16_Optimizer for bf16, stage 1 and sums in fp32: it has no buckets."""
+        """Whether DeepSpeed takes its BF16_Optimizer, which has no buckets: with bf16, stage 1 and several
+        micro-batches."""
         return self._stage == 1 and self.weight == _BF16 and self.is_summed
 
     @property
     def _bucket(self) -> int:
-        """Gradients that are reduced at once; in bf16, they may be added up in a copy in fp32. On a CPU, what is never
-        written to takes no memory."""
+        """The buffers for gradients that are reduced at once. Gradients in bf16 may be added up in an fp32 copy. On a
+        CPU, the unused part of a buffer takes no memory."""
         filled = min(self._bucket_size, self.number)
         elements = self._bucket_size if self.topology.is_on_gpu else filled
         may_overlap = {"on": True, "off": False, "auto": self.topology.is_on_gpu and self.topology.num_ranks > 1}
-        if may_overlap[self.job.engine.overlap] and self._stage < 3:  # one is filled while the other is reduced
+        if may_overlap[self.job.engine.overlap] and self._stage < 3:  # one bucket is filled while the other is reduced
             elements *= 2
         is_widened = self.weight == _BF16 and reduced_in(self.job.engine) == "fp32"
         return elements * self.weight + (_FP32 * filled if is_widened else 0)
@@ -158,13 +161,14 @@ class _Gradients:
 
     @property
     def _own(self) -> int:
-        """This rank's gradients. Stage 1 first adds up those of all weights."""
+        """This rank's gradients. Under stage 1, gradients are summed before they are divided among ranks, so they are
+        not widened."""
         is_wide = self.is_summed and self._stage > 1
         return self._part * (_FP32 if is_wide else self.weight)
 
     @property
     def gathered(self) -> int:
-        """Weights of other ranks that stage 3 keeps."""
+        """The weights of other ranks that stage 3 keeps."""
         is_sharded = self._stage == 3 and self.topology.num_ranks > 1
         return self.weight * min(self.num_weights, _MOST_GATHERED) if is_sharded else 0
 
@@ -174,7 +178,8 @@ class _Gradients:
         return self._own if self._stage == 3 else 0
 
     def as_backward_begins(self) -> int:
-        """The memory as the backward pass begins, of the second micro-batch if there are several."""
+        """Returns the bytes when the backward pass begins; with several micro-batches, when that of the second one
+        begins."""
         if self._is_bf16_optimizer:
             return self.weight * self.number
         held = {1: self.weight * self.number, 2: self._own, 3: 0}[self._stage] if self.is_summed else 0
@@ -191,16 +196,18 @@ class _Gradients:
         return self._bucket + self._own * (2 if is_twice else 1)
 
     def too_large(self) -> int:
-        """A head larger than a bucket has memory of its own up to the update, on every rank that owns a part of it, and
-        where sums are kept in other tensors, so has a copy. Measured on 1, 2 and 4 ranks: within 10 %, but 30 % too
-        much for four ranks of stage 2 that add up passes in fp32."""
+        """Returns the bytes of the head's gradient if it is larger than a bucket. Every rank that owns a part of the
+        head then keeps that gradient until the update, and a copy of it if sums are kept in other tensors. Measured on
+        1, 2 and 4 ranks: the total is within 10 %, but 30 % too high for four ranks with stage 2 that sum passes in
+        fp32."""
         if self._stage == 3 or self.head <= self._bucket_size:
             return 0
         is_copied = self.is_summed and (self._stage == 2 or self.weight == _BF16)
         return self.weight * self.head * (2 if is_copied else 1)
 
     def in_update(self) -> int:
-        """Flattened copies of the gradients, then copies in fp32, and the matrices of Muon's iteration."""
+        """Returns the bytes in the update: flattened copies of the gradients, copies in fp32, and the matrices of
+        Muon's iteration."""
         if self._is_bf16_optimizer:
             return _FP32 * self.number + self._iterated
         if self._stage > 1 and self.weight == _BF16 and self.is_summed:
@@ -210,8 +217,8 @@ class _Gradients:
 
     @property
     def _iterated(self) -> int:
-        """Muon's iteration holds three matrices as large as the largest at once, and a rank the two that are cut at the
-        ends of its slice."""
+        """Muon's iteration holds three matrices as large as the largest one. With several ranks, a rank also holds the
+        two matrices that are cut at the ends of its slice."""
         if self.job.optimizer.name != "muon":
             return 0
         size = self.job.model.size
@@ -219,7 +226,7 @@ class _Gradients:
 
 
 def pass_of(job: TrainingJob, *, is_on_gpu: bool, element_bytes: int) -> Pass:
-    """How the job computes a forward pass."""
+    """Returns how the job computes a forward pass."""
     return Pass(
         element_bytes=element_bytes,
         loss=job.loss,
@@ -236,7 +243,8 @@ def _of_images(kept: Activations, num_images: int) -> int:
 
 
 def _image_bytes(job: TrainingJob, micro_batch: int, share: int) -> int:
-    """Bytes of pixels, and what mixup makes of a micro-batch: images in fp32, and, as weights of labels do, targets."""
+    """Returns the bytes of a rank's pixels, of a micro-batch's mixed images in fp32 (with mixup), and of its targets
+    (with mixup or weighted labels)."""
     pixels = 3 * job.model.image_size**2
     is_mixed = job.data.mixup.is_on
     mixed = _FP32 * (is_mixed * pixels + (is_mixed or job.data.label_weights) * job.model.num_classes)

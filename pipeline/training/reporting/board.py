@@ -12,22 +12,21 @@ import torch
 from pipeline.training.zero.loading import without
 from shards.files.local_files import naming
 
-with without("boto3"):  # of which TensorBoard would write to buckets; a run directory is a folder
+with without("boto3"):  # with boto3, TensorBoard would write to buckets
     from tensorboard.compat.proto.summary_pb2 import Summary
     from torch.utils.tensorboard import SummaryWriter
     from torch.utils.tensorboard.summary import hparams
 
 log = logging.getLogger(__name__)
-_FLUSH_SECONDS = 10  # what a killed process may lose
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 10.0, 600.0  # before another file is opened
+_FLUSH_SECONDS = 10  # a killed process may lose this much
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 10.0, 600.0  # pauses before another file is opened
 
 
 class Board:
-    """Writes events from `first_step` on; what an earlier start wrote for later steps is not shown any more.
+    """Writes events from `first_step` on. TensorBoard no longer shows what an earlier start wrote for these steps.
 
-    If the file cannot be written, because its disk is full or faulty or its folder was removed, it is closed, which the
-    log says once. Another one is opened after a pause. Raises OSError only at the start, and if the run directory
-    itself is gone.
+    If the file cannot be written, for example because the disk is full, it is closed and a warning is logged once.
+    Another file is opened after a pause. Raises OSError only at the start, or if the run directory itself is gone.
     """
 
     def __init__(self, run_dir: Path, *, first_step: int) -> None:
@@ -35,7 +34,7 @@ class Board:
         self._job: tuple[str, Mapping[str, str | int | float]] | None = None
         self._fault, self._opens_at, self._pause_seconds = "", 0.0, _FIRST_PAUSE_SECONDS
         self._hook_before = threading.excepthook
-        threading.excepthook = self._thread_failed  # first: the thread writes at once
+        threading.excepthook = self._thread_failed  # before the writer is made: its thread writes at once
         self._writer: SummaryWriter | None = None
         try:
             with naming(run_dir):
@@ -45,15 +44,15 @@ class Board:
             raise
 
     def points(self, step: int, values: Mapping[str, float]) -> None:
-        """Adds a point to each curve, by TensorBoard's names, in one event."""
+        """Adds a point to each curve, in one event. `values`: the points by the curves' names in TensorBoard."""
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         self._write(step, lambda writer: writer._get_file_writer().add_summary(summary, step))  # type: ignore[no-untyped-call]
 
     def show_job(self, text: str, settings: Mapping[str, str | int | float]) -> None:
-        """The job's YAML, and its settings as hyperparameters beside the last values of the curves.
+        """Shows the job's YAML, and its settings as hyperparameters beside the last values of the curves.
 
-        Written into the run's own folder (SummaryWriter.add_hparams would make another run), at the first step of this
-        process, so that a later start from an earlier step removes it.
+        They are written into the run's own folder (SummaryWriter.add_hparams would make another run), at the first step
+        of this process, so that a later start from an earlier step replaces them.
         """
         self._job = text, settings
         self._write(self._first_step, self._show_job)
@@ -93,7 +92,7 @@ class Board:
                 writer._get_file_writer().add_summary(summary, self._first_step)  # type: ignore[no-untyped-call]
 
     def _write(self, step: int, use: Callable[[SummaryWriter], None]) -> None:
-        """Uses the writer, if there is one or it is time to open another."""
+        """Calls `use` with the writer. If there is none, opens another once the pause is over."""
         if self._writer is None and time.monotonic() < self._opens_at:
             return
 
@@ -109,7 +108,8 @@ class Board:
         self._guarded(written)
 
     def _guarded(self, write: Callable[[], None]) -> None:
-        """Writes, and raises OSError only if the run directory is gone."""
+        """Calls `write`. If that fails, closes the file and begins a pause. Raises OSError only if the run directory is
+        gone."""
         try:
             with naming(self._run_dir):
                 write()
@@ -130,19 +130,19 @@ class Board:
                     writer.close()
 
     def _thread_failed(self, failed: threading.ExceptHookArgs) -> None:
-        """Suppresses the traceback of the writer's thread: the writer raises its error again."""
+        """Suppresses the traceback of an OSError in the writer's thread, because the writer raises that error again."""
         is_told = isinstance(failed.exc_value, OSError) and type(failed.thread).__name__ == "_AsyncWriterThread"
         if not is_told:
             self._hook_before(failed)
 
 
 def show_files(folder: Path, files: Sequence[Path], *, step: int) -> None:
-    """Adds PNG files as pictures, named after the files, in place of those that the folder has from this step on. It
-    must not be a folder that a run writes to: TensorBoard would follow only the new file."""
+    """Adds PNG files to a TensorBoard folder as pictures, named after the files. They replace what the folder shows
+    from `step` on. `folder` must not be one that a run writes to: TensorBoard would follow only the new file."""
     pictures = []
     for path in files:
         data = path.read_bytes()
-        width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))  # of IHDR, the first chunk
+        width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))  # offsets in IHDR, the first chunk
         image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=data)
         pictures.append(Summary.Value(tag=f"weights/inspect/{path.stem}", image=image))
     with naming(folder), SummaryWriter(str(folder), purge_step=step) as board:

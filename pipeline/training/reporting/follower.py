@@ -1,8 +1,8 @@
-"""Follows metrics.jsonl as a run writes it: a thread sends new lines to one service, and training never waits for it.
+"""Follows metrics.jsonl while a run writes it: a thread sends new lines to one service. Training never waits for it.
 
-metrics.jsonl is the record of a run. About once a second, the thread reads what is new in it. The service says which
-step it has already, and gets the lines after that once and in order. So a run that was killed sends no step twice and
-leaves none out, and what a service missed while it was away is sent once it is back.
+metrics.jsonl is the record of a run. About once a second, the thread reads the file's new lines. The service says which
+step it already has, and gets the lines after that once and in order. So a run that was killed sends no step twice and
+leaves none out, and lines that a service missed are sent once it answers again.
 """
 
 import json
@@ -25,19 +25,19 @@ from shards.files.local_files import is_finite, is_step, object_in, open_local_f
 
 log = logging.getLogger(__name__)
 Settings = Mapping[str, str | int | float]
-_STEP = re.compile(rb'\{"step": (\d{1,18})[,}]')  # as Metrics writes it
-_TAIL_BYTES, _MOST_AT_ONCE = 1 << 20, 512  # lines
-SEND_SECONDS = 1.0  # between two looks at the file
-FAILING_SECONDS = 3.0  # most that the end of a run waits for a service that does not answer; for one that does:
-END_SECONDS = {"done": 30.0, "stopped": 10.0, "failed": 10.0}
-_SAY_SECONDS = 3.0  # of waiting, before a line says so
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between two attempts
-_MOST_CHARACTERS = 300  # of a library's error
+_STEP = re.compile(rb'\{"step": (\d{1,18})[,}]')  # the start of a line, as Metrics writes it
+_TAIL_BYTES, _MOST_AT_ONCE = 1 << 20, 512  # bytes that hold the last line; lines per request
+SEND_SECONDS = 1.0  # between two reads of the file
+FAILING_SECONDS = 3.0  # longest wait at the end of a run for a service that does not answer
+END_SECONDS = {"done": 30.0, "stopped": 10.0, "failed": 10.0}  # longest wait for one that answers
+_SAY_SECONDS = 3.0  # a wait of this length is logged
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between two tries
+_MOST_CHARACTERS = 300  # the most that is shown of a library's error
 _PASSWORD = re.compile(r"//[^/@\s]*@")
 
 
 class StartEnding(Enum):
-    """How a start of a run ended: with all steps, to be continued, or with an error."""
+    """How a start of a run ended: with all steps done, stopped before that, or with an error."""
 
     DONE = "done"
     STOPPED = "stopped"
@@ -46,8 +46,8 @@ class StartEnding(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class CurveLine:
-    """Values of a step by their names in TensorBoard, and when they were read. A second line of the same step has the
-    values that were added to it."""
+    """Values of a step by their names in TensorBoard, and the time when they were read. A second line of the same step
+    has only the values that were added to the first."""
 
     step: int
     values: Mapping[str, float]
@@ -55,8 +55,8 @@ class CurveLine:
 
 
 class Logger(Protocol):
-    """One service. Its methods may block and raise: a thread of its own calls them, and repeats a call after an error
-    (`write` with the same lines)."""
+    """One service. Its methods may block and raise: they are called in a thread of their own, which repeats a call
+    after an error (`write` with the same lines)."""
 
     title: str
 
@@ -64,37 +64,39 @@ class Logger(Protocol):
         """Begins the run at the service, or continues it there. Returns the last step that the service has, or 0."""
 
     def place(self) -> str:
-        """The address at which the run can be seen; known after `open`."""
+        """Returns where the run can be seen, such as a URL. Called after `open`."""
 
     def show_job(self, text: str, settings: Settings) -> None:
-        """The job as YAML, and the settings by which runs are compared."""
+        """Shows the job as YAML, and the settings by which runs are compared."""
 
     def write(self, lines: Sequence[CurveLine]) -> None:
-        """Returns once the service has the lines, which are in order."""
+        """Sends lines, which are in order. Returns once the service has them."""
 
     def close(self, ending: StartEnding) -> None:
-        """The last call."""
+        """Ends the run at the service. No call follows."""
 
 
 class MetricsReader:
-    """Reads the lines of metrics.jsonl that a service lacks, while a run writes the file: those after step `has`.
+    """Reads the lines of metrics.jsonl after step `has`, which a service does not have yet, while a run writes the
+    file.
 
     The last line is read again each time, since values may be added to it. `known`: the last line when this start
-    began; if the service has its step, it has these values, too.
+    began; a service that has its step also has its values.
     """
 
     def __init__(self, path: Path, *, has: int, known: CurveLine | None = None) -> None:
         self._path, self._step = path, has
-        self._offset = self._seen = 0  # the last line that was read: where it begins, and its step
-        self._names = set(known.values) if known and known.step == has else None  # None: all that the line has
+        self._offset = self._seen = 0  # the last line that was read: its offset and its step
+        self._names = set(known.values) if known and known.step == has else None  # None: all values of the line
 
     def read(self) -> Iterator[list[CurveLine]]:
-        """The lines that came since the last call, some at a time. Raises OSError and InvalidDataError."""
+        """Yields the lines that are new since the last call, in lists of up to `_MOST_AT_ONCE`. Raises OSError or
+        InvalidDataError if the file cannot be read."""
         found: list[CurveLine] = []
         with open_local_file(self._path) as file:
             file.seek(self._offset)
             first = _STEP.match(file.readline())
-            if not (first and int(first[1]) == self._seen):  # nothing is read yet, or the file was written anew
+            if not (first and int(first[1]) == self._seen):  # nothing was read yet, or the file was rewritten
                 self._offset = 0
             file.seek(self._offset)
             while (text := file.readline()).endswith(b"\n"):
@@ -111,7 +113,7 @@ class MetricsReader:
             yield found
 
     def _fresh(self, text: bytes) -> CurveLine | None:
-        """What the service lacks of a line, if anything."""
+        """Returns what the service does not have of a line; None if it has everything."""
         line = _parsed(text)
         if line is None or line.step < self._step:
             return None
@@ -122,7 +124,7 @@ class MetricsReader:
 
 
 def _parsed(text: bytes) -> CurveLine | None:
-    """A line of metrics.jsonl; None if it is damaged."""
+    """Parses a line of metrics.jsonl. Returns None if it is damaged."""
     values = object_in(text)
     if values is None or not is_step(values.get("step")):
         return None
@@ -145,11 +147,11 @@ def _last_line(path: Path) -> CurveLine | None:
 
 
 class _LeftError(Exception):
-    """The run has ended, and waits no longer."""
+    """The run has ended and no longer waits for the service."""
 
 
 class Follower:
-    """A thread that feeds `logger` with the lines of `path`. `job`: the job as YAML, and its settings."""
+    """A thread that sends the lines of `path` to `logger`. `job`: the job as YAML, and its settings."""
 
     def __init__(self, logger: Logger, path: Path, *, job: tuple[str, Settings]) -> None:
         self.logger = logger
@@ -162,7 +164,7 @@ class Follower:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread still runs: it may be left behind in a call that hangs."""
+        """Whether the thread still runs. It is left behind if a call hangs."""
         return self._thread.is_alive()
 
     def end(self, ending: StartEnding) -> None:
@@ -171,8 +173,8 @@ class Follower:
         self._ended.set()
 
     def join(self, *, began: float) -> None:
-        """Waits, after `end`, until the service has everything, for a bounded time since `began` (monotonic); then says
-        what it lacks."""
+        """Waits, after `end`, until the service has everything, but only for a bounded time since `began` (monotonic).
+        Then logs how many lines the service does not have."""
         has_said = False
         while self.is_alive:
             most, waited = FAILING_SECONDS if self._fault else END_SECONDS[self._ending.value], time.monotonic() - began
@@ -215,7 +217,7 @@ class Follower:
         log.info("%s: %s%s", self.logger.title, without_password(self.logger.place()), continues)
 
     def _show_job(self) -> None:
-        """A service that does not take the settings still gets all lines."""
+        """Sends the job and its settings. If the service refuses them, it still gets all lines."""
         text, settings = self._job
         plain = {name: without_password(value) if isinstance(value, str) else value for name, value in settings.items()}
         try:
@@ -224,15 +226,15 @@ class Follower:
             log.warning("%s did not take the settings: %s", self.logger.title, _words(error))
 
     def _send(self, reader: MetricsReader) -> None:
-        """Sends what the file has now. A file that cannot be read is read again later."""
+        """Sends the new lines of the file. If it cannot be read, they are sent later."""
         with suppress(OSError, InvalidDataError):
             for lines in reader.read():
                 self._insist(partial(self.logger.write, lines))
                 self._sent = lines[-1].step
 
     def _insist(self, call: Callable[[], None]) -> None:
-        """Calls until there is no error; once the run has ended, one more time. _LeftError if nobody waits for it any
-        more."""
+        """Repeats a call until it succeeds. Once the run has ended, tries only once more. Raises _LeftError if that
+        fails, or if the run no longer waits."""
         pause = _FIRST_PAUSE
         while not self._is_left:
             is_last = self._ended.is_set()
@@ -262,18 +264,18 @@ class Follower:
 
 
 def _words(error: Exception) -> str:
-    """A library's error in one line."""
+    """Returns a library's error in one line, shortened and without passwords."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return without_password(text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}...")
 
 
 def without_password(text: str) -> str:
-    """The text without the user and the password of any URL in it."""
+    """Returns the text without the users and passwords of URLs in it."""
     return _PASSWORD.sub("//***@", text)
 
 
 def end_all(followers: Sequence[Follower], ending: StartEnding) -> None:
-    """Waits for all services at once, for a bounded time."""
+    """Ends all followers, and waits for their services together, for a bounded time."""
     began = time.monotonic()
     for follower in followers:
         follower.end(ending)

@@ -1,4 +1,5 @@
-"""Where a run's wall time went: start-up, compute, data wait, checkpoint stall, evaluation. One line per save."""
+"""The ledger of a run: where its wall time went (start-up, compute, data wait, checkpoint stall, evaluation). It gets
+one line per save."""
 
 import logging
 import time
@@ -20,10 +21,10 @@ _ROUNDING_SECONDS = 0.01
 
 
 class Ledger:
-    """Seconds by account over the whole run; goodput is the share of compute.
+    """The seconds of each account over the whole run. The goodput is the share of `compute`.
 
-    A continued run starts from the totals of its last line; `restarts` is the time since then: lost work, and the
-    wait for the new start. `says`: whether this rank logs that lines were skipped.
+    A run that resumes continues from the totals of its last line. The time since that line counts as `restarts`: lost
+    work, and the wait for the new start. `says`: whether this rank logs that lines were skipped.
     """
 
     def __init__(self, run_dir: Path, *, says: bool = False) -> None:
@@ -37,12 +38,13 @@ class Ledger:
         last = last_line(self.run_dir, says=says)
         if last:
             self.seconds |= {account: float(last["seconds"][account]) for account in ACCOUNTS}
-            gap = time.time() - float(last["unix_time"])  # says nothing if the clock was set in between
+            gap = time.time() - float(last["unix_time"])  # meaningless if the clock was set in between
             self.seconds["restarts"] += gap if 0 < gap < _MOST_GAP_SECONDS else 0.0
 
     def complete(self, checkpoint: CheckpointId, seconds: object) -> None:
-        """Adds the line of the checkpoint that is continued if the run was killed between its commit and its line: that
-        work is not lost. `seconds`: what its manifest has of `record`; ignored if it cannot follow the last line."""
+        """Adds the missing line of the checkpoint from which the run resumes, if the run was killed between the commit
+        and that line: its work is not lost. `seconds`: the result of `record` in the checkpoint's manifest; ignored if
+        it cannot follow the last line."""
         last = last_line(self.run_dir)
         if not last or not isinstance(seconds, dict) or not _are_seconds(seconds):
             return
@@ -65,12 +67,12 @@ class Ledger:
             self.seconds[account] += time.monotonic() - began
 
     def record(self) -> dict[str, float]:
-        """The seconds of each account, rounded, with their sum and the goodput (the share of compute)."""
+        """Returns the seconds of each account, rounded, with their sum and the goodput."""
         return _record(self.seconds)
 
     def append(self, run_dir: Path, *, step: int, attempt: str, **more: Mapping[str, int]) -> None:
-        """One line of RUN/ledger.jsonl: the run's totals up to the checkpoint of `step`; `more` is for people. If there
-        is no room, the line is written later."""
+        """Appends a line to RUN/ledger.jsonl: the run's totals up to the checkpoint of `step`. `more`: details for
+        people, which no code reads. If the disk is full, the line is written later."""
         line = {"step": step, "attempt": attempt, "unix_time": round(time.time(), 3), "seconds": self.record()}
         self._writes.do(partial(append_line, run_dir / FILE_NAME, {**line, **more}))
 
@@ -82,8 +84,8 @@ def _record(seconds: Mapping[Account, float]) -> dict[str, float]:
 
 
 def last_line(run_dir: Path, *, says: bool = False) -> dict[str, Any]:
-    """The last complete line of a run's ledger; empty if no checkpoint was ever committed. `says`: log how many lines
-    were skipped, which a run that was killed while writing leaves half-written."""
+    """Returns the last complete line of a run's ledger; empty if there is none. `says`: whether to log how many lines
+    were skipped. A run that is killed while it writes leaves an incomplete line."""
     path = run_dir / FILE_NAME
     lines = read_lines(path, is_usable=_is_usable)
     if says and lines.num_unusable:
@@ -92,7 +94,8 @@ def last_line(run_dir: Path, *, says: bool = False) -> dict[str, Any]:
 
 
 def last_saved(run_dir: Path) -> CheckpointId | None:
-    """The checkpoint of the last complete line; None if there is none, or it does not name one."""
+    """Returns the checkpoint of the last complete line. Returns None if there is no such line, or if it names no
+    checkpoint."""
     last = last_line(run_dir)
     if not last:
         return None

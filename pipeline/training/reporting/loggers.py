@@ -1,7 +1,7 @@
-"""Loggers beside TensorBoard: MLflow and Weights & Biases, to which a run's curves go, too (follower.py).
+"""Further loggers besides TensorBoard: MLflow and Weights & Biases. They get a run's curves through follower.py.
 
-RUN/loggers.json has the id by which the services know a run, so that every start of it continues the same one. It is
-written before anything is sent: killed at any moment, a run leaves no second one behind.
+RUN/loggers.json has the id by which the services know a run, so that every start of the run continues it there. It is
+written before anything is sent, so a run that is killed at any moment never appears twice.
 """
 
 import json
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 FILE_NAME = "loggers.json"
 _MOST_ID_BYTES, _ID = 1 << 12, re.compile(r"[0-9a-f]{16}")
-MLFLOW_STEP = "patchline/step"  # the metric; its latest value is the last step that the server has
+MLFLOW_STEP = "patchline/step"  # a metric whose latest value is the last step that the server has
 _MLFLOW_TAG = "patchline.run"
-_MOST_METRICS = 1000  # of a request, by MLflow's limit
+_MOST_METRICS = 1000  # MLflow's limit per request
 _MOST_NOTE_CHARACTERS = 7500  # below MLflow's limit for a tag
-# The thread retries, and it may be left behind. The library's telemetry goes nowhere, its log to ours.
+# The follower's thread retries, so MLflow need not. MLflow's telemetry is off, and its log goes to ours.
 _MLFLOW_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
@@ -42,17 +42,18 @@ _MLFLOW_DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-_WANDB_DEFAULTS = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}  # the terminal is ours
+_WANDB_DEFAULTS = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}  # W&B must not write to the terminal
 _WANDB_FOLDER = "wandb"
-_NOT_ONLINE = ("offline", "dryrun", "disabled")  # by WANDB_MODE
+_NOT_ONLINE = ("offline", "dryrun", "disabled")  # values of WANDB_MODE
 
 
 class MlflowLogger:
-    """One MLflow run for all starts, found by a tag that has `identity`; `name` is for people.
+    """One MLflow run for all starts of a run, found by a tag with the value `identity`. `name`: the name that people
+    see.
 
-    The server keeps a point for every value that it gets, also for a step that it has already. So each line carries its
-    step as a metric of its own, in the same request and transaction as its values. A request that is repeated after an
-    error has the same times, by which the server knows the points.
+    The server keeps a point for every value that it gets, even for a step that it already has. So each line carries its
+    step as a separate metric, in the same request and transaction as its values. A request that is repeated after an
+    error has the same times, by which the server recognises the points.
     """
 
     title = "MLflow"
@@ -65,7 +66,8 @@ class MlflowLogger:
 
     @staticmethod
     def prepare(config: LoggersConfig) -> None:
-        """Loads the library. UserError if no server is named: MLflow would then write into the current folder."""
+        """Loads the library. Raises UserError if no server is named, because MLflow would then write into the current
+        folder."""
         set_defaults(_MLFLOW_DEFAULTS)
         import mlflow  # noqa: PLC0415 - an extra
 
@@ -95,15 +97,14 @@ class MlflowLogger:
         return self._last_step
 
     def place(self) -> str:
-        """The run's page, if a server has one."""
+        """Returns the address of the run's page. Without an HTTP server, returns the run's id and the tracking URI."""
         uri = self._client.tracking_uri
         is_server = urlsplit(uri).scheme in ("http", "https")
         page = f"{uri.rstrip('/')}/#/experiments/{self._experiment}/runs/{self._run}"
         return page if is_server else f"run {self._run} of {uri}"
 
     def show_job(self, text: str, settings: Settings) -> None:
-        """The settings as parameters, of which MLflow always keeps the first value, and the job as the run's
-        description."""
+        """Sends the settings as parameters, which MLflow never changes later, and the job as the run's description."""
         from mlflow.entities import Param, RunTag  # noqa: PLC0415 - an extra
 
         has = self._client.get_run(self._run).data
@@ -112,7 +113,7 @@ class MlflowLogger:
         self._client.log_batch(self._run, params=missing, tags=[RunTag("mlflow.note.content", note)])
 
     def write(self, lines: Sequence[CurveLine]) -> None:
-        """Sends the lines in as few requests as MLflow's limit allows; a line is never divided."""
+        """Sends the lines in as few requests as MLflow's limit allows. A line is never divided."""
         from mlflow.entities import Metric  # noqa: PLC0415 - an extra
 
         waiting: list[Metric] = []
@@ -131,18 +132,19 @@ class MlflowLogger:
         self._last_step = last_step
 
     def close(self, ending: StartEnding) -> None:
-        """Sets the run's state, as MLflow shows it."""
+        """Sets the state that MLflow shows: FINISHED, KILLED or FAILED."""
         status = {StartEnding.DONE: "FINISHED", StartEnding.STOPPED: "KILLED", StartEnding.FAILED: "FAILED"}
         self._client.set_terminated(self._run, status=status[ending])
 
 
 class WandbLogger:
-    """One W&B run for all starts, whose id is `identity`: online or, with WANDB_MODE=offline, in files in RUN/wandb.
+    """One W&B run, with the id `identity`, for all starts of a run: online or, with WANDB_MODE=offline, in files in
+    RUN/wandb.
 
     W&B takes each step once, and only in order. Online, its server says with which step a run continues. Offline, W&B
-    itself does not resume (a second start of 0.31 begins at step 0): each start writes a file of its own, and
-    RUN/wandb/last-step-ID says which steps are in the files of the starts that ended by themselves. A start that is
-    killed loses some of its last lines, so the next one repeats what it has written.
+    does not resume (with version 0.31, a second start begins at step 0). Each start then writes a separate file, and
+    RUN/wandb/last-step-ID has the last step in the files of starts that were not killed. A killed start loses some of
+    its last lines, so the next start writes all of its lines again.
     """
 
     title = "W&B"
@@ -175,7 +177,7 @@ class WandbLogger:
             reinit="create_new",
             settings=wandb.Settings(
                 silent=True,
-                console="off",  # the terminal is ours
+                console="off",  # W&B must not write to the terminal
                 disable_code=True,
                 disable_git=True,
                 stop_on_fatal_error=False,
@@ -186,14 +188,14 @@ class WandbLogger:
         return self._opened_step
 
     def _offline_step(self) -> int:
-        """The last step that the files of earlier starts have; 0 if that is not known."""
+        """Returns the last step that the files of earlier starts have; 0 if it is not known."""
         try:
             return whole_number(read_local_file(self._mark, most_bytes=_MOST_ID_BYTES).decode().strip()) or 0
         except (OSError, ValueError, InvalidDataError):
             return 0
 
     def place(self) -> str:
-        """The run's page, or the command that uploads it."""
+        """Returns the URL of the run's page or, offline, the command that uploads the run."""
         if self._run.disabled:
             return "switched off by WANDB_MODE"
         if self._run.offline:
@@ -201,12 +203,12 @@ class WandbLogger:
         return str(self._run.url)
 
     def show_job(self, text: str, settings: Settings) -> None:
-        """The settings as the run's configuration, with the job as text beside them."""
+        """Sends the settings as the run's configuration, and the job as text in it."""
         self._run.config.update({**settings, "job": text}, allow_val_change=True)
 
     def write(self, lines: Sequence[CurveLine]) -> None:
-        """Hands the lines to W&B's own process. Values that are added to a step of an earlier start become the run's
-        latest, without a point on the curve."""
+        """Hands the lines to W&B's own process. Values added to a step of an earlier start appear only in the run's
+        summary, without a point on the curve."""
         for line in lines:
             if line.step <= self._opened_step:
                 self._run.summary.update(dict(line.values))
@@ -215,7 +217,7 @@ class WandbLogger:
         self._last_step = max(self._last_step, lines[-1].step)
 
     def close(self, ending: StartEnding) -> None:
-        """Sets the run's state, as W&B shows it: finished, preempted or failed."""
+        """Sets the state that W&B shows: finished, preempted or failed."""
         if ending is StartEnding.STOPPED:
             self._run.mark_preempting()
         codes = {StartEnding.DONE: 0, StartEnding.STOPPED: 75, StartEnding.FAILED: 1}
@@ -226,8 +228,8 @@ class WandbLogger:
 
 @contextmanager
 def following(job: TrainingJob, *, text: str, settings: Settings, is_done: Callable[[], bool]) -> Iterator[None]:
-    """Inside, the job's loggers follow metrics.jsonl; on rank 0. `text`, `settings`: the job as YAML, and what runs are
-    compared by. `is_done`: whether all steps of the run are done, asked at the end."""
+    """Makes the job's loggers follow metrics.jsonl inside. Called on rank 0. `text`: the job as YAML. `settings`: the
+    settings by which runs are compared. `is_done`: called at the end; returns whether all steps of the run are done."""
     path = Path(job.run_dir) / METRICS_FILE
     followers = [Follower(logger, path, job=(text, settings)) for logger in _chosen(job)]
     ending = StartEnding.FAILED
@@ -252,9 +254,9 @@ def _chosen(job: TrainingJob) -> list[Logger]:
 
 
 def refuse_unusable_loggers(config: LoggersConfig, run_dir: Path, *, opens: bool) -> None:
-    """UserError if a library is missing or RUN/loggers.json is damaged, and on the rank that `opens` the loggers also
-    if MLflow's server is not named. Call it on the main thread: it sets what the libraries read from the
-    environment."""
+    """Raises UserError if a library is missing or RUN/loggers.json is damaged. With `opens`, on the rank that opens the
+    loggers, also loads the libraries, and raises UserError if MLflow's server is not named. Call it on the main thread,
+    because it sets environment variables that the libraries read."""
     for library, is_on, logger in (("mlflow", config.mlflow, MlflowLogger), ("wandb", config.wandb, WandbLogger)):
         if not is_on:
             continue
@@ -275,7 +277,7 @@ def refuse_unusable_loggers(config: LoggersConfig, run_dir: Path, *, opens: bool
 
 @dataclass(frozen=True, kw_only=True)
 class _Record:
-    """ValueError if the id is not one that a run has made."""
+    """The content of RUN/loggers.json. Raises ValueError if the id has another form than those that runs make."""
 
     id: str
 
@@ -285,7 +287,8 @@ class _Record:
 
 
 def read_logger_id(run_dir: Path) -> str:
-    """The run's id at its services; empty if it has none yet. InvalidDataError if the file is damaged."""
+    """Returns the run's id at its services; empty if it has none yet. Raises InvalidDataError if the file is
+    damaged."""
     path = run_dir / FILE_NAME
     try:
         return read_record(_Record, read_local_file(path, most_bytes=_MOST_ID_BYTES)).id
@@ -299,7 +302,7 @@ def read_logger_id(run_dir: Path) -> str:
 
 
 def logger_id(run_dir: Path) -> str:
-    """The run's id at its services. A run that has none yet gets one."""
+    """Returns the run's id at its services. Makes one if the run has none yet."""
     found = read_logger_id(run_dir)
     if not found:
         found = secrets.token_hex(8)

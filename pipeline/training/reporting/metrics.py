@@ -1,4 +1,4 @@
-"""metrics.jsonl (one object per line with `step` and `loss`) and TensorBoard, written by rank 0."""
+"""Writes metrics.jsonl (one JSON object per line, with `step` and `loss`) and TensorBoard's curves, on rank 0."""
 
 import errno
 import json
@@ -26,7 +26,8 @@ from shards.files.local_files import (
 
 log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
-# TensorBoard sorts groups and cards by name. It is to open on the loss, with the scores below it and counters last.
+# TensorBoard sorts groups and cards by name. These names make it open on the loss, with the scores below and counters
+# last.
 _TRAIN = {"loss": "loss", "learning_rate": "lr", "epoch": "num_epochs", "grad_norm": "total_grad_norm"}
 _SCORES = ("accuracy", "loss", "top5", "mean_per_class", "calibration_error", "chance")
 _TAGS = {name: f"train/{shown}" for name, shown in _TRAIN.items()}
@@ -35,16 +36,16 @@ _TAGS |= {f"test_ema_{name}": f"val/ema/{name}" for name in _SCORES}
 _TAGS |= {name: f"work/perf/{name}" for name in ("images_per_second", "step_seconds", "data_wait_share")}
 _NORMS = ("grad_norm", "param_norm")
 _GROUPS = {"eval": "val", "fewshot": "val/fewshot"} | {name: f"weights/{name}" for name in _NORMS}
-_COLUMNS, _GAP = 4, 2  # of the grid of images; the gap in pixels
+_COLUMNS, _GAP = 4, 2  # columns of the grid of images, and its gaps in pixels
 
 
 class Metrics:
-    """A run's curves. Opened at `step`, it removes what an earlier start wrote for later steps. Lines for which there
-    is no room are written later."""
+    """A run's curves. When it is opened at `step`, it removes what an earlier start wrote for later steps. Lines for
+    which the disk has no room are written later."""
 
     def __init__(self, run_dir: Path, *, step: int) -> None:
         self._path = run_dir / METRICS_FILE
-        # Here: TensorBoard takes half a second to load, and only rank 0 writes curves.
+        # Imported here, because TensorBoard takes half a second to load and only rank 0 writes curves.
         from pipeline.training.reporting.board import Board  # noqa: PLC0415
 
         cut_after(self._path, step=step)
@@ -57,16 +58,17 @@ class Metrics:
             raise
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """One line, and one point per curve. Floats read back bit for bit."""
+        """Writes one line, and one point per curve. Floats can be read back bit for bit."""
         self._writes.do(partial(self._append, {"step": step, **values}))
         self._board.points(step, {tag_of(name): value for name, value in values.items()})
 
     def show_job(self, text: str, settings: Mapping[str, str | int | float]) -> None:
-        """Shows the job's YAML, and the settings by which runs are compared. They are not in metrics.jsonl."""
+        """Shows the job's YAML, and the settings by which runs are compared. Both go to TensorBoard only."""
         self._board.show_job(text, settings)
 
     def show_images(self, step: int, images_NHW3: torch.Tensor, names: Sequence[str]) -> None:
-        """Shows images of 0 to 255 in a grid of four columns, and their classes in a table of the same shape."""
+        """Shows images, with values of 0 to 255, in a grid of four columns, and their classes in a table of the same
+        shape."""
         self._board.picture("work/data/images", grid(images_NHW3), step)
         rows = [names[first : first + _COLUMNS] for first in range(0, len(names), _COLUMNS)]
         table = ["|" + "|".join(" ".join(name.split()).replace("|", "\\|") for name in row) + "|" for row in rows]
@@ -78,7 +80,8 @@ class Metrics:
         self._board.picture(tag, picture_HW3, step)
 
     def amend(self, step: int, values: dict[str, float]) -> None:
-        """Adds values to the last line; killed meanwhile, the file has it with them or without them."""
+        """Adds values to the last line. If the process is killed meanwhile, the file has that line with or without
+        them."""
         self._writes.do(partial(self._rewrite, step, values))
         self._board.points(step, {tag_of(name): value for name, value in values.items()})
 
@@ -104,20 +107,21 @@ class Metrics:
         write_whole(self._path, b"".join(text + b"\n" for text in texts))
 
     def _close_file(self) -> None:
-        """Closes the file; the next line opens it again. An error is ignored, because the line itself got it, too."""
+        """Closes the file; the next line opens it again. Errors are ignored, because writing the line raised them
+        already."""
         file, self._file = self._file, None
         if file:
             with suppress(OSError):
                 file.close()
 
     def close(self) -> None:
-        """Flushes and closes both."""
+        """Flushes and closes metrics.jsonl and TensorBoard's file."""
         self._close_file()
         self._board.close()
 
 
 def tag_of(name: str) -> str:
-    """TensorBoard's name for a value of metrics.jsonl, in one of the groups train, val, weights and work."""
+    """Returns TensorBoard's name for a value of metrics.jsonl, in one of the groups train, val, weights and work."""
     group, slash, rest = name.partition("/")
     if slash and group in _GROUPS:
         return f"{_GROUPS[group]}/{rest}"
@@ -125,7 +129,7 @@ def tag_of(name: str) -> str:
 
 
 def grid(images_NHW3: torch.Tensor) -> torch.Tensor:
-    """uint8[height, width, 3]: the images in rows of four, with white gaps."""
+    """Returns one picture, uint8[height, width, 3], of the images in rows of four with white gaps."""
     images = images_NHW3.detach().cpu().float().round().clamp(0, 255).to(torch.uint8)
     number, height, width, _ = images.shape
     columns = min(number, _COLUMNS)
@@ -138,7 +142,7 @@ def grid(images_NHW3: torch.Tensor) -> torch.Tensor:
 
 
 def cut_after(path: Path, *, step: int) -> None:
-    """Drops the lines of steps above `step`, and those that are unusable, such as a half-written last line."""
+    """Drops the lines of steps above `step`, and unusable lines, such as a half-written last one."""
     if not path.exists():
         return
     lines = _lines(path)
@@ -149,7 +153,8 @@ def cut_after(path: Path, *, step: int) -> None:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Every usable line of a run's metrics.jsonl: an object with its step. FileNotFoundError if there is no file."""
+    """Returns every usable line of a run's metrics.jsonl as an object with a `step`. Raises FileNotFoundError if the
+    file is missing."""
     path = run_dir / METRICS_FILE
     if not path.exists():
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))

@@ -1,13 +1,15 @@
-"""Figures of the model while it trains: norms by group of layers, and how similar the position embeddings are.
+"""What a run measures of its weights while it trains: norms by group of layers, and the similarity of position
+embeddings.
 
-Norms of gradients and parameters are due every `every` steps, as a pure function of the step. Each rank adds up the
-squares of what it holds: its part of the reduced gradients before clipping, and of the fp32 masters before the update.
-The sums over ranks are part of the reduction that every step makes, and they reach the host with the loss: a step that
-is due sends a few more numbers, and nothing waits for them.
+Norms of gradients and parameters are due every `every` steps. Each rank adds up the squares of what it holds: its part
+of the reduced gradients before clipping, and of the fp32 master weights before the update. The sums over ranks are part
+of the reduction that every step makes, and reach the host with the loss: a step in which norms are due sends a few more
+numbers, and nothing waits for them.
 
-The picture of the position embeddings is due at an interval of steps and after the last one. Every rank puts its part
-of the fp32 master into a table of zeros, and one sum over ranks completes the table, under any ZeRO stage. Rank 0
-compares the positions on its device and sends the result to the host, which takes it a step later, like the loss.
+The picture of the position embeddings is due at an interval of steps, and after the last step. Every rank copies its
+part of the fp32 master weights into a table of zeros, and one sum over ranks completes the table, under any ZeRO stage.
+Rank 0 compares the positions on its device and sends the result to the host, which reads it a step later, like the
+loss.
 """
 
 import math
@@ -24,14 +26,14 @@ from pipeline.training.zero.device_batches import ReadBack, Streams, read_back
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.optimizer import group_of
 
-POSITION = "embed.position"  # the table of learned 1-D position embeddings; no other kind has a picture
-_ROW = 1024  # elements whose squares are added up in fp32; of 2^24, a CPU's sum would be off in the 4th digit
+POSITION = "embed.position"  # the table of learned 1-D position embeddings; other kinds have no picture
+_ROW = 1024  # elements summed in fp32 at once; with 2^24, a CPU's sum would be wrong in the 4th digit
 GRADIENT, PARAMETER = "grad_norm", "param_norm"
 
 
 class PositionView:
-    """Pictures of the positions of an engine's model, after each step whose number is a multiple of the job's interval,
-    and after its last."""
+    """Makes pictures of a model's position embeddings, after each step whose number is a multiple of the job's
+    interval, and after the last step."""
 
     def __init__(self, job: TrainingJob, engine: Engine, world: World, streams: Streams) -> None:
         self.engine, self.world, self.streams = engine, world, streams
@@ -39,12 +41,12 @@ class PositionView:
         self._num_steps, self._model = job.steps, job.model
 
     def is_due(self, step: int) -> bool:
-        """Whether step `step`, from 1 on, has a picture."""
+        """Returns whether step `step`, from 1 on, has a picture."""
         return self._every > 0 and (step % self._every == 0 or step == self._num_steps)
 
     def launched(self) -> ReadBack | None:
-        """Launches it for the weights as they are now. Rank 0 gets `levels` of [T, U, H, W] similarities, on their way
-        to the host; others get None. Nothing waits for them here. Collective."""
+        """Launches a picture of the weights as they are now. Rank 0 gets the `levels` of the similarities, [T, U, H,
+        W], on their way to the host; the other ranks get None. Does not wait for them. Collective."""
         shape = self.engine.shapes[POSITION]  # [1, N, D]
         table = torch.zeros(math.prod(shape), dtype=torch.float32, device=self.world.device)
         for fragment in self.engine.fragments():
@@ -58,7 +60,8 @@ class PositionView:
 
 
 class Norms:
-    """Norms of an engine's model, in each step whose number is a multiple of `every` (0: in none)."""
+    """Computes the norms of a model's gradients and parameters, in each step whose number is a multiple of `every` (0:
+    in no step)."""
 
     def __init__(self, engine: Engine, *, every: int, device: torch.device) -> None:
         self.engine, self.every, self.device = engine, every, device
@@ -67,25 +70,25 @@ class Norms:
         self._trained = {f"{GRADIENT}/{group_of(name)}" for name in engine.trained_names}
 
     def is_due(self, step: int) -> bool:
-        """Whether step `step`, from 1 on, has norms."""
+        """Returns whether step `step`, from 1 on, has norms."""
         return self.every > 0 and step % self.every == 0
 
     def squares(self) -> torch.Tensor:
-        """float64[names] on the device: this rank's sums of squares. Call it between the last backward pass and the
-        update. Nothing waits for them here."""
+        """Returns this rank's sums of squares, float64[names], on the device, without waiting for them. Call it between
+        the last backward pass and the update."""
         gradients = self.engine.gradients()
         masters = {fragment.name: fragment.slots[MASTER] for fragment in self.engine.fragments()}
         return torch.cat([_squares(held, self.groups, device=self.device) for held in (gradients, masters)])
 
     def values(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The norms, from the sums over ranks. Weights that are not trained have no gradient, so their groups have no
-        norm of it."""
+        """Returns the norms, from the sums over ranks. Groups of weights that are not trained have no gradient norm."""
         shown = (name for name in self.names if name.startswith(PARAMETER) or name in self._trained)
         return {name: math.sqrt(sums[name]) if sums[name] < math.inf else sums[name] for name in shown}
 
 
 def _squares(held: Mapping[str, torch.Tensor], groups: Sequence[str], *, device: torch.device) -> torch.Tensor:
-    """float64[groups], from tensors by name of their parameter. A value that is not finite stays in its group."""
+    """Returns the sums of squares of each group, float64[groups]. `held`: tensors by the name of their parameter. A
+    non-finite value affects only its group."""
     norms: dict[str, list[torch.Tensor]] = {group: [torch.zeros(1, device=device)] for group in groups}
     for name, found in held.items():
         tensor = found.flatten()

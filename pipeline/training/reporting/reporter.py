@@ -1,6 +1,6 @@
-"""What rank 0 reports while it trains: the live line, a line at each event, metrics.jsonl and TensorBoard.
+"""What rank 0 reports during training: the live line, a line in the log at each event, metrics.jsonl and TensorBoard.
 
-Rates come from the ledger's accounts: the time that training takes, and what saving and evaluating add to it.
+Rates come from the ledger's accounts, which separate the time of training from that of saving and evaluating.
 """
 
 import logging
@@ -30,7 +30,7 @@ from shards.output.progress import Fact, Ticker, as_log_line
 from shards.output.quantities import clock
 
 WINDOW_SECONDS = 30.0
-_MARK_SECONDS = 0.25  # least time between two marks
+_MARK_SECONDS = 0.25  # least training time between two marks
 log = logging.getLogger(__name__)
 _MOST_RECORD_BYTES = 16 << 20
 _SIZES = ("model.patch", "model.depth", "model.width")
@@ -45,13 +45,13 @@ _COMPARED = (
     *("data.mixup.cutmix_alpha", "data.randaugment.num_ops", "data.augment.three_augment"),
     *("data.augment.color_jitter", "engine.precision", "seed"),
 )
-NUM_IMAGES = 16  # of the first batch, for TensorBoard
-_RATES = ("bytes", "requests", "retries", "hedges")  # sums of the data's counts that are shown as rates too
+NUM_IMAGES = 16  # images of the first batch that TensorBoard shows
+_RATES = ("bytes", "requests", "retries", "hedges")  # counts that are also shown as rates
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchMark:
-    """The accounts' sums once `step` was launched, and the monotonic time in seconds."""
+    """The seconds of the ledger's accounts when `step` was launched. `at`: the monotonic time."""
 
     step: int
     at: float
@@ -66,7 +66,8 @@ class LaunchMark:
 
 
 class Throughput:
-    """Marks of the last 30 seconds of training, so that the slow first step of a process soon stops counting."""
+    """How fast training is, from marks of its last 30 seconds, so that the slow first step of a process soon stops
+    counting."""
 
     def __init__(self, seconds: Mapping[Account, float], *, step: int) -> None:
         self._seconds = seconds
@@ -77,15 +78,15 @@ class Throughput:
 
     @property
     def at(self) -> float:
-        """Monotonic time at which the last step that was read was launched."""
+        """The monotonic time at which the step whose outcome was read last was launched."""
         return self._last.at
 
     def launched(self, step: int) -> None:
-        """`step` is launched: its time ends here, whenever its outcome is read."""
+        """Ends the time of `step`, which has just been launched. It does not matter when its outcome is read."""
         self._launched.append(self._mark(step))
 
     def step(self) -> None:
-        """The outcome of the oldest launched step has been read."""
+        """Counts the oldest launched step, whose outcome has been read."""
         self._last = self._launched.popleft()
         marks = self._marks
         if marks[0] is self._start:
@@ -96,18 +97,18 @@ class Throughput:
             marks.popleft()
 
     def step_seconds(self) -> float:
-        """Seconds per training step, over the last 30 s."""
+        """Returns the seconds per training step, over the last 30 s."""
         return _step_seconds(self._marks[0], self._last) or _step_seconds(self._start, self._last)
 
     def seconds_left(self, steps: int) -> float:
-        """The seconds that are left for the remaining steps of `num_steps`, with checkpoints and evaluations as often
+        """Returns the seconds until step `steps`, assuming that checkpoints and evaluations take as much time per step
         as so far."""
         done = max(1, self._last.step - self._start.step)
         aside = (self._last.aside - self._start.aside) / done
         return (steps - self._last.step) * (self.step_seconds() + aside)
 
     def since_line(self, *, global_batch: int) -> dict[str, float]:
-        """images_per_second, step_seconds and data_wait_share of the steps since the last call."""
+        """Returns images_per_second, step_seconds and data_wait_share of the steps since the last call."""
         before, self._line = self._line, self._last
         step_seconds = _step_seconds(before, self._last)
         wait = self._last.data_wait - before.data_wait
@@ -138,8 +139,8 @@ def open_reporter(
     skipped: Skipped = (),
     utilisation: Utilisation | None = None,
 ) -> Iterator["Reporter"]:
-    """A run's reporter from `step` on, with these data steps skipped; the job's record and settings go to
-    TensorBoard."""
+    """Opens a run's reporter from `step` on, and shows the job's record and settings in TensorBoard. `skipped`: the
+    data steps that the run leaves out."""
     run_dir = Path(job.run_dir)
     with closing(Metrics(run_dir, step=step)) as metrics:
         text, settings = _text(run_dir / "job.yaml"), settings_of(job)
@@ -157,11 +158,11 @@ def open_reporter(
         )
         with following(job, text=text, settings=settings, is_done=lambda: reporter.is_done):
             yield reporter
-            reporter.write_rest()  # not after an error: the run may have been taken over, and so may its files
+            reporter.write_rest()  # not after an error: another process may have taken over the run and its files
 
 
 def _text(record: Path) -> str:
-    """The job's record, which this run has just written; empty if it is not there."""
+    """Returns the job's record, which this run has just written; empty if it is missing."""
     try:
         return read_local_text(record, most_bytes=_MOST_RECORD_BYTES)
     except FileNotFoundError:
@@ -169,11 +170,11 @@ def _text(record: Path) -> str:
 
 
 def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
-    """The settings by which runs are compared, under the names of the job's fields."""
+    """Returns the settings by which runs are compared, under the names of the job's fields."""
     fields = flattened(asdict(job))
     fields["data.url"] = job.data.url or " + ".join(url for url, _ in job.data.mix)
     fields["schedule.stair_steps"] = " ".join(map(str, job.schedule.stair_steps))
-    if not job.model.is_bit:  # its blocks have these sizes, whether the job or the model's name gives them
+    if not job.model.is_bit:  # sizes from the job or from the model's name
         fields |= {f"model.{name}": getattr(job.model.size, name) for name in ("patch", "depth", "width")}
     others = {name for names in _OF_ONE_DECAY.values() for name in names} - {*_OF_ONE_DECAY.get(job.schedule.decay, ())}
     left_out = others | (set(_SIZES) if job.model.is_bit else set())
@@ -182,9 +183,9 @@ def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
 
 
 class Reporter:
-    """Context manager for the loop of rank 0. `epoch_samples`: samples per epoch, 0 if datasets are mixed.
-    `save_interval_seconds`: between two checkpoints, 0 if they do not follow the clock. `utilisation`: what a step
-    costs."""
+    """Reports a run on rank 0; a context manager around its loop. `epoch_samples`: the number of samples per epoch, 0
+    if datasets are mixed. `save_interval_seconds`: the seconds between two checkpoints, 0 if they do not follow the
+    clock. `utilisation`: computes what a step costs."""
 
     def __init__(
         self,
@@ -218,16 +219,17 @@ class Reporter:
         self._stack.__exit__(kind, error, trace)
 
     def shows(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        """The first images [n, height, width, 3] of 0 to 255 with labels [n, most], as the model gets them."""
+        """Shows the first images as the model gets them: [n, height, width, 3] with values of 0 to 255, and labels [n,
+        most]."""
         own = [[self.label_names[label] for label in row if label >= 0] for row in labels.tolist()]
         self.metrics.show_images(self._step + 1, images, [", ".join(names) for names in own])
 
     def shows_positions(self, step: int, levels_TUHW: torch.Tensor) -> None:
-        """How similar the position embeddings are after a step: the levels of their similarities."""
+        """Shows how similar the position embeddings are after a step: the levels of their similarities."""
         self.metrics.show_picture("weights/position_similarity", step, picture(levels_TUHW))
 
     def launched(self, step: int) -> None:
-        """A step is launched; its outcome comes with `step`."""
+        """Notes that a step was launched. Its outcome is passed to `step` later."""
         self._throughput.launched(step)
 
     def step(
@@ -244,9 +246,9 @@ class Reporter:
         norms: Mapping[str, float] | None = None,
         ranks: Mapping[str, float] | None = None,
     ) -> None:
-        """The outcome of the oldest launched step. `rate`: the learning rate. `of_others`: the scores' values on other
-        held-out datasets. `guard`: the guard's values beside it. `norms`: by group; a step that has them gets a line.
-        `ranks`: of the ranks' times.
+        """Reports the outcome of the oldest launched step. `rate`: the learning rate. `of_others`: further scores, such
+        as those on other held-out datasets. `guard`: the guard's values. `norms`: the norms by group; a step with
+        scores or norms always gets a line of metrics. `ranks`: values about the ranks' times.
         """
         self._throughput.step()
         self._step, self._loss, self._rate = step, loss, rate
@@ -267,14 +269,14 @@ class Reporter:
         self._ticker.tick(self.facts)
 
     def scored_late(self, step: int, scores: Scores | None, of_others: Mapping[str, float]) -> None:
-        """The scores of a step that was reported without them, because its evaluation was given up."""
+        """Reports the scores of a step that was reported without them because its evaluation was given up."""
         self._scores = scores or self._scores
         _tell(step, scores, of_others or {}, on=self.job.scored_on)
         self.metrics.amend(step, (scores.values("test_") if scores else {}) | dict(of_others))
 
     def saved(self, step: int, values: dict[str, float]) -> None:
-        """A checkpoint is committed: shown in the live line, or as a line in a log. `values`: for the next line of
-        metrics."""
+        """Reports that a checkpoint is committed, in the live line or as a line in the log. `values`: values for the
+        next line of metrics."""
         self._saved = step
         self._once |= values
         if not self._ticker.is_live:
@@ -282,15 +284,16 @@ class Reporter:
             log.info("%s, %s saved", as_log_line(self.facts()[:-1]), which)
 
     def not_saved(self, num_failed: int) -> None:
-        """A checkpoint could not be written: `num_failed` so far."""
+        """Reports that a checkpoint could not be written. `num_failed`: how many failed so far."""
         self._once |= {"checkpoint/failed": float(num_failed)}
 
     def not_scored(self, num_failed: int) -> None:
-        """Measurements of an evaluation failed: `num_failed` so far."""
+        """Reports that measurements of an evaluation failed. `num_failed`: how many failed so far."""
         self._once |= {"evaluation/failed": float(num_failed)}
 
     def write_rest(self) -> None:
-        """Adds to the last line, at the end, what the next one was to have, such as the last commit."""
+        """Adds to the last line the values kept for the next one, such as those of the last commit. Called at the end
+        of a run."""
         if self._once and self._line_step:
             self.metrics.amend(self._line_step, self._once)
         self._once = {}
@@ -302,7 +305,7 @@ class Reporter:
         return self._step == self.job.steps
 
     def facts(self) -> list[Fact]:
-        """The facts that the live line shows."""
+        """Returns the facts that the live line shows."""
         job, scores = self.job, self._scores
         count = f"step {self._step:,}/{job.steps:,}"
         accuracy = (
@@ -330,7 +333,7 @@ class Reporter:
         return {"epoch": data_step_of(self._step, self.skipped) * self.job.global_batch / self.epoch_samples}
 
     def _data_rates(self, traffic: dict[str, float]) -> dict[str, float]:
-        """Rates per second since the previous line; empty for the first line of a process."""
+        """Returns rates per second since the previous line; empty for the first line of a process."""
         now, before = self._throughput.at, self._traffic
         self._traffic = now, traffic
         if before is None:
@@ -340,7 +343,7 @@ class Reporter:
 
 
 def _tell(step: int, scores: Scores | None, values: Mapping[str, float], *, on: str) -> None:
-    """Logs the scores after a step: of the model, of its averaged weights, and few-shot accuracy."""
+    """Logs the scores after a step: those of the model and of its averaged weights, and the few-shot accuracy."""
     if scores:
         log.info("step %d: %s accuracy %.3f, loss %.3g", step, on, scores.accuracy, scores.loss)
     if "test_ema_accuracy" in values:

@@ -1,14 +1,13 @@
-"""What a step costs, for rank 0's lines of metrics: the parts of its time, MFU, memory, and which ranks are slow.
+"""What a step costs, for rank 0's metrics: the parts of its time, model FLOP utilisation, memory, and slow ranks.
 
-Model FLOP utilisation (MFU) is the number of operations that a step's model needs, relative to what the devices could
-do, as in PaLM (Chowdhery et al., 2022, appendix B): a block that is computed again in the backward pass counts once.
-There are two peaks: the data sheet's, which is known for some GPUs in bf16, and what a product of matrices reaches on
-this device in the precision of the run.
+Model FLOP utilisation (MFU) is the number of operations that a model needs in a step, relative to the peak of the
+devices, as in PaLM (Chowdhery et al., 2022, appendix B). A block that is computed again in the backward pass counts
+once. There are two peaks: the data sheet's, which is known for some GPUs in bf16, and what a product of matrices
+reaches on this device in the run's precision.
 
-All ranks end a step together, so its wall time says nothing about any one of them. A slow rank works while the others
-wait for it in an exchange: its own time, the step without `communication`, is longer than theirs. Every rank writes its
-times into its own places of a row of zeros, which is part of the reduction that each step makes anyway. The sum is the
-row of all ranks.
+All ranks end a step together, so the wall time does not show which rank is slow. A slow rank works while the others
+wait for it in an exchange, so its own time, the step without `communication`, is longer than theirs. Every rank writes
+its times into its places in a row of zeros, which joins the reduction of the step. The sum has the times of all ranks.
 """
 
 import resource
@@ -33,15 +32,15 @@ _PRODUCTS_ON_GPU, _MOST_PRODUCTS_ON_CPU = 20, 10
 _MOST_SECONDS_ON_CPU = 0.04
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _STATM = Path("/proc/self/statm")
-SLOW_FACTOR, SLOW_SECONDS = 1.3, 300.0  # of the median of all ranks, and for how long
-NUM_WINDOWS = 5  # in each of which it is slow: one long step is no slow rank, and one short step no end of it
+SLOW_FACTOR, SLOW_SECONDS = 1.3, 300.0  # times the median of all ranks, for at least this long
+NUM_WINDOWS = 5  # a rank must be slow in each of these, so that a single long or short step changes nothing
 OWN_STEP = "own_step"
 _KINDS = ("data_wait", OWN_STEP, "checkpoint")
 
 
 def train_flops(job: TrainingJob) -> int:
-    """Operations of one image in training: three forward passes; with a frozen backbone one, and two more of what is
-    trained behind it. Without the branches that stochastic depth skips."""
+    """Returns the operations of one image in training: three forward passes or, with a frozen backbone, one forward
+    pass and two more of the trained part. Branches that stochastic depth skips are not counted."""
     model, skipped = job.model, job.engine.skip_branches * skipped_flops(job.model)
     whole = forward_flops(model) - skipped
     if not job.optimizer.freeze_backbone:
@@ -53,13 +52,13 @@ def train_flops(job: TrainingJob) -> int:
 
 
 def mfu(*, image_flops: int, global_batch: int, step_seconds: float, num_ranks: int, peak: float) -> float:
-    """The share of the peak (operations per second of one rank) that the model's operations make up."""
+    """Returns the model's operations as a share of the peak. `peak`: the operations per second of one rank."""
     return image_flops * global_batch / max(step_seconds * num_ranks * peak, 1e-9)
 
 
 def nominal_peak(device: torch.device, precision: str) -> float:
-    """Operations per second by the data sheet; 0 if it is unknown: on CPUs, GPUs that are not in the table, and in
-    fp32."""
+    """Returns the data sheet's operations per second. Returns 0 for CPUs, in fp32, and for GPUs that are not in the
+    table."""
     if device.type != "cuda" or precision != "bf16":
         return 0.0
     gpu = gpu_of_device(str(torch.cuda.get_device_name(device)))
@@ -67,9 +66,10 @@ def nominal_peak(device: torch.device, precision: str) -> float:
 
 
 def measured_peak(device: torch.device, precision: Literal["bf16", "fp32"]) -> float:
-    """Operations per second of a product of two matrices, the best of a few; it takes some hundredths of a second."""
+    """Returns the operations per second of a product of two matrices, the best of a few. The measurement takes some
+    hundredths of a second."""
     side = _SIDE_ON_GPU if device.type == "cuda" else _SIDE_ON_CPU
-    generator = torch.Generator(device).manual_seed(0)  # numbers that a run draws stay the same
+    generator = torch.Generator(device).manual_seed(0)  # leaves the run's own random numbers as they are
     factors = [torch.randn(side, side, device=device, generator=generator).to(_DTYPES[precision]) for _ in range(2)]
     product = torch.mm(*factors)
     seconds = _on_gpu(factors, product) if device.type == "cuda" else _on_cpu(factors, product)
@@ -96,7 +96,8 @@ def _on_gpu(factors: list[torch.Tensor], product: torch.Tensor) -> float:
 
 
 class Utilisation:
-    """Computes what the steps of a job cost; its precision must be decided. Measures the device's peak at first."""
+    """Computes what a job's steps cost. The job's precision must be decided. Measures the device's peak once, when it
+    is made."""
 
     def __init__(self, job: TrainingJob, world: World, times: StepTimes) -> None:
         self.times, self._world = times, world
@@ -108,14 +109,16 @@ class Utilisation:
         self.measured_peak = measured_peak(world.device, precision)
 
     def values(self, step_seconds: float) -> dict[str, float]:
-        """The values since the last call. `step_seconds`: of a step without saves and evaluations."""
+        """Returns the values since the last call. `step_seconds`: the seconds of a step, without saves and
+        evaluations."""
         found = {"perf/mfu_of_measured_peak": self._mfu(step_seconds, self.measured_peak)}
         if self.nominal_peak:
             found["perf/mfu"] = self._mfu(step_seconds, self.nominal_peak)
         return found | self.times.since_line() | memory(self._world.device)
 
     def words(self, step_seconds: float) -> str:
-        """The MFU for the live line, relative to the nominal peak if that is known."""
+        """Returns the MFU for the live line, relative to the nominal peak if that is known, otherwise to the measured
+        one."""
         if self.nominal_peak:
             return f"MFU {100 * self._mfu(step_seconds, self.nominal_peak):.0f} %"
         return f"{100 * self._mfu(step_seconds, self.measured_peak):.0f} % of peak"
@@ -131,8 +134,8 @@ class Utilisation:
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """Bytes of this process: on a GPU the most that tensors took and the allocator held so far; on a CPU what is
-    resident now."""
+    """Returns the memory of this process in bytes. On a GPU: the most that tensors took, and the most that the
+    allocator held. On a CPU: what is resident now."""
     if device.type == "cuda":
         return {
             "memory/allocated_peak_bytes": float(torch.cuda.max_memory_allocated(device)),
@@ -142,28 +145,29 @@ def memory(device: torch.device) -> dict[str, float]:
 
 
 class RankTimes:
-    """The mean times of the steps since the last exchange, in each step whose number is a multiple of `every`."""
+    """Exchanges the ranks' mean times per step since the last exchange, in each step whose number is a multiple of
+    `every`."""
 
     def __init__(self, times: StepTimes, world: World, *, every: int) -> None:
         self._times, self._world, self._every = times, world, every
         self.names = tuple(f"rank {rank}: {kind}" for rank in range(world.num_ranks) for kind in _KINDS)
 
     def is_due(self, step: int) -> bool:
-        """Whether step `step`, from 1 on, exchanges times. A rank that is alone never does."""
+        """Returns whether step `step`, from 1 on, exchanges times. A rank that runs alone never does."""
         return self._world.num_ranks > 1 and step % self._every == 0
 
     def row(self) -> list[float]:
-        """One value for each of `names`: this rank's seconds, and zeros."""
+        """Returns one value for each of `names`: this rank's seconds, and zeros for the other ranks."""
         row, first = [0.0] * len(self.names), self._world.rank * len(_KINDS)
         row[first : first + len(_KINDS)] = self._times.since_exchange()
         return row
 
     def of(self, kind: str, sums: Mapping[str, float]) -> list[float]:
-        """The seconds of each rank, in rank order, from the sums over ranks."""
+        """Returns the seconds of each rank, in rank order, from the sums over ranks. `kind`: one of `_KINDS`."""
         return [sums[f"rank {rank}: {kind}"] for rank in range(self._world.num_ranks)]
 
     def values(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The ranks' times as metrics show them; empty before the first step has ended."""
+        """Returns the ranks' times as metrics show them; empty before the first step has ended."""
         own = self.of(OWN_STEP, sums)
         if not any(own):
             return {}
@@ -195,7 +199,8 @@ class SlowRanks:
         self._named: set[int] = set()
 
     def newly_slow(self, own_seconds: Sequence[float], *, at: float) -> list[SlowRank]:
-        """The ranks to name now. `own_seconds`: of each rank per step, since the line before; `at`: monotonic."""
+        """Returns the ranks to name now. `own_seconds`: each rank's own seconds per step since the last exchange. `at`:
+        the monotonic time."""
         self._began = self._began if self._lines else at
         self._lines.append(own_seconds)
         if at - self._began < SLOW_SECONDS / NUM_WINDOWS:

@@ -1,1 +1,1 @@
-"""When a run saves and what, its best checkpoint, its end, and whether it is the same run."""
+"""What a run saves and when, its best checkpoint, its end, and whether a job may continue a run."""

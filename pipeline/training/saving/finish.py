@@ -1,6 +1,7 @@
-"""Weights out of checkpoints, at the end of a run and from any checkpoint of a running one, and the marker RUN/DONE.
+"""Makes weights from checkpoints, at the end of a run or from any checkpoint of a running one, and writes the marker
+RUN/DONE.
 
-The marker vouches for the weights beside it.
+The marker has the digest of the weights beside it.
 """
 
 import hashlib
@@ -31,14 +32,15 @@ from shards.files.typed_json import sealed, unsealed
 from shards.store import Store
 
 log = logging.getLogger(__name__)
-_MOST_LISTINGS = 5  # of a run that retires its checkpoints faster than they are read
+_MOST_LISTINGS = 5  # tries, for a run that retires its checkpoints faster than they are read
 Labels = tuple[str, ...]
-_MOST_BYTES = 16 << 20  # of the marker
+_MOST_BYTES = 16 << 20  # largest marker that is read
 
 
 @dataclass(frozen=True, kw_only=True)
 class TakenRun:
-    """The run whose weights are taken. `labels_for`: the names of its classes, for a checkpoint's manifest."""
+    """A run from which weights are taken. `labels_for`: returns the names of the classes for a checkpoint's
+    manifest."""
 
     run_dir: Path
     job: TrainingJob
@@ -55,9 +57,10 @@ def save_checkpoint_weights(
     labels: Labels,
     is_raw: bool = False,
 ) -> None:
-    """A weights folder with the averaged weights if the job averages, else or if `is_raw` with the raw ones, under any
-    ZeRO stage. What no tensor shows of the model, such as its head's constant, is as the checkpoint says: job.yaml may
-    have been edited since. InvalidDataError if the checkpoint has other tensors than the job's model."""
+    """Writes a weights folder from a checkpoint of any ZeRO stage: the averaged weights if the job averages them, but
+    the raw ones with `is_raw`. Settings that no tensor shows, such as the head's constant, come from the checkpoint,
+    because job.yaml may have been edited since. Raises InvalidDataError if the checkpoint has other tensors than the
+    job's model."""
     if {name: tensor.shape for name, tensor in manifest.tensors.items()} != dict(shapes_of(job.model)):
         raise InvalidDataError(f"{manifest.id.folder} has other tensors than the model in the run's job.yaml")
     slot = AVERAGE if job.ema_decay and not is_raw else MASTER
@@ -71,8 +74,9 @@ def save_checkpoint_weights(
 
 
 def take_weights(folder: Path, source: TakenRun, *, choice: CheckpointChoice, is_raw: bool) -> CheckpointId:
-    """Writes the weights of a checkpoint, whole or not at all; returns which one. Of the newest ones, the first that
-    can be used. UserError or InvalidDataError if there is none."""
+    """Writes the weights of a checkpoint, completely or not at all, and returns which checkpoint it was. Takes the
+    first of the chosen checkpoints that can be used, newest first. Raises UserError or InvalidDataError if there is
+    none."""
     for _ in range(_MOST_LISTINGS):
         standing = standing_in(source.store, recorded=last_saved(source.run_dir))
         candidates = chosen(choice, standing, run_dir=source.run_dir, url=source.store.url)
@@ -94,7 +98,8 @@ def take_weights(folder: Path, source: TakenRun, *, choice: CheckpointChoice, is
 def _take_first(
     folder: Path, source: TakenRun, candidates: list[CheckpointId], *, choice: CheckpointChoice, is_raw: bool
 ) -> tuple[CheckpointId | None, bool]:
-    """The first of the checkpoints that can be used, if any, and whether the store is to be listed again."""
+    """Writes the weights of the first checkpoint that can be used. Returns that checkpoint, if any, and whether to list
+    the store again."""
     is_again = False
     for candidate in candidates:
         try:
@@ -122,13 +127,14 @@ def _take(folder: Path, source: TakenRun, checkpoint: CheckpointId, *, is_raw: b
         save_checkpoint_weights(
             folder, source.job, manifest, files=files, labels=source.labels_for(manifest), is_raw=is_raw
         )
-    except StorageError:  # what is verified and not held is read again
+    except StorageError:  # parts that were verified but not kept in memory are read again
         refuse_retired(source.store, checkpoint)
         raise
 
 
 def labels_of_data(job: TrainingJob, manifest: CheckpointManifest) -> Labels:
-    """The names of the classes, from the dataset that the run was trained on. UserError if it is not there."""
+    """Returns the names of the classes, from the dataset that the run was trained on. Raises UserError if that dataset
+    cannot be opened or has changed."""
     todo = "give the names of the run's classes as --labels-file FILE, one per line"
     try:
         data = open_training_data(job.data)
@@ -143,7 +149,7 @@ def labels_of_data(job: TrainingJob, manifest: CheckpointManifest) -> Labels:
 
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """The DONE marker: the last checkpoint, with its position and job as in its manifest, and the sha256 of the weights
+    """The DONE marker: the last checkpoint, the position and the job in its manifest, and the sha256 of the weights
     made from it."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -159,7 +165,8 @@ _DONE = TypeAdapter(Done)
 
 
 def read_done(run_dir: Path) -> Done | None:
-    """The DONE marker, if the weights beside it are those that it vouches for."""
+    """Reads the DONE marker. Returns None if it is missing or damaged, or if the weights beside it have another
+    digest."""
     try:
         done = done_from_json(read_local_text(run_dir / "DONE", most_bytes=_MOST_BYTES))
         digest = _sha256(run_dir / "weights" / "model.safetensors")
@@ -169,19 +176,19 @@ def read_done(run_dir: Path) -> Done | None:
 
 
 def done_to_json(done: Done) -> str:
-    """The marker as one line of JSON, with a digest of itself."""
+    """Returns the marker as one line of JSON, with a digest of that line."""
     return sealed(_DONE.dump_json(done)).decode()
 
 
 def done_from_json(text: str) -> Done:
-    """Parses the marker. ValueError if it has another form, or its digest is wrong."""
+    """Parses the marker. Raises ValueError if it has another form, or if its digest is wrong."""
     return _DONE.validate_json(unsealed(text.encode()))
 
 
 def finish(
     run_dir: Path, job: TrainingJob, manifest: CheckpointManifest, *, store: Store, labels: tuple[str, ...]
 ) -> None:
-    """Weights from the final checkpoint (any ZeRO stage), averaged ones if the job averages, then the DONE marker."""
+    """Writes the weights of the final checkpoint (averaged ones if the job averages them), then the DONE marker."""
     folder = run_dir / "weights"
     save_checkpoint_weights(folder, job, manifest, files=RankFiles(store, manifest), labels=labels)
     done = Done(

@@ -1,11 +1,11 @@
-"""Which jobs may continue a run: the fields that must stay, and what more steps mean for the learning rate.
+"""Which jobs may continue a run: the fields that must stay the same, and what more steps mean for the learning rate.
 
-    where and how it is run        may change at any time: results change to rounding, or not at all
+    where and how it runs          may change at any time; results stay equal to rounding, or exactly
     what is measured while it runs may change until the run is done
-    steps                          more of them need --extend: the schedule is a function of them
-    all else                       must stay
+    steps                          more steps need --extend, because the schedule depends on their number
+    all else                       must stay the same
 
-The seed, the batch and everything under `data` are compared by the position of the stream: a dataset may move.
+The seed, the batch and everything under `data` are compared through the position of the stream, so a dataset may move.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from pipeline.training.settings.schedule import learning_rate
 from shards.config_values import Difference, as_lines, differences, flattened
 from shards.errors import UserError
 
-_IMAGE_SIZE = "image_size"  # of the position; the model's is compared
+_IMAGE_SIZE = "image_size"  # a field of the position; not compared, because the model has it, too
 WARMUP = "schedule.warmup_steps"
 OF_POSITION = ("seed", "global_batch", "data.")
 _WHERE_AND_HOW = (
@@ -40,11 +40,12 @@ def refuse_changes(
     is_done: bool = False,
     extend: bool = False,
 ) -> None:
-    """A job that continues a run must be the same job, and so must one whose run is done. UserError names what differs.
+    """Raises UserError, which names what differs, if a job may not continue a run, or is not the job of a run that is
+    done.
 
     `saved`, `stands_at`: the job and the position of a checkpoint or of a DONE marker. `start`: the position before the
-    first batch of `job`. Ranks and the engine may change (stage, precision, compilation, checkpointing): they change
-    results to rounding.
+    first batch of `job`. The ranks and the engine (stage, precision, compilation, activation checkpointing) may change:
+    results stay equal to rounding.
     """
     changed = _differences(saved, job, is_done=is_done)
     moved = stands_at.differences(start, allow_other_decoder=job.data.allow_other_decoder)
@@ -58,7 +59,7 @@ def refuse_changes(
 
 
 def _differences(saved: SavedJob, job: TrainingJob, *, is_done: bool) -> list[Difference]:
-    """The fields that differ between two jobs, apart from their data and their steps."""
+    """Returns the fields that differ between two jobs, apart from their data and their steps."""
     before = {
         "model": saved.model,
         "loss": saved.loss,
@@ -78,8 +79,9 @@ def _differences(saved: SavedJob, job: TrainingJob, *, is_done: bool) -> list[Di
 def _refuse_other_steps(
     saved: SavedJob, job: TrainingJob, *, step: int, extend: bool, others: Sequence[Difference]
 ) -> None:
-    """UserError for fewer steps than the `step` reached, and for another length of the run. It lists `others` too, but
-    not the warm-up: that follows the steps, and --extend keeps it."""
+    """Raises UserError if the job has fewer steps than the run has reached, or another number of steps without
+    `extend`. The message also lists `others`, except for the warm-up: it follows from the steps, and --extend keeps
+    it."""
     before = saved.job[STEPS]
     if step > job.steps:
         raise UserError(
@@ -97,7 +99,8 @@ def _refuse_other_steps(
 
 
 def other_values(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: bool) -> list[Difference]:
-    """The fields that differ between a run's recorded job and another one, without `steps`."""
+    """Returns the fields that differ between a run's recorded job and another one and must stay the same, without
+    `steps`."""
     was, is_now = flattened(before), flattened(now)
     free = (*OF_POSITION, *_WHERE_AND_HOW, *(() if is_done else _MEASURED))
     is_precision_fixed = is_done and is_now[_PRECISION] != _UNDECIDED
@@ -113,8 +116,8 @@ def other_values(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: 
 
 
 def extension(before: Mapping[str, Any], job: TrainingJob, *, step: int) -> str:
-    """Says what happens to the learning rate of a run that continues at `step` with more steps than before. Empty if
-    it has no more steps."""
+    """Returns text about the learning rate of a run that continues at `step` with more steps than before; empty if it
+    has no more steps."""
     num_steps = before[STEPS]
     if job.steps <= num_steps:
         return ""

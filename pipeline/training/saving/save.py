@@ -1,8 +1,9 @@
-"""Saves a run while it trains, and says what a checkpoint records: the job, the versions, and what its bits depend on.
+"""Saves a run while it trains, and decides what a checkpoint records: the job, the versions, and what its bits depend
+on.
 
-A run that resumes elsewhere reads the same samples and computes the same steps, but somewhere it adds numbers in
-another order. The record tells where it was computed and with which kernels, and one line of the log says so. Saves
-that fail several times in a row end the run.
+A run that resumes on another machine reads the same samples and computes the same steps, but may add numbers in another
+order. The record says where a checkpoint was computed and with which kernels, and the log says what has changed since.
+Saves that fail several times in a row end the run.
 """
 
 import hashlib
@@ -36,7 +37,7 @@ from shards.errors import TransientError
 log = logging.getLogger(__name__)
 _WHERE = ("run_dir", "device", "threads")
 _LIBRARIES = ("patchline", "torch", "deepspeed", "numpy", "simplejpeg", "opencv-python-headless")
-BITS = "bits"  # its place in a checkpoint's record
+BITS = "bits"  # key in a checkpoint's record
 Bits = dict[str, Any]
 _CPUINFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/version")
 _WORDS = {
@@ -57,11 +58,11 @@ _WORDS = {
     "attention": "engine.attention",
     "float8": "engine.float8",
 }
-_GPU_ONLY = {"ranks_per_node", "deterministic"}  # on CPUs they change nothing: gloo's order of adding knows no nodes
+_GPU_ONLY = {"ranks_per_node", "deterministic"}  # gloo's order of adding does not depend on nodes
 
 
 def saved_job(job: TrainingJob) -> SavedJob:
-    """What is saved of a job whose precision is decided."""
+    """Returns what a checkpoint saves of a job whose precision is decided."""
     fields = json.loads(json.dumps(asdict(job)))
     return SavedJob(
         model=fields["model"],
@@ -76,9 +77,9 @@ def saved_job(job: TrainingJob) -> SavedJob:
 class Saving:
     """The saves of a run, as the rest of training sees them.
 
-    `saved` is the newest committed checkpoint, at first the one that the run resumed from. `record` is that of every
-    checkpoint. `reporter` is None on all ranks but the first. A save ends at a later step, unless it is waited for:
-    `sources` belong into the sums of every step, and `advance` takes them.
+    `saved`: the newest committed checkpoint, at first the one that the run resumed from. `record`: the record in every
+    checkpoint. `reporter`: None on all ranks but the first. A save usually ends at a later step: the ranks learn of it
+    from `sources`, which must be in the sums of every step and are passed to `advance`.
     """
 
     def __init__(
@@ -96,8 +97,8 @@ class Saving:
         self.checkpoints, self.controls, self.reporter = saves.checkpoints, controls, reporter
         self.saved = saved.id if saved else None
         self.sources = (SumSource(names=NAMES, read=saves.flags),)
-        self.stall_seconds = self.commit_seconds = 0.0  # of the newest commit: training waited; until all knew
-        self._waited_seconds = 0.0  # of the newest save, so far
+        self.stall_seconds = self.commit_seconds = 0.0  # as measured for the newest commit
+        self._waited_seconds = 0.0  # how long training has waited for the newest save
         self.num_failed = 0
         self._num_in_a_row = self._skipped_for = 0
         engine.before_update = saves.writer.order_update
@@ -117,11 +118,11 @@ class Saving:
         losses: tuple[float, ...] = (),
         may_be_skipped: bool = True,
     ) -> None:
-        """Begins a checkpoint of this moment, after these losses. All ranks call it at the same step, when all outcomes
-        are read.
+        """Begins a checkpoint of the present state. All ranks call it at the same step, after all outcomes are read.
+        `losses`: the latest losses, for the guard.
 
-        A save that is still running is waited for, or this one is skipped (`checkpoint.when_busy`, if it may be). One
-        failure is logged; `checkpoint.max_failed` in a row end the run.
+        If another save is still running, it is waited for, or this one is skipped if `may_be_skipped` and
+        `checkpoint.when_busy` say so. A failure is logged; `checkpoint.max_failed` failures in a row end the run.
         """
         step, saves = position.next_step, self.saves
         if may_be_skipped and saves.is_under_way and self.job.checkpoint.when_busy == "skip":
@@ -146,11 +147,11 @@ class Saving:
             self.wait()
 
     def advance(self, result: StepResult) -> None:
-        """Takes the sums of a step: a save may have ended."""
+        """Learns from the sums of a step whether a save has ended."""
         self._ended(self.saves.advance(result.sums))
 
     def wait(self) -> None:
-        """Waits until no save is running. Collective if one is."""
+        """Waits until no save is running. Collective if a save is running."""
         if self.saves.is_under_way:
             began = time.monotonic()
             with self.controls.writing():
@@ -159,25 +160,26 @@ class Saving:
             self._ended(ended)
 
     def last_step(self) -> int | None:
-        """The step of the newest checkpoint, once no save is running. Collective if one is."""
+        """Waits until no save is running, and returns the step of the newest checkpoint. Collective if a save is
+        running."""
         self.wait()
         return self.saved_step
 
     def settle(self) -> None:
-        """Waits, before the process ends, until nothing is left to write or to delete."""
+        """Waits until nothing is left to write or to delete. Called before the process ends."""
         self.wait()
         with self.controls.writing():
             self.saves.settle()
 
     def manifest(self) -> CheckpointManifest:
-        """The manifest of the newest committed checkpoint, as it is in the store."""
+        """Reads the manifest of the newest committed checkpoint from the store."""
         if self.saved is None:
             raise AssertionError("a checkpoint is committed")
         return self.checkpoints.manifest(self.saved)
 
     def _skip(self, step: int) -> None:
-        """Logs that a save is skipped, once for each save that is still running: a request to save is repeated at every
-        step."""
+        """Logs that a save is skipped. Logs it only once per running save, because a request to save is repeated at
+        every step."""
         if self.reporter and self._skipped_for != self.saves.step:
             log.warning("checkpoint of step %d skipped: that of step %d is still being written", step, self.saves.step)
         self._skipped_for = self.saves.step
@@ -211,7 +213,7 @@ class Saving:
 
 
 def state_bytes(job: TrainingJob, engine: Engine) -> int:
-    """Bytes of this rank's file once the optimiser has made its moments, which it does at the first step."""
+    """Returns the bytes of this rank's file after the first step, in which the optimiser makes its moments."""
     average = (AVERAGE,) if job.ema_decay else ()
     shapes: dict[str, tuple[int, ...]] = {}
     for each in engine.fragments():
@@ -221,8 +223,8 @@ def state_bytes(job: TrainingJob, engine: Engine) -> int:
 
 
 def describe(job: TrainingJob, world: World, *, plan: BatchPlan, is_compiled: bool) -> dict[str, Any]:
-    """A checkpoint's record: the topology and the engine (bitwise equality needs the same), the job's hash, versions.
-    `is_compiled`: whether the model's blocks are compiled."""
+    """Returns a checkpoint's record: the topology and the engine, which must be the same for equal bits, the job's
+    hash, and the versions of libraries. `is_compiled`: whether the model's blocks are compiled."""
     engine = with_buckets_of(job.engine, on_cpu=world.device.type == "cpu")
     return {
         "topology": {"num_ranks": world.num_ranks, "num_threads": world.num_threads, "device": world.device.type},
@@ -243,15 +245,16 @@ def describe(job: TrainingJob, world: World, *, plan: BatchPlan, is_compiled: bo
 
 
 def fingerprint(job: TrainingJob) -> str:
-    """sha256 of everything in the job except for where it runs."""
+    """Returns the sha256 of everything in the job except for where it runs."""
     fields = {name: value for name, value in asdict(job).items() if name not in _WHERE}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 def say_bits(world: World, config: EngineConfig, record: Mapping[str, Any], *, resumed: Mapping[str, Any]) -> Bits:
-    """Returns what a checkpoint records about bits. Rank 0 logs what the run promises, and, if the checkpoint that it
-    resumes from was computed differently, that its results will not have the bits of an unbroken run. `record`: what
-    else a checkpoint of this run records. `resumed`: the record of that checkpoint, or an empty one."""
+    """Returns what a checkpoint records about bits. Rank 0 logs whether a resumed run will have equal bits, and, if
+    this run resumes from a checkpoint that was computed differently, that it will not have the bits of an unbroken run.
+    `record`: the rest of the record in this run's checkpoints. `resumed`: the record of the checkpoint from which it
+    resumes; empty if there is none."""
     bits = bits_of(world, deterministic=config.deterministic)
     now = {**record, BITS: bits}
     lines = words_of_choice(world, deterministic=config.deterministic), differences_in_bits(resumed, now)
@@ -261,7 +264,7 @@ def say_bits(world: World, config: EngineConfig, record: Mapping[str, Any], *, r
 
 
 def bits_of(world: World, *, deterministic: bool) -> Bits:
-    """What the bits of this rank depend on. All ranks are like it: ranks that differ are refused at the start."""
+    """Returns what the bits of a run depend on, as seen by this rank."""
     is_gpu = world.device.type == "cuda"
     return {
         "device_type": world.device.type,
@@ -276,7 +279,8 @@ def bits_of(world: World, *, deterministic: bool) -> Bits:
 
 
 def words_of_choice(world: World, *, deterministic: bool) -> str:
-    """One line on how equal a resumed run will be on this device; empty on a CPU, whose kernels are deterministic."""
+    """Returns a line on whether a resumed run will have equal bits on this device; empty on a CPU, whose kernels are
+    deterministic."""
     if world.device.type != "cuda":
         return ""
     if deterministic:
@@ -285,8 +289,8 @@ def words_of_choice(world: World, *, deterministic: bool) -> str:
 
 
 def differences_in_bits(record: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """One line that says why this run's bits will differ from an unbroken one's; empty if nothing is known that makes
-    them differ. `record`: of the checkpoint that it resumes from; `now`: of those to come."""
+    """Returns a line that says why this run's bits will differ from those of an unbroken run; empty if no reason is
+    known. `record`: the record of the checkpoint from which it resumes. `now`: the record of its next checkpoints."""
     before, after = _facts(record), _facts(now)
     is_gpu = after.get("device_type") == "cuda"
     changed = [
@@ -298,7 +302,7 @@ def differences_in_bits(record: Mapping[str, Any], now: Mapping[str, Any]) -> st
 
 
 def _facts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything in a record that bits depend on."""
+    """Returns everything in a record that bits depend on."""
     bits, engine, versions = (_mapping(record.get(name)) for name in (BITS, "engine", "versions"))
     return engine | bits | {name: versions[name] for name in ("deepspeed",) if name in versions}
 

@@ -1,11 +1,12 @@
-"""At which steps a run saves unasked: every N steps, by the clock, and at each new best score; and which was the best.
+"""When a run saves without being asked: every N steps, by the clock, and at each new best score. Keeps track of the
+best checkpoint.
 
-The clock's wish comes back as a stop request of all ranks, as a person's does (watchdog/stopping.py). The other reasons
-are functions of the step and of the scores, which all ranks share, so all ranks decide alike.
+The clock's request reaches all ranks in the same way as a person's request to save (watchdog/stopping.py). The other
+reasons depend only on the step and the scores, which all ranks share, so all ranks decide alike.
 
 The checkpoint with the best score on the held-out dataset is saved when it is scored, named in RUN/best.json, and kept.
-Only checkpoints that count (attempts.py) can be the best one: the scores of a branch of the run that was abandoned are
-not scores of this run.
+Only checkpoints that count (attempts.py) can be the best one: scores from an abandoned branch of a run are not scores
+of that run.
 """
 
 import logging
@@ -30,17 +31,18 @@ log = logging.getLogger(__name__)
 
 
 class KeptBest:
-    """`best`: what RUN/best.json names, the same on every rank. `dataset`: the held-out one, None if nothing is scored;
-    then a best checkpoint that is there is kept, and no other takes its place."""
+    """Keeps the checkpoint with the best score. `best`: what RUN/best.json names, the same on every rank. `dataset`:
+    the held-out dataset. If it is None, nothing is scored, and an existing best checkpoint is kept and not replaced."""
 
     def __init__(self, job: TrainingJob, checkpoints: Checkpoints, *, dataset: Dataset | None) -> None:
         self.job, self.checkpoints, self.dataset = job, checkpoints, dataset
         self.best: Best | None = None
-        self._scored: Best | None = None  # the newest that is better than all before
-        self._begun: dict[str, Best] = {}  # their saves have begun; by folder
+        self._scored: Best | None = None  # the newest score that is better than all before
+        self._begun: dict[str, Best] = {}  # best scores whose saves have begun, by folder
 
     def find(self, resumed_from: CheckpointManifest | None) -> None:
-        """Reads what is named, after the attempt is on record, which continues from this checkpoint. Collective."""
+        """Finds the best checkpoint so far, for a run that continues from this checkpoint. Called after the attempt is
+        recorded. Collective."""
         self._scored, self._begun = None, {}
         found: dict[str, Any] | None = None
         if self.checkpoints.world.is_first and self.job.checkpoint.keep_best:
@@ -50,7 +52,8 @@ class KeptBest:
         self.best = Best(**found) if found else None
 
     def scored(self, step: int, scores: Scores, *, saved: CheckpointId | None) -> None:
-        """The scores after `step`. `saved`: the newest committed checkpoint; usually, that of `step` is yet to come."""
+        """Takes the scores after `step`. `saved`: the newest committed checkpoint; the checkpoint of `step` is usually
+        saved later."""
         if self.dataset is None or not self.job.checkpoint.keep_best or not math.isfinite(scores.loss):
             return
         own = CheckpointId(step=step, attempt=self.checkpoints.attempt.token)
@@ -63,27 +66,29 @@ class KeptBest:
             self._name(best)
 
     def is_due(self, step: int) -> bool:
-        """Whether the model after `step` is to be saved for its score."""
+        """Returns whether the model after `step` must be saved because of its score."""
         return self._scored is not None and self._scored.step == step
 
     def begins(self, step: int) -> None:
-        """A checkpoint of `step` begins."""
+        """Notes that a checkpoint of `step` begins."""
         if self._scored and self.is_due(step):
             self._begun[self._scored.checkpoint] = self._scored
 
     def committed(self, checkpoint: CheckpointId) -> None:
-        """A checkpoint is committed. Saves that began earlier and were not committed have failed."""
+        """Notes that a checkpoint is committed. Saves that began earlier and were not committed have failed."""
         best = self._begun.get(checkpoint.folder)
         self._begun = {folder: one for folder, one in self._begun.items() if one.step > checkpoint.step}
         if best:
             self._name(best)
 
     def failed(self, *, under_way: int) -> None:
-        """A save has failed. Of those that began, only the one of step `under_way` is still running (0: none)."""
+        """Forgets the saves that have failed. `under_way`: the step of the only save that is still running; 0 if there
+        is none."""
         self._begun = {folder: one for folder, one in self._begun.items() if one.step == under_way}
 
     def kept(self) -> set[str]:
-        """The folders that retention must leave: until the next best one is named, the one before as well."""
+        """Returns the folders that retention must keep: the best checkpoint, and new best ones that are still being
+        saved."""
         return {*self._begun, *([self.best.checkpoint] if self.best else [])}
 
     def _name(self, best: Best) -> None:
@@ -92,12 +97,12 @@ class KeptBest:
             return
         try:
             write_best(self.checkpoints.run_dir, best)
-        except OSError as error:  # it names what is kept all the same
+        except OSError as error:  # the checkpoint is kept all the same
             log.warning("%s could not be written: %s", self.checkpoints.run_dir / FILE_NAME, error.strerror)
 
     def _on_record(self, resumed_from: CheckpointManifest | None) -> Best | None:
-        """The better of two: the checkpoint that RUN/best.json names, and the one that the run continues from; on rank
-        0."""
+        """Returns the better of two: the checkpoint that RUN/best.json names, and the one from which the run continues.
+        Called on rank 0."""
         named, newest = self._named(), self._score_of(resumed_from) if resumed_from else None
         if newest is None or (named and not newest.is_better_than(named)):
             return named
@@ -105,7 +110,7 @@ class KeptBest:
         return newest
 
     def _named(self) -> Best | None:
-        """The checkpoint that RUN/best.json names, if it still counts; if not, the log says why."""
+        """Returns the checkpoint that RUN/best.json names, if it still counts. If not, logs why."""
         path = self.checkpoints.run_dir / FILE_NAME
         try:
             best = read_best(self.checkpoints.run_dir)
@@ -125,8 +130,9 @@ class KeptBest:
         return best
 
     def _score_of(self, manifest: CheckpointManifest) -> Best | None:
-        """The score of a checkpoint according to metrics.jsonl. A run that was killed right after the commit has not
-        written it to RUN/best.json."""
+        """Returns the score of a checkpoint according to metrics.jsonl, since a run that was killed right after a
+        commit has not written that score to RUN/best.json. Returns None if there is no such score, or it is on other
+        data."""
         before = manifest.job.job.get("evaluation")
         now = asdict(self.job.evaluation)
         if self.dataset is None or not isinstance(before, dict):
@@ -153,8 +159,9 @@ def _best_of(dataset: Dataset, checkpoint: CheckpointId, *, accuracy: float, los
 def decide_when_to_save(
     job: TrainingJob, saving: Saving, *, dataset: Dataset | None, resumed_from: CheckpointManifest | None
 ) -> "WhenToSave":
-    """Decides when to save, for a run that continues from a checkpoint, None if there is none, and is evaluated on
-    `dataset`, None if it is not. Rank 0 logs when it saves. Collective."""
+    """Returns the object that tells a run when to save. Rank 0 logs when that will be. `dataset`: the dataset that
+    decides which model is best, if there is one. `resumed_from`: the checkpoint from which the run continues, if there
+    is one. Collective."""
     words = words_of(job.checkpoint, is_scored=dataset is not None)
     if words and saving.reporter:
         log.info("%s", words)
@@ -164,7 +171,7 @@ def decide_when_to_save(
 
 
 class WhenToSave:
-    """Tells the loop when to save, and keeps track of saves that are running."""
+    """Tells the loop when to save, and keeps track of running saves."""
 
     def __init__(self, job: TrainingJob, saving: Saving, *, clock: SaveClock, best: KeptBest) -> None:
         self.config, self.saving, self.clock, self.best = job.checkpoint, saving, clock, best
@@ -173,30 +180,29 @@ class WhenToSave:
         self._follow()
 
     def scored(self, step: int, scores: Scores | None) -> None:
-        """The scores after `step`, if there are any."""
+        """Takes the scores after `step`, if there are any."""
         if scores:
             self.best.scored(step, scores, saved=self._saved)
             self._follow()
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint of `step` is due."""
+        """Returns whether a checkpoint of `step` is due."""
         by_steps = self.config.every_steps > 0 and step % self.config.every_steps == 0
         return by_steps or self.best.is_due(step)
 
     def begins(self, step: int) -> None:
-        """A checkpoint of `step` begins."""
+        """Notes that a checkpoint of `step` begins."""
         self.best.begins(step)
         self._follow()
 
     def began(self) -> None:
-        """Training continues after a save."""
+        """Starts the clock again. Called when training continues after a save has begun."""
         self.clock.began()
         self.look()
         self._follow()
 
     def look(self) -> None:
-        """Looks, after each step and each save, whether a checkpoint was committed that may be the best, or a save
-        failed."""
+        """Notices commits and failures of saves. Called after each step and each save."""
         if self._saved and self._saved != self._seen:
             self._committed(self._saved)
         if self.saving.num_failed > self._num_failed:
@@ -206,7 +212,7 @@ class WhenToSave:
 
     def _committed(self, saved: CheckpointId) -> None:
         self._seen = saved
-        if saved.step < self._last_step:  # that one is waited for, and none follows
+        if saved.step < self._last_step:  # training waits for the last save, and none follows it
             self.clock.committed(stall_seconds=self.saving.stall_seconds, commit_seconds=self.saving.commit_seconds)
         self.best.committed(saved)
         self._follow()

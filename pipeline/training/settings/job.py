@@ -16,12 +16,12 @@ from shards.errors import UserError
 from shards.output.quantities import plural
 
 _MOST_HANG_SECONDS = 7 * 86400
-_MOST_PROJECT_CHARACTERS, _NOT_IN_WANDB = 128, "/\\#?%:"  # of a project's name at W&B
-_MOST_LOSSES = 4096  # in each manifest
-# Elements of a bucket on a CPU. The C library keeps freed blocks of up to 32 MiB; larger ones go back to the kernel,
-# which clears their pages again at each step.
+_MOST_PROJECT_CHARACTERS, _NOT_IN_WANDB = 128, "/\\#?%:"  # limits of a project's name at W&B
+_MOST_LOSSES = 4096  # kept in each manifest
+# The most elements of a bucket on a CPU. The C library keeps freed blocks of up to 32 MiB. Larger ones go back to the
+# kernel, which then has to clear their pages again in each step.
 MOST_ON_CPU = 7_500_000
-_MOST_BATCH = 1 << 24  # a step times a batch is a position in the sample order, which has 64 bits
+_MOST_BATCH = 1 << 24  # step times batch is a position in the sample order, which has 64 bits
 MOST_THREADS = 1024
 _FLOAT8_MULTIPLE = 16
 
@@ -82,7 +82,8 @@ class OptimizerConfig:
 
 
 def scaled_by_rate(config: OptimizerConfig, *, peak_rate: float) -> OptimizerConfig:
-    """The same decay as a multiple of the learning rate, whose peak is `peak_rate`. UserError if that is 0."""
+    """Returns the settings with weight decay as a multiple of the learning rate, whose peak is `peak_rate`. Raises
+    UserError if the decay follows the schedule and the peak is 0."""
     if config.decay_scale == "rate":
         return config
     if peak_rate <= 0:
@@ -97,10 +98,10 @@ def scaled_by_rate(config: OptimizerConfig, *, peak_rate: float) -> OptimizerCon
 class EngineConfig:
     """ZeRO, precision, compilation, and the checks of what DeepSpeed does.
 
-    "auto" precision is decided when a run first starts, and kept when it resumes on any machine: bf16 takes 8 times as
-    long on a CPU with AVX2 alone. Master weights are always fp32.
-    `compile` and `activation_checkpointing` may change when a run resumes. Switching `compile` changes results by
-    rounding, as another device would, and the masks of dropout: bitwise equality needs the same setting.
+    "auto" precision is decided when a run first starts, and kept when the run resumes on any machine. On a CPU that has
+    only AVX2, bf16 takes 8 times as long as fp32. Master weights are always fp32. `compile` and
+    `activation_checkpointing` may change when a run resumes. A change of `compile` changes results by rounding, like
+    another device, and changes the masks of dropout: bitwise equality needs the same setting.
     """
 
     zero_stage: Literal[1, 2, 3] = 1
@@ -147,8 +148,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="engine.")
         if self.compile == "on" and self.zero_stage == 3:
-            # Tried with 0.19.8: right numbers, but its hooks, which gather the weights inside a block, cut each block
-            # into pieces that torch compiles again at every step.
+            # DeepSpeed 0.19.8 gave correct numbers, but its hooks, which gather the weights inside a block, cut each
+            # block into pieces that torch compiles again at every step.
             raise UserError(
                 'engine.compile is "on" with engine.zero_stage 3; allowed: stages 1 and 2 (torch would compile '
                 "DeepSpeed's gathering of weights again at every step): give --engine.zero-stage 2, or "
@@ -174,12 +175,12 @@ class EngineConfig:
 
 
 def reduced_in(config: EngineConfig) -> Literal["bf16", "fp32"]:
-    """The precision in which ranks add up their gradients, once that of the passes is decided."""
+    """Returns the precision in which ranks add up their gradients. `config.precision` must be decided."""
     return "bf16" if config.precision == config.reduce_precision == "bf16" else "fp32"
 
 
 def with_buckets_of(config: EngineConfig, *, on_cpu: bool) -> EngineConfig:
-    """The settings with the bucket sizes that the engine uses on this device."""
+    """Returns the settings with the bucket sizes that the engine uses on this kind of device."""
     if not on_cpu:
         return config
     reduce, gather = min(config.reduce_bucket, MOST_ON_CPU), min(config.allgather_bucket, MOST_ON_CPU)
@@ -210,7 +211,7 @@ class InitialConfig:
 class HangConfig:
     """When a rank counts as hung. All ranks then write their stacks to RUN/stacks and end with exit code 74.
 
-    Time in which a rank's processes are suspended does not count.
+    Time during which a rank's processes are suspended does not count.
     """
 
     step_seconds: Annotated[float, Range(0, _MOST_HANG_SECONDS, zero="never")] = 600.0
@@ -230,7 +231,8 @@ class HangConfig:
 class GuardConfig:
     """What to do about loss spikes, and about losses and gradients that are not finite.
 
-    rewind: back to the newest checkpoint from before the data around the step, which are then left out.
+    "rewind" goes back to the newest checkpoint that was not trained on the data around the step, and leaves that data
+    out.
     """
 
     on_spike: Literal["off", "warn", "skip", "rewind"] = "off"
@@ -261,13 +263,13 @@ class GuardConfig:
 
     @property
     def rewind_steps(self) -> int:
-        """Steps before a finding that its rewind may have to go back; 0 if nothing is rewound."""
+        """The number of steps before a finding that a rewind may have to go back; 0 if nothing is rewound."""
         return self.skip_steps // 2 if "rewind" in (self.on_spike, self.on_non_finite) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggersConfig:
-    """Services that get the curves, too. Credentials are no settings: the services' own libraries take them from the
+    """Services that also get the curves. Credentials are not settings: the services' own libraries take them from the
     environment or from their own files."""
 
     mlflow: bool = False
@@ -376,7 +378,7 @@ class TrainingJob:
 
     @property
     def scored_on(self) -> str:
-        """What the shown accuracy is measured on: test, or held-out (a part of the training data)."""
+        """The name of the data behind the shown accuracy: test, or held-out (a part of the training data)."""
         return "test" if self.data.held_out.is_none else "held-out"
 
     @property
@@ -389,7 +391,7 @@ class TrainingJob:
         refuse_long_schedule(self.schedule, num_steps=self.steps)
         if self.evaluation.also and not self.is_scored:
             raise UserError("evaluation.also says nothing without evaluation.url or data.held_out; give one, too")
-        scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # refuses a peak of 0
+        scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # raises UserError for a peak of 0
         if self.optimizer.name == "muon":
             self._refuse_for_muon()
         if self.engine.float8 != "off":
@@ -414,7 +416,7 @@ class TrainingJob:
             self._refuse_labels()
 
     def _refuse_for_muon(self) -> None:
-        """UserError if there are no whole matrices for Muon to update."""
+        """Raises UserError if there are no whole matrices for Muon to update."""
         if self.engine.zero_stage == 3:
             raise UserError(
                 "optimizer.name is 'muon' with engine.zero_stage 3; allowed: stages 1 and 2 (Muon updates whole "
@@ -427,7 +429,8 @@ class TrainingJob:
             )
 
     def _refuse_for_float8(self) -> None:
-        """UserError for a model without blocks, or whose layers do not fit GPUs' products of float8."""
+        """Raises UserError if the model has no blocks, or if its widths are not multiples of 16, which GPUs need for
+        float8."""
         what = f"engine.float8 is {self.engine.float8!r} with model.name {self.model.name!r}"
         if self.model.is_bit:
             raise UserError(
@@ -442,7 +445,8 @@ class TrainingJob:
             )
 
     def _refuse_labels(self) -> None:
-        """UserError for settings about labels, which masked patches do not use."""
+        """Raises UserError if too few patches are corrupted, or if settings about labels are given, which masked
+        patches do not use."""
         num_patches = self.model.grid[0] * self.model.grid[1]
         if num_patches < 2 or not self.model.num_corrupted_patches:
             raise UserError(

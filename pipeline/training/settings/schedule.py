@@ -1,8 +1,9 @@
-"""Learning rate as a pure function of the step, and the steps of a number of epochs.
+"""The learning rate as a pure function of the step, and the number of steps in a number of epochs.
 
 Sources: "An Image is Worth 16x16 Words", Table 3 and appendix B.1, and vision_transformer's
-create_learning_rate_schedule; rsqrt, and the cooldown that any decay may have: big_vision's utils.py, as in "Scaling
-Vision Transformers" (Zhai et al., 2022); staircase: big_transfer's bit_hyperrule.py (Kolesnikov et al., 2020).
+create_learning_rate_schedule. rsqrt, and the cooldown that any decay may have, are from big_vision's utils.py, as in
+"Scaling Vision Transformers" (Zhai et al., 2022). staircase is from big_transfer's bit_hyperrule.py (Kolesnikov et al.,
+2020).
 """
 
 import math
@@ -17,8 +18,9 @@ MOST_STEPS = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """Linear warm-up to `learning_rate`, then a decay that would reach `final_learning_rate` (the paper's code calls
-    it linear_end) at step num_steps: the last update, step num_steps - 1, is one step short of it.
+    """The learning rate at each step: a linear warm-up to `learning_rate`, then a decay that would reach
+    `final_learning_rate` (linear_end in the paper's code) at step num_steps. The last update is step num_steps - 1, one
+    step short of it.
 
     rsqrt and staircase do not depend on the number of steps, so a run can be extended at full rate from a checkpoint
     before its cooldown.
@@ -64,7 +66,8 @@ class ScheduleConfig:
 
 
 def learning_rate(step: int, *, config: ScheduleConfig, num_steps: int) -> float:
-    """Rate of update `step` (0 .. num_steps - 1); 0 at step 0 if there is a warm-up, as in the paper's code."""
+    """Returns the learning rate of update `step` (0 .. num_steps - 1). It is 0 at step 0 if there is a warm-up, as in
+    the paper's code."""
     if step < config.warmup_steps:
         return config.learning_rate * step / config.warmup_steps
     rate, num_left = _decayed(step, config=config, num_steps=num_steps), num_steps - step
@@ -76,14 +79,15 @@ def learning_rate(step: int, *, config: ScheduleConfig, num_steps: int) -> float
 def average_decay(step: int, *, ema_decay: float, ema_warmup: bool) -> float:
     """Returns the decay of the weights' moving average in update `step` (0 .. num_steps - 1).
 
-    With a warm-up it is at most (1 + t) / (10 + t) in update t = step + 1, as TensorFlow's ExponentialMovingAverage has
-    it with `num_updates`. Without, the initial weights keep a share of decay**updates: 13.5 % after 20,000 at 0.9999.
+    With a warm-up it is at most (1 + t) / (10 + t) in update t = step + 1, as in TensorFlow's ExponentialMovingAverage
+    with `num_updates`. Without a warm-up, the initial weights keep a share of decay**updates: 13.5 % after 20,000
+    updates at 0.9999.
     """
     return min(ema_decay, (2.0 + step) / (11.0 + step)) if ema_warmup else ema_decay
 
 
 def refuse_long_schedule(config: ScheduleConfig, *, num_steps: int) -> None:
-    """UserError if the warm-up and the cooldown do not fit a run of `num_steps`."""
+    """Raises UserError if the warm-up and the cooldown do not fit a run of `num_steps`."""
     warmup, cooldown = config.warmup_steps, config.cooldown_steps
     if warmup >= num_steps and config.decay != "constant":
         raise UserError(
@@ -99,7 +103,7 @@ def refuse_long_schedule(config: ScheduleConfig, *, num_steps: int) -> None:
 
 
 def _decayed(step: int, *, config: ScheduleConfig, num_steps: int) -> float:
-    """The rate after the warm-up, without a cooldown."""
+    """Returns the rate after the warm-up, without a cooldown."""
     since = step - config.warmup_steps
     progress = since / max(1, num_steps - config.warmup_steps)
     low, high = config.final_learning_rate, config.learning_rate
@@ -115,7 +119,8 @@ def _decayed(step: int, *, config: ScheduleConfig, num_steps: int) -> float:
 
 
 def steps_of(epochs: int, *, num_images: int, global_batch: int) -> int:
-    """Steps of `epochs` passes over the images, rounded to the nearest; batches continue across the end of an epoch."""
+    """Returns the number of steps in `epochs` passes over the images, rounded to the nearest. Batches continue across
+    the end of an epoch."""
     if epochs < 1 or num_images < 1 or global_batch < 1:
         raise ValueError(f"{epochs} epochs, {num_images} images and batches of {global_batch}: all must be 1 or more")
     return (2 * epochs * num_images + global_batch) // (2 * global_batch)

@@ -65,7 +65,7 @@ class Heartbeat:
         self._writer: BeatWriter | None = None
         self._attempt = ""  # the first of this process: after a rewind, ranks begin the next at different times
         self._has_dumped = self._has_said = False
-        self._asked_by = self._error = self._trouble = self._stacks_fault = ""
+        self._asked_by = self._error = self._trouble = self._todo = self._stacks_fault = ""
         self._stopped_pid, self._has_blamed_disk = 0, False
         self._leave, self._thread = threading.Event(), threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -242,6 +242,7 @@ class Heartbeat:
             error=self._error,
             is_done=self._progress.is_done,
             trouble=self._trouble,
+            todo=self._todo,
             unix_time=round(time.time(), 3),
         )
 
@@ -270,13 +271,12 @@ class Heartbeat:
         continues with its ranks, and a moment later with their writers."""
         before, self._stopped_pid = self._stopped_pid, self._progress.stopped_writer()
         if not self._stopped_pid or self._stopped_pid != before:
-            self._trouble = ""
+            self._trouble = self._todo = ""
         elif not self._trouble:
-            self._trouble = (
-                f"the checkpoint writer (process {before} on {socket.gethostname()}) is stopped, as by SIGSTOP, and "
-                f"writes no checkpoint; `kill -CONT {before}` there continues it"
-            )
-            self._warn(self._trouble)
+            who = f"the checkpoint writer (process {before} on {socket.gethostname()})"
+            self._trouble = f"{who} is stopped, as by SIGSTOP, and writes no checkpoint"
+            self._todo = f"`kill -CONT {before}` there continues it"
+            self._warn(f"{self._trouble}; {self._todo}")
 
     def _warn(self, words: str) -> None:
         who = f"rank {self._world.rank}: " if self._world.rank else ""

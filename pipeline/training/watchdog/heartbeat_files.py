@@ -116,7 +116,8 @@ class Beat:
     """What a rank's file says. `seconds`: since when it stands there, of at most `limit_seconds`. `attempt`: the token
     of its start. `has_dumped`: it hangs, or another rank does, and its stacks are written; `has_said`: so is the
     message. `asked_by`: what asked it to stop; `error`: what ended it; `is_done`: it has made all its steps.
-    `trouble`: what keeps it from saving; `unix_time`: by the rank's clock; the file's own time is lost in a copy."""
+    `trouble`: what keeps it from saving, and `todo` about it; `unix_time`: by the rank's clock; the file's own time is
+    lost in a copy."""
 
     rank: _Count
     host: str
@@ -133,6 +134,7 @@ class Beat:
     error: str = ""
     is_done: bool = False
     trouble: str = ""
+    todo: str = ""
     unix_time: Annotated[float, Range(0, _MOST_UNIX_TIME)]
 
     @property

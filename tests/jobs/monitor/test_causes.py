@@ -91,13 +91,13 @@ def test_a_line_of_the_log(failed: Path, line: str, words: str, todo: str) -> No
 
 def test_a_stopped_checkpoint_writer(failed: Path) -> None:
     """Also of a run that trains on."""
-    trouble = "the checkpoint writer (process 7 on n2) is stopped; `kill -CONT 7` there continues it"
-    beats = ((beat(0), 0.0), (replace(beat(1), trouble=trouble), 0.0))
+    trouble, todo = "the checkpoint writer (process 7 on n2) is stopped", "`kill -CONT 7` there continues it"
+    beats = ((beat(0), 0.0), (replace(beat(1), trouble=trouble, todo=todo), 0.0))
     found = evidence_of(failed, NO_SLURM)
     running = replace(found, beats=beats, facts=replace(found.facts, run=replace(found.facts.run, state="running")))
-    words, _, todo = first_of(running)
+    words, _, said = first_of(running)
     assert words == "rank 1: the checkpoint writer (process 7 on n2) is stopped"
-    assert todo == "`kill -CONT 7` there continues it"
+    assert said == todo
 
 
 def test_a_record_that_is_damaged(failed: Path) -> None:

@@ -67,8 +67,9 @@ def test_a_beat_grows_old(tmp_path: Path) -> None:
 
 def test_what_keeps_a_running_run_from_saving_is_a_reason(tmp_path: Path) -> None:
     path = make(tmp_path / "run", phase="forward and backward") / "heartbeats" / "rank-00000.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"trouble": "the writer is stopped"}))
-    assert read(tmp_path / "run").reasons == ("the writer is stopped",)
+    told = json.loads(path.read_text()) | {"trouble": "the writer is stopped", "todo": "continue it"}
+    path.write_text(json.dumps(told))
+    assert read(tmp_path / "run").reasons == ("the writer is stopped; continue it",)
 
 
 @pytest.mark.parametrize(("seconds", "is_copy"), [(0, False), (30, False), (86_400, True), (-86_400, True)])
@@ -162,6 +163,8 @@ def test_damage_is_a_reason_and_the_rest_is_read(tmp_path: Path, kind: str) -> N
     damage(run_dir / name)
     found = read(run_dir)
     assert any(reason in one for one in found.reasons), found.reasons
+    is_damaged = f"{name} is damaged" in reason or "cannot be read" in reason or "larger than" in reason
+    assert [one.seen for one in found.damaged] == ([name] if is_damaged else [])
     assert found.state != "done"
     assert found.step == 12, "of the metrics or the ledger"
 
@@ -291,8 +294,9 @@ def start(is_there: bool | None, *, age: float = 5.0) -> LastStart:
     ],
 )
 def test_states(signs: Signs, state: str, reason: str) -> None:
-    found, why = state_of(signs)
+    found, why, has_vanished = state_of(signs)
     assert found == state
     assert reason in why
     assert bool(why) == bool(reason), why
+    assert has_vanished == (state == "failed" and ("gone" in why or "no heartbeat" in why))
     assert found in STATES

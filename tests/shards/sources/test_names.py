@@ -15,7 +15,7 @@ from shards.sources.archives import ClassTarsSource, TarOfTarsSource
 from shards.sources.folders import FlatSource, FolderSource
 from shards.sources.names import ClassLevel, ClassPaths, refuse_mixed_splits, splits_among
 from shards.store import open_store
-from shards.what_is_there import advice
+from shards.what_is_there import no_dataset
 from tests.rigs.images import image_bytes
 
 PLACES = ("a/airfield", "a/abbey", "b/bakery/shop", "s/swimming_pool/indoor", "s/swimming_pool/outdoor")
@@ -140,7 +140,7 @@ def test_splits_of_plain_images_are_packed_with_flat(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         run(PackJob(out=str(tmp_path / "out"), source=FolderSource(root=f"{root}/train")))
     assert "there is none; take patchline pack flat" in str(caught.value)
-    assert "patchline pack flat --source.root" in advice(root)
+    assert "patchline pack flat --source.root" in str(no_dataset(root))
 
 
 def test_two_folders_of_one_split_become_two_datasets(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_two_folders_of_one_split_become_two_datasets(tmp_path: Path) -> None:
         run(PackJob(out=str(tmp_path / "out"), source=FolderSource(root=root)))
     for name in ("dev", "eval", "train"):
         assert f"/{name} --split {name} --out DATA/{name}" in str(caught.value)
-        assert f"/{name} --out data/all-{name} --split {name}" in advice(root)
+        assert f"/{name} --out data/all-{name} --split {name}" in str(no_dataset(root))
 
 
 def folder(url: str, paths: tuple[str, ...]) -> str:

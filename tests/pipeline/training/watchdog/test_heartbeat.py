@@ -204,7 +204,8 @@ def test_a_checkpoint_writer_that_is_stopped_is_named(tmp_path: Path) -> None:
     process = forks().Process(target=stand_beside_stopped_writer, args=(tmp_path,))
     process.start()
     assert codes(process) == [0]
-    trouble = json.loads((tmp_path / "seen").read_text())["trouble"]
+    beat = json.loads((tmp_path / "seen").read_text())
+    trouble = f"{beat['trouble']}; {beat['todo']}"
     assert trouble.startswith("the checkpoint writer (process 4711 on ")
     assert trouble.endswith("is stopped, as by SIGSTOP, and writes no checkpoint; `kill -CONT 4711` there continues it")
     assert said(tmp_path, 0).count(f"warning: {trouble}") == 1
