@@ -44,7 +44,6 @@ INDEX_SCHEMA = pa.schema(
     ]
 )
 
-
 BLOCKS_SCHEMA = pa.schema(
     [
         ("shard", pa.int32()),
@@ -55,19 +54,14 @@ BLOCKS_SCHEMA = pa.schema(
     ]
 )
 
-
 # Further columns if there is a rows.bin: the offset at which a block's rows end in it, and their checksum.
 BLOCK_ROWS_SCHEMA = pa.schema([("rows_end", pa.int64()), ("rows_crc32", pa.uint32())])
 
-
 KINDS_BY_PLAN = ("duplicate", "evaluation", "split")  # kinds of images that the plan leaves out
-
 
 KINDS = ("refused", "unlabeled", *KINDS_BY_PLAN)
 
-
 LABELS_SCHEMA = pa.schema([("label", pa.int32()), ("name", pa.string()), ("num_samples", pa.int64())])
-
 
 QUARANTINE_SCHEMA = pa.schema(
     [
@@ -81,15 +75,11 @@ QUARANTINE_SCHEMA = pa.schema(
     ]
 )
 
-
 _COMMIT_KEY = b"patchline"
-
 
 _MOST_PIXELS = 1 << 31  # per side; images with too many pixels in all are refused when they are decoded
 
-
 _INT32, _BYTES = Range(0, (1 << 31) - 1), Range(0, MOST_TAR_BYTES)
-
 
 INDEX_RULES = TableSchema(
     schema=INDEX_SCHEMA,
@@ -107,7 +97,6 @@ INDEX_RULES = TableSchema(
     may_be_null=frozenset({"labels", "weights"}),  # tables made by others may have no labels or weights
 )
 
-
 BLOCKS_RULES = TableSchema(
     schema=BLOCKS_SCHEMA,
     ranges={
@@ -119,16 +108,13 @@ BLOCKS_RULES = TableSchema(
     },
 )
 
-
 BLOCK_ROWS_RULES = TableSchema(
     schema=pa.unify_schemas([BLOCKS_SCHEMA, BLOCK_ROWS_SCHEMA]), ranges={**BLOCKS_RULES.ranges, "rows_end": _BYTES}
 )
 
-
 LABELS_RULES = TableSchema(
     schema=LABELS_SCHEMA, ranges={"label": Range(0, MOST_CLASSES - 1), "num_samples": Range(0, MOST_SAMPLES)}
 )
-
 
 QUARANTINE_RULES = TableSchema(
     schema=QUARANTINE_SCHEMA,
@@ -136,14 +122,11 @@ QUARANTINE_RULES = TableSchema(
     may_be_null=frozenset({"match", "distance"}),
 )
 
-
 # A reason about a row of a table begins with the row, as in "list.csv row 27: the weight 'x': allowed: numbers".
 _ROW = r"(?s)^.*?\.(?:csv|csv\.gz|tsv|tsv\.gz|parquet) row \d+: "
 
-
 # Details of one image are quoted as by Python's repr. A quote within a word, as in "the source's root", opens nothing.
 _QUOTED = r"""(?s)\B'(?:[^'\\]|\\.)*'|\B"(?:[^"\\]|\\.)*\""""
-
 
 # Numbers, or what is allowed, come last: "too large: 70000000 bytes", "a label is a dict; allowed: text".
 _DETAIL = r"(?s)(?:[;,] allowed)?: .*"

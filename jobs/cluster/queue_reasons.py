@@ -23,7 +23,6 @@ _LIMITS = ("QOS", "Assoc", "MaxCpu", "MaxMem", "MaxGRES", "MaxNode", "MaxJobs", 
 _NOT_LAUNCHED = ("JobLaunchFailure", "0:53")  # a reason, and an exit code for when Slurm gives no reason
 _LOG = "patchline logs {run} --lines 20"  # `_without_run` replaces this if there is no run
 
-
 # Reasons of pending jobs. {job} is the job's number, {start} the time when it may start, and {on} the jobs that it
 # waits for.
 _WAITING = {
@@ -63,7 +62,6 @@ _WAITING = {
     "InvalidQOS": Finding(found="has a QOS that is not allowed here", todo="scancel {job}, and correct `qos:`"),
 }
 
-
 _ENDED = {
     "TIMEOUT": Finding(
         found="was ended at its time limit before it had stopped by itself",
@@ -78,7 +76,6 @@ _ENDED = {
     "DEADLINE": Finding(found="was ended at its deadline", todo="submit again to continue"),
     "BOOT_FAIL": Finding(found="got a node that did not boot", todo="submit again; `sinfo -R` lists nodes and reasons"),
 }
-
 
 _CODES = {
     2: Finding(found="was refused for a mistake in its words or settings", todo=_LOG),

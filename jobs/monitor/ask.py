@@ -31,7 +31,6 @@ from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
 
-
 _PAUSE_SECONDS, _MOST_SECONDS = 1.0, 120.0  # for cancel: the pause between two looks at the queue, and the limit
 
 

@@ -33,21 +33,15 @@ from shards.store import open_store
 
 _POLL_SECONDS = 0.01
 
-
 _MOST_DELAY_SECONDS = 5.0  # longest wait within a step
-
 
 _SAVE_DELAY_SECONDS = 0.03  # longest wait once the first file of a save exists
 
-
 _TAIL_LINES, _TAIL_BYTES = 12, 1 << 16
-
 
 __all__ = ["VerifyResumeJob", "run", "verify"]
 
-
 log = logging.getLogger(__name__)
-
 
 _S3 = "s3://"
 

@@ -24,14 +24,12 @@ from shards.files.typed_json import parse_json
 from shards.reading.samples import locate_row
 
 Targets = Callable[[Batch], torch.Tensor]
+"""The model's classes that are right for each image of a batch: int64[B, most of one image], padded with -1."""
 _MOST_BYTES = 64 << 20
 _VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})\b")
 # The share of lists that must have the image's own label. It is 0.9 for ReaL's lists, and would be below 0.01 by
 # chance.
 _LEAST_AGREEMENT = 0.5
-
-
-"""The model's classes that are right for each image of a batch: int64[B, most of one image], padded with -1."""
 
 
 def by_name(dataset: Dataset, labels: Sequence[str]) -> Targets:

@@ -48,6 +48,7 @@ from pipeline.training.zero.engine import Engine
 from shards.errors import UserError
 
 PLANNED_MFU = 0.28
+"""The MFU that `patchline plan` assumes."""
 RATE = 1e-4
 _SEED = 0
 _WARM_UP_STEPS, _LOSSES = 3, 5
@@ -56,9 +57,6 @@ _MICRO_BATCHES = (256, 128, 64, 32, 16, 8)
 _PHOTOGRAPH = (375, 500)
 _LEAST_KERNEL_SHARE, _MOST_KERNELS = 0.002, 25
 Result = dict[str, Any]
-
-
-"""What `patchline plan` assumes."""
 
 
 def main() -> None:

@@ -48,6 +48,7 @@ COUNTS = {
     "pets": {"train": 3680, "test": 3669},
     "resisc45": {"train": 31_500},
 }
+"""The number of images in each split, as published (tensorflow.org/datasets/catalog)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,9 +372,6 @@ ORIGINALS: Mapping[str, Callable[[str], Originals]] = {
     "pets": _pets,
     "resisc45": _class_folders,
 }
-
-
-"""Images of each split, as published (tensorflow.org/datasets/catalog)."""
 
 
 def _ordered(split: str, keys: Mapping[str, Original]) -> list[Original]:
