@@ -115,11 +115,12 @@ def limit_seconds(place: Place, config: HangConfig, *, longest_seconds: float) -
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """What a rank's file says. `seconds`: since when it stands there, of at most `limit_seconds`. `attempt`: the token
-    of its start. `has_dumped`: it hangs, or another rank does, and its stacks are written; `has_said`: so is the
-    message. `asked_by`: what asked it to stop; `error`: what ended it; `is_done`: it has made all its steps.
-    `trouble`: what keeps it from saving, and `todo` about it; `unix_time`: by the rank's clock; the file's own time is
-    lost in a copy."""
+    """The content of a rank's heartbeat file. `seconds`: how long the rank has been at its place, where `limit_seconds`
+    are allowed. `attempt`: the token of the attempt. `has_dumped`: whether a rank hangs and this one has written its
+    stacks; `has_said`: whether it has also written the message. `asked_by`: what asked the run to stop. `error`: the
+    error that ended the rank. `is_done`: whether the run has made all its steps. `trouble`: what keeps the rank from
+    saving, and `todo` what to do about it. `unix_time`: the time by the rank's clock, since a copy of the file loses
+    the file's own time."""
 
     rank: _Count
     host: str
