@@ -119,8 +119,8 @@ class Beat:
     are allowed. `attempt`: the token of the attempt. `has_dumped`: whether a rank hangs and this one has written its
     stacks; `has_said`: whether it has also written the message. `asked_by`: what asked the run to stop. `error`: the
     error that ended the rank. `is_done`: whether the run has made all its steps. `trouble`: what keeps the rank from
-    saving, and `todo` what to do about it. `unix_time`: the time by the rank's clock, since a copy of the file loses
-    the file's own time."""
+    saving. `todo`: what to do about it. `unix_time`: the time by the rank's clock, since a copy of the file loses the
+    file's own time."""
 
     rank: _Count
     host: str

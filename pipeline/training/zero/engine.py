@@ -248,7 +248,8 @@ def _look_at_norms_once(zero: Any, clip_norm: float) -> None:
         for gradient in gradients:
             gradient.data.mul_(factor)
 
-    zero.check_overflow = lambda **_: None  # `step` sets `overflow` to False, and then by the norm
+    # `step` first sets `overflow` to False, and later sets it according to the norm.
+    zero.check_overflow = lambda **_: None
     if clip_norm and zero.loss_scale == 1.0:
         zero.unscale_and_clip_grads = clip
 

@@ -30,8 +30,8 @@ Limits of ||found - expected|| / ||expected||, tensor by tensor:
                                     (measured: 3e-3). With bf16 reduction by one per rank (2e-3 times the square root of
                                     their number), so the limit grows from 16 ranks on. If one of M contributions is
                                     missing, the error is 1 / sqrt(M).
-    bf16, against passes in fp32    3/4. The passes themselves round: 0.04 in a ViT, 0.4 in BiT (measured). This one
-                                    finds bf16 kernels whose gradients are no gradients.
+    bf16, against passes in fp32    3/4. The passes themselves round: 0.04 in a ViT, 0.4 in BiT (measured). This
+                                    limit finds bf16 kernels with wrong gradients.
 
 A gradient that is zero except for rounding is not compared: it differs between passes, since GPU kernels add in the
 order in which their blocks happen to finish. Only the presence of all its elements is checked.
