@@ -64,7 +64,7 @@ class LinearClassifier:
 
 
 def whitening_of(features_ND: torch.Tensor) -> Whitening:
-    """Returns the whitening of training images; the deviation is that of the population."""
+    """Returns the whitening of training images. The deviations are population standard deviations, plus LEAST_STD."""
     wide_ND = features_ND.double()
     return Whitening(mean=wide_ND.mean(dim=0), std=wide_ND.std(dim=0, correction=0) + LEAST_STD)
 
@@ -94,7 +94,7 @@ def fit_ridge(
 
 
 def _solved(gram: torch.Tensor, right: torch.Tensor, *, l2: float) -> torch.Tensor:
-    """Returns (gram + l2 I)^-1 right; changes `gram`."""
+    """Returns (gram + l2 I)^-1 right. It overwrites `gram`."""
     gram.diagonal().add_(l2)
     return torch.cholesky_solve(right, torch.linalg.cholesky(gram))
 
@@ -116,7 +116,7 @@ def fit_logistic(
     l2: float,
     start: LinearClassifier | None = None,
 ) -> LinearClassifier:
-    """Finds the minimum of the loss by L-BFGS from `start` (else from zero)."""
+    """Finds the minimum of the loss by L-BFGS, from `start` or, if it is None, from zero."""
     whitening = whitening_of(features_ND)
     x_ND = whitening.of(features_ND)
     weight_DK = start.weight.clone() if start else x_ND.new_zeros(x_ND.shape[1], num_classes)

@@ -91,7 +91,7 @@ def open_splits(
     """Opens the dataset to take the shots from, and the one to measure on. The latter is the held-out part of the
     former, `test_url`, or URL-test.
 
-    `group`: the prefix of the flags in messages. `ranks`: the ranks of this host that open the datasets, too. Raises
+    `group`: the prefix of the flags in messages. `ranks`: the ranks of this host that open the datasets, too. Raises a
     UserError that says where the second was looked for.
     """
     train, held_out = opened_parts(open_dataset(images.url, ranks=ranks), images.subset, images.held_out)
@@ -162,8 +162,8 @@ def represented(
 ) -> Represented | None:
     """Computes the features of all images, each once.
 
-    Collective over all ranks; returns None except on rank 0. All ranks have the same number of batches, and call
-    `before_batch` before each.
+    This is a collective: all ranks must call it. Returns None except on rank 0. All ranks have the same number of
+    batches, and call `before_batch` before each.
     """
     ids = data.train_ids
     every_id = np.arange(data.test.num_samples, dtype=np.int64)
@@ -198,8 +198,8 @@ def features_of(
     """Returns the features on the CPU of rank 0, float32[N, D], a row for each id, in the order of the ids; [0, 0] on
     the other ranks.
 
-    Collective over all ranks, which share the work. `batch_size`: images per batch on each rank. `before_batch`: see
-    BeforeBatch.
+    This is a collective: all ranks must call it, and they share the work. `batch_size`: the number of images per batch
+    on each rank. `before_batch` is explained at BeforeBatch.
     """
     batches = evaluation_batches(
         dataset,
@@ -234,7 +234,7 @@ def before_head(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def measured(found: Represented, config: FewshotConfig, *, device: torch.device) -> FewshotScores:
-    """Returns the accuracies for each number of shots and each seed. Pure."""
+    """Returns the accuracies for each number of shots and each seed. This function is pure."""
     num_seeds, num_classes, _, width = found.shots.shape
     test_ND, test_labels_N = found.test.to(device), found.test_labels.to(device)
     with Progress("classifiers", num_seeds * len(config.shots), unit="fits", says_end=False) as progress:

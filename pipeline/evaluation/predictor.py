@@ -74,7 +74,7 @@ class Predictor:
 
         An image is the path of a JPEG, PNG or WebP file, a Pillow image, or pixels, uint8[height, width, 3] in RGB. It
         may have any size. Its EXIF orientation is applied. Probabilities are 0 to 1. With a softmax they add up to 1
-        over all classes; with sigmoids each class has its own. Raises UserError that names the image if one cannot be
+        over all classes; with sigmoids each class has its own. Raises a UserError that names the image if one cannot be
         used, and if `top` is below 1.
         """
         if top < 1:
@@ -127,7 +127,7 @@ class Predictor:
             return [view.result() for view in coming]
 
     def logits(self, views: Sequence[Pixels]) -> torch.Tensor:
-        """Returns float32[B, K] on the CPU, for B views."""
+        """Returns the logits of B views, float32[B, K], on the CPU."""
         with torch.no_grad():
             logits_BK: torch.Tensor = self.model(torch.from_numpy(np.stack(views)).to(self.device))
         return logits_BK.float().cpu()
@@ -153,8 +153,8 @@ def load_model(path: str | os.PathLike[str], *, device: Device = "auto", classif
     """Loads the model of a run (RUN or RUN/weights), of a timm or Hugging Face folder, or of a .npz, .safetensors or
     .pth file, in float32, ready to predict.
 
-    `device` auto: the GPU if there is one. `classifies`: refuse weights that classify no images. Raises UserError if
-    there are no weights, or their file leaves open what only flags of `patchline import` can say.
+    `device`: auto takes the GPU if there is one. `classifies`: whether to refuse weights that classify no images.
+    Raises UserError if there are no weights, or their file leaves open what only flags of `patchline import` can say.
     """
     weights, world = open_for_use(os.fspath(path), say=True), current_world(device)
     if classifies:
@@ -183,7 +183,8 @@ def _usable(found: Prediction | UserError) -> Prediction:
 
 
 def _pixels(image: Image.Image) -> Pixels:
-    """Returns uint8[height, width, 3], upright. Transparent parts become white, as for files."""
+    """Returns the pixels of an image, uint8[height, width, 3], upright. Transparent parts become white, as for
+    files."""
     if image.mode not in _MODES:
         raise UserError(f"a Pillow image has the mode {image.mode!r}; allowed: {', '.join(_MODES)}: convert it")
     try:

@@ -81,7 +81,7 @@ class Counts:
             self.confusion_right.index_add_(0, cells, right_B[images].double())
 
     def over_ranks(self, device: torch.device) -> None:
-        """Adds up the sums of all ranks, on every rank. Collective."""
+        """Adds up the sums of all ranks, on every rank. This is a collective: all ranks must call it."""
         scalars, tables = ("images", "scored", "right", "right_in_five", "loss"), ("of_group", "of_bin")
         names = (*scalars, *tables, "confusion", "confusion_right")
         parts = [getattr(self, name) for name in names]
@@ -129,11 +129,12 @@ class Counts:
 class Scores:
     """The scores of a model on a dataset.
 
-    `num_images`: images with a label, on which the scores are based; `num_unlabeled`: the others. `accuracy`: share of
-    images whose highest logit is one of their labels; `top5`: share with a label among the five highest.
-    `mean_per_class`: mean of the accuracies of the dataset's labels, the usual score of Pets and Flowers.
-    `calibration_error`: expected calibration error in 15 bins. `chance`: share of the most frequent label, which is the
-    accuracy of a model that always answers it. `loss`: mean over the same images.
+    `num_images`: the number of images with a label, on which the scores are based; `num_unlabeled`: the number of other
+    images. `accuracy`: the share of images whose highest logit is one of their labels; `top5`: the share with a label
+    among the five highest. `mean_per_class`: the mean of the accuracies of the dataset's labels, the usual score of
+    Pets and Flowers. `calibration_error`: the expected calibration error in 15 bins. `chance`: the share of the most
+    frequent label, which is the accuracy of a model that always answers it. `loss`: the mean loss of the images with a
+    label.
 
     If the loss is not finite, some logit was not, and the scores mean nothing.
     """
@@ -148,7 +149,7 @@ class Scores:
     loss: float
 
     def values(self, prefix: str) -> dict[str, float]:
-        """Returns the values for a line of metrics."""
+        """Returns the scores by their names in the metrics, with `prefix` before each name."""
         names = ("accuracy", "loss", "top5", "mean_per_class", "calibration_error", "chance")
         return {f"{prefix}{name}": float(getattr(self, name)) for name in names}
 
@@ -166,8 +167,8 @@ class Example:
 
 
 class Examples:
-    """Keeps the `num` (0: none) mistakes with the highest confidence, and `num` right answers, chosen by a keyed hash
-    of the sample id.
+    """Collects examples: the `num` (0: none) mistakes with the highest confidence, and `num` right answers, chosen by a
+    keyed hash of the sample id.
 
     The images are the same for any number of ranks, unless rounding changes which mistake is more confident.
     """
@@ -186,7 +187,7 @@ class Examples:
         *,
         confidence_B: torch.Tensor,
     ) -> None:
-        """Adds the images of a batch, as `Counts.add` does. Those without a target are left out."""
+        """Adds the images of a batch, as `Counts.add` does. Images without a target are left out."""
         if not self._num:
             return
         said_B, is_scored_B, is_right_B = answers(logits_BK, targets_BL)
@@ -203,7 +204,7 @@ class Examples:
         self._keep(found)
 
     def over_ranks(self, device: torch.device) -> None:
-        """Chooses among the examples of all ranks, on every rank. Collective."""
+        """Chooses among the examples of all ranks, on every rank. This is a collective: all ranks must call it."""
         if not self._num:
             return
         of_ranks = gather_json([asdict(one) for one in self.chosen()], device=device)
@@ -237,12 +238,12 @@ def evaluate(
     examples: Examples | None = None,
 ) -> tuple[Scores, Counts]:
     """Scores a model that maps uint8[B, H, W, 3] to logits of the classes `labels`. Returns the scores and the counts
-    that they are made of, the same on every rank. Collective over all ranks.
+    that they are made of, the same on every rank. This is a collective: all ranks must call it.
 
     `targets`: what is right for an image; None: its labels, found by name among the model's. Raises UserError if the
     dataset then has a label that the model lacks, or if no image has a label. `label_weights`: compute the loss from
-    the labels' weights; a label of weight 0 does not count. `before_batch`: see BeforeBatch. `examples`: collects
-    images of this rank.
+    the labels' weights; a label of weight 0 does not count. `before_batch` is explained at BeforeBatch. `examples`:
+    collects images of this rank.
     """
     targets = targets or by_name(dataset, labels)
     batches = evaluation_batches(

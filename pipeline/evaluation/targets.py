@@ -26,7 +26,8 @@ from shards.reading.samples import locate_row
 Targets = Callable[[Batch], torch.Tensor]
 _MOST_BYTES = 64 << 20
 _VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})\b")
-# Of the lists, this share must have the image's own label; 0.9 of ReaL's do, by chance below 0.01 would.
+# The share of lists that must have the image's own label. It is 0.9 for ReaL's lists, and would be below 0.01 by
+# chance.
 _LEAST_AGREEMENT = 0.5
 
 
@@ -105,7 +106,7 @@ def by_lists(dataset: Dataset, labels: Sequence[str], lists: Sequence[Sequence[i
     """Takes the classes in an image's list as targets. The list is found by the number in the name of the image's file.
 
     Raises UserError if the lists belong to other images or classes: if a number is out of range, or if less than half
-    of the lists have the image's own label.
+    of the non-empty lists have the image's own label.
     """
     highest = max((number for own in lists for number in own), default=-1)
     if highest >= len(labels):

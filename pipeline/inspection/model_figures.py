@@ -48,7 +48,7 @@ class Consistency:
 
 
 def shifts_for(image_size: int, *, stride: int) -> range:
-    """Returns the shifts in pixels, from 0 to two patches or half an image, at most 17 of them."""
+    """Returns the shifts in pixels, from 0 to two patches or half an image, whichever is less. There are at most 17."""
     most = max(1, min(2 * stride, image_size // 2))
     return range(0, most + 1, max(1, -(-most // _MOST_SHIFTS)))
 
@@ -71,7 +71,7 @@ def consistency(model: Model, images_BWW3: torch.Tensor, shifts: range) -> Consi
 
 
 def draw_filters(model: ViT, folder: Path) -> Facts:
-    """Writes filters.png and .svg."""
+    """Writes filters.png and filters.svg."""
     weights_DPP3 = patch_filters(model)
     if weights_DPP3 is None:
         log.info("a hybrid embeds features of its ResNet, so its filters are no pictures")
@@ -84,8 +84,8 @@ def draw_filters(model: ViT, folder: Path) -> Facts:
 
 
 def draw_positions(model: ViT, folder: Path, *, resample_to: int) -> Facts:
-    """Writes positions.png and .svg: as learned, and resampled for images of `resample_to` pixels (0: the paper's
-    ratio). Raises UserError if that is no multiple of the patch."""
+    """Writes positions.png and positions.svg: the embeddings as learned, and resampled for images of `resample_to`
+    pixels (0: the paper's ratio). Raises UserError if `resample_to` is not a multiple of the patch."""
     config, stride = model.config, model.config.stride
     if resample_to % stride:
         lower, upper = resample_to // stride * stride, -(-resample_to // stride) * stride
@@ -109,7 +109,8 @@ def draw_positions(model: ViT, folder: Path, *, resample_to: int) -> Facts:
 
 
 def draw_attention(predictor: Predictor, model: ViT, paths: Sequence[Path], folder: Path) -> Facts:
-    """Writes attention_distance and rollout, .png and .svg. Raises UserError for an image that cannot be used."""
+    """Writes the figures attention_distance and rollout, each as .png and .svg. Raises UserError for an image that
+    cannot be used."""
     size, first, maps, distances = predictor.config.image_size, list[np.ndarray](), list[torch.Tensor](), []
     with Progress("attention", len(paths), unit="images", says_end=False) as progress:
         for begin in range(0, len(paths), _batch_size(model)):
@@ -137,7 +138,7 @@ def draw_attention(predictor: Predictor, model: ViT, paths: Sequence[Path], fold
 
 
 def draw_shifts(predictor: Predictor, paths: Sequence[Path], folder: Path) -> Facts:
-    """Writes shifts.png and .svg, from the first images. Raises UserError for an image that cannot be used."""
+    """Writes shifts.png and shifts.svg, for the first images. Raises UserError for an image that cannot be used."""
     model, config, paths = predictor.model, predictor.config, paths[:_MOST_SHIFTED]
     stride = config.resnet.stride if config.is_bit and config.resnet else config.stride
     shifts, found = shifts_for(config.image_size, stride=stride), []

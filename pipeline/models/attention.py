@@ -110,7 +110,7 @@ def kernel_seconds(
 
 
 def best_kernel(seconds: Mapping[str, float], *, recorded: str = "") -> str:
-    """Chooses a kernel from the measured `seconds` of each. Pure.
+    """Chooses a kernel from the measured `seconds` of each. This function is pure.
 
     The checkpoint's kernel, `recorded`, is kept unless it is unavailable or at least 5 % slower than the fastest.
     Otherwise, the first kernel in KERNELS that is less than 2 % slower than the fastest is taken.

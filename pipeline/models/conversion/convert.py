@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 
 def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName]:
-    """Returns the model after the change, and its tensors. Raises UserError that lists everything that does not fit."""
+    """Returns the model after the change, and its tensors. Raises a UserError that lists everything that does not
+    fit."""
     config = weights.config
     _refuse_impossible(config, change)
     num_classes = config.num_classes if change.num_classes is None else change.num_classes

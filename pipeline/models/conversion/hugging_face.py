@@ -59,7 +59,7 @@ def open_hugging_face(
 ) -> Weights:
     """Opens the weights of a ViTForImageClassification or ViTModel. Its image `processor` says how they are used.
 
-    Without a classifier, the pooler is the hidden tanh layer; with one, transformers does not use the pooler. Raises
+    Without a classifier, the pooler is the hidden tanh layer; with one, transformers does not use the pooler. Raises a
     UserError that says what does not fit, and why.
     """
     file = _without_idle_pooler(file.renamed({_published(name): name for name in file.shapes}))
@@ -130,7 +130,7 @@ def _transform(processor: Mapping[str, Any], image_size: int) -> EvaluationTrans
     file does not say it, or says what ours cannot do, such as another image size than the model's."""
     size, crop = processor.get("size"), processor.get("crop_size", image_size)
     resample = processor.get("resample", _BILINEAR)
-    if type(size) is int:  # in the oldest files
+    if type(size) is int:  # the oldest files give one number
         size = {"height": size, "width": size}
     if not isinstance(size, dict) or type(resample) is not int or resample not in (_BILINEAR, _BICUBIC):
         return DEFAULT_USAGE.transform

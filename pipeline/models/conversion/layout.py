@@ -21,7 +21,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Transform:
-    """How a tensor of ours is split into those of a file, and joined from them."""
+    """How one of our tensors is split into tensors of a file, and joined from them."""
 
     split: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
     join: Callable[[tuple[torch.Tensor, ...]], torch.Tensor]

@@ -78,7 +78,8 @@ _FLAX_BIT_NORM: LayerTensors = {"weight": ("scale", VECTOR_OF_FOUR), "bias": ("b
 
 @dataclass(frozen=True, kw_only=True)
 class NpzNames:
-    """What differs between the dialects of a ViT. `class_row`: the position table has a row for the class token."""
+    """What differs between the dialects of a ViT. `class_row`: whether the position table has a row for the class
+    token."""
 
     attention: str
     second_norm: str
@@ -104,7 +105,7 @@ BIG_VISION = NpzNames(
 
 
 def open_npz(path: Path, hints: Hints) -> Weights:
-    """Opens the weights in a published file of any dialect. Raises UserError that names the tensor that does not fit
+    """Opens the weights in a published file of any dialect. Raises a UserError that names the tensor that does not fit
     and says why."""
     file = normalised(_without_numbers(open_tensor_file(path)))
     dialect: Dialect | None = None
@@ -140,7 +141,8 @@ def _transformer(file: TensorFile, names: NpzNames, hints: Hints) -> Found:
 
 
 def save_npz(path: Path, *, config: ModelConfig, tensor: TensorByName, dialect: Dialect) -> None:
-    """Writes the file of one dialect; for BiT, "vision_transformer" means big_transfer. Logs what is lost."""
+    """Writes the file of one dialect; for BiT, "vision_transformer" means big_transfer. Logs the settings that the file
+    cannot hold."""
     if config.is_bit:
         table = bit_table(dialect)
     else:

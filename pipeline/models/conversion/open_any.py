@@ -257,7 +257,7 @@ def _open_bare(file: TensorFile, path: Path, hints: Hints) -> Weights:
 
 
 def open_plain(file: TensorFile, hints: Hints) -> Weights:
-    """Opens our own tensors in a bare file, without the config.json of a weights folder. Raises UserError that names
+    """Opens our own tensors in a bare file, without the config.json of a weights folder. Raises a UserError that names
     the tensor that does not fit and says why."""
     view = OurView(file=file, table=())  # names without a row are ours
     if view.has("conv_root.weight"):

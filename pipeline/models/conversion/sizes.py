@@ -169,8 +169,8 @@ def weights_of(
     labels: tuple[str, ...] = (),
     usage: Usage = DEFAULT_USAGE,
 ) -> Weights:
-    """Returns the weights in a file whose model is known. Raises UserError that names the tensor that does not fit and
-    says why."""
+    """Returns the weights in a file whose model is known. Raises a UserError that names the tensor that does not fit
+    and says why."""
     shapes = shapes_in_file(found.config)
     return Weights(
         where=file.where,

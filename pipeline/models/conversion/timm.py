@@ -93,7 +93,8 @@ _BITS = {
 
 
 def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
-    """Opens the weights in timm's state dict. Raises UserError that names the tensor that does not fit and says why."""
+    """Opens the weights in timm's state dict. Raises a UserError that names the tensor that does not fit and says
+    why."""
     description = _with_published(description or of_script(file.arguments))
     file = without_register_rows(with_names_of_today(file, description), description, hints)
     found = model_in(file, description, hints)
@@ -315,7 +316,7 @@ def save_timm(
 
 
 def _refuse_foreign_rotation(config: ModelConfig) -> None:
-    """Raises UserError for what timm's models with rotary positions (eva.py) lack."""
+    """Raises UserError for parts that timm's models with rotary positions (eva.py) lack."""
     if config.is_bit or config.position != "rope2d":
         return
     faults = {

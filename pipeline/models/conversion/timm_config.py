@@ -59,8 +59,8 @@ ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.wei
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A model of timm. The epsilon of its norms is always 1e-6. `pixels` are those of its default weights; other
-    weights of the same architecture may have been trained on other pixels."""
+    """A timm model. The epsilon of its norms is always 1e-6. `pixels` are those of its default weights; other weights
+    of the same architecture may have been trained on other pixels."""
 
     width: int
     num_heads: int

@@ -27,7 +27,7 @@ from shards.files.local_files import open_local_file, replacing
 
 _MOST_FROM_ONE_BYTE = 1032
 _MOST_DIRECTORY_BYTES = 16 << 20
-_MOST_SHRUNK, _SMALL = 64, 64 << 20  # all members may have 64 times the file's bytes, and at least 64 MiB
+_MOST_SHRUNK, _SMALL = 64, 64 << 20  # the values may have 64 times the file's bytes, or 64 MiB if that is more
 _ENCRYPTED = 1  # a bit of flag_bits
 _SUFFIX = ".npy"
 _MOST_HEADER_BYTES = 16 << 10  # the header of one array; NumPy allows 10,000 characters
@@ -53,7 +53,7 @@ def open_zip(path: Path, *, is_stored: bool = False) -> zipfile.ZipFile:
     """Opens the archive and checks its members as far as the directory describes them. `is_stored`: refuse compressed
     members.
 
-    Raises InvalidDataError that names a member that is impossible.
+    Raises an InvalidDataError that names a member that is impossible.
     """
     where = str(path)
     with readable(repr(where)):

@@ -52,8 +52,8 @@ def fit_weights(
     head that is kept computes the same logits: the difference of the two models' constants (`head_bias`) is added to
     its bias.
 
-    Raises UserError that lists the tensors that do not fit, or if the same tensors would compute something else (heads,
-    GELU, epsilons).
+    Raises a UserError that lists the tensors that do not fit, or if the same tensors would compute something else
+    (heads, GELU, epsilons).
     """
     _refuse_other_family(weights, target)
     wanted, found = shapes_of(target), weights.shapes
@@ -157,7 +157,7 @@ def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
 def _advice(source: ModelConfig, target: ModelConfig) -> str:
     """Returns the flags that give the model the settings and sizes of the weights; empty if both have the same."""
     pairs = [(name, getattr(source, name), getattr(target, name)) for name in _PARTS]
-    if bool(source.layer_scale) != bool(target.layer_scale):  # its initial values may differ
+    if bool(source.layer_scale) != bool(target.layer_scale):  # only whether there is one: initial values may differ
         pairs.append(("layer_scale", source.layer_scale, target.layer_scale))
     if not target.is_bit:
         pairs += [

@@ -167,8 +167,8 @@ def save_weights(
 def open_weights(path: str) -> Weights:
     """Opens the weights folder at `path`, or that of a run (RUN or RUN/weights).
 
-    Raises UserError if there is none, it is another library's, or its two files do not fit together. Reading a tensor
-    raises InvalidDataError if it is not finite.
+    Raises UserError if there is none, if it is another library's, or if its two files do not fit together. Reading a
+    tensor raises InvalidDataError if it is not finite.
     """
     try:
         folder = _folder_at(path)
@@ -215,7 +215,7 @@ def _readable(what: str) -> Iterator[None]:
 
 
 def _folder_at(path: str) -> Path:
-    """Returns the folder with the two files: `path`, or weights/ in it. Raises UserError that says what is there
+    """Returns the folder with the two files: `path`, or weights/ in it. Raises a UserError that says what is there
     instead."""
     given = Path(at_home(path))
     folder = next((f for f in (given, given / "weights") if (f / CONFIG_FILE).is_file()), given)

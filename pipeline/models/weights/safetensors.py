@@ -65,7 +65,7 @@ def refuse_absurd_tensors(where: str, shapes: Shapes) -> None:
 
 
 def refuse_misfits(where: str, *, found: Shapes, wanted: Shapes, advice: str = "") -> None:
-    """Raises UserError that lists the tensors that have another shape, are missing or are unexpected. `advice`: what
+    """Raises a UserError that lists the tensors that have another shape, are missing or are unexpected. `advice`: what
     the user should do."""
     missing = [f"{name} {list(wanted[name])} is not there" for name in wanted if name not in found]
     extra = [f"{name} {list(found[name])} is not in the model" for name in found if name not in wanted]
@@ -84,8 +84,8 @@ def refuse_misfits(where: str, *, found: Shapes, wanted: Shapes, advice: str = "
 def refuse_not_finite(value: torch.Tensor, what: str) -> torch.Tensor:
     """Returns the same tensor. Raises InvalidDataError if it holds NaN or infinity.
 
-    The check is one pass of `aminmax`, which returns NaN if there is one, and is 70 times faster than `isfinite`. That
-    is used only to count the values for the message.
+    The check is one pass of `aminmax`, which returns NaN if any value is NaN, and is 70 times faster than `isfinite`.
+    `isfinite` only counts the values for the message.
     """
     if value.numel() and not torch.stack(value.aminmax()).isfinite().all():
         num_bad = value.numel() - int(torch.isfinite(value).sum())

@@ -1,4 +1,5 @@
-"""The head of a safetensors file of float32 tensors: the length of the header (8 bytes) and a JSON header. Pure.
+"""The head of a safetensors file of float32 tensors: the length of the header (8 bytes) and a JSON header. All
+functions are pure.
 
 This module does not import torch, because a process that only copies the bytes of tensors does not need it.
 """

@@ -20,8 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """How to read logits and prepare images. Weights of other libraries get the defaults if their files do not say
-    it."""
+    """How to read logits and prepare images. Weights of other libraries that do not say this get the defaults."""
 
     loss: LossName = "softmax"
     """Loss of the training: softmax probabilities add up to 1 over all classes, sigmoid ones stand alone."""
