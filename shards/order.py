@@ -41,7 +41,7 @@ MOST_DRAWS = 65_536  # a period of this length for ten datasets is a table of 5 
 
 
 class WindowId(NamedTuple):
-    """One lane's W consecutive (permuted) blocks: the unit that is read ahead and freed."""
+    """W consecutive (permuted) blocks of one lane: the unit that is read ahead and freed."""
 
     epoch: int
     lane: int

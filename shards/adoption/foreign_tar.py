@@ -1,4 +1,5 @@
-"""Reads one existing tar once, from its start: computes its sha256, and what the index says about every sample."""
+"""Reads one existing tar once, from its start: computes its sha256, and gathers what the index says about every
+sample."""
 
 import hashlib
 import json

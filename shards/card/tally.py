@@ -67,8 +67,8 @@ class Sizes:
 class Tally:
     """The counts of the images so far. `top_classes`: the label ids whose co-occurrence is counted.
 
-    `sides`: the number of images by [height, width], in eighths of an octave, of the image as displayed (EXIF
-    orientation applied). `together[i, j]`: the number of samples that have both top class i and top class j.
+    `sides`: the number of images by [height, width], in eighths of an octave, of the image as displayed, with its EXIF
+    orientation applied. `together[i, j]`: the number of samples that have both top class i and top class j.
     """
 
     top_classes: NDArray[np.int64]

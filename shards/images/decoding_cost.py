@@ -25,8 +25,8 @@ _SAFE_FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))  # sequential and progr
 _COEFFICIENT_BYTES, _PIXEL_BYTES, _WEBP_PIXEL_BYTES = 2, 3, 16  # WebP: colours, two canvases, libwebp's pixels
 _PNG_CHUNK, _WEBP_CHUNK = struct.Struct(">I4s"), struct.Struct("<4sI")
 _ADAM7_PASSES = 7
-_PROFILE_CHUNKS = 1024  # for a colour profile: Pillow inflates each one, to at most 1 MB
-_EXIF_CHUNKS = 1024  # for a part of an EXIF block: Pillow copies all earlier parts again
+_PROFILE_CHUNKS = 1024  # what a colour profile counts as, since Pillow inflates it, to at most 1 MB
+_EXIF_CHUNKS = 1024  # what a part of an EXIF block counts as, since Pillow copies all earlier parts again
 _TIFF_TEXT = frozenset((1, 2, 7))  # types that Pillow keeps as bytes; values of other types become numbers
 _TIFF_PARTS = frozenset((273, 279, 324, 325))  # tags of strips and tiles; Pillow makes an object of each value
 

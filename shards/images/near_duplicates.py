@@ -141,8 +141,8 @@ def evaluation_hashes(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
     """Returns the hashes that a copy of an evaluation image may have: straight, mirrored, and both without their outer
     2.5 %.
 
-    Thanks to the last two, an image from which up to 5 % was cropped on any side is within 2.5 % of one of the four.
-    Returns None and raises errors like `perceptual_hash`.
+    Thanks to the last two, a crop of up to 5 % on any side differs by at most 2.5 % per side from one of the four
+    versions. Returns None and raises errors like `perceptual_hash`.
     """
     grey = _upright_grey(data)
     small = _small(grey)

@@ -302,8 +302,8 @@ def _add(tar: TarWriter, sample: PlannedSample, image: bytes, header: ImageHeade
 
 
 def _refuse_losses(task: ShardTask, left_out: list[LeftOut], num_samples: int) -> None:
-    # A committed shard is complete even without these images, so a source that is briefly unavailable must not empty
-    # it.
+    # A committed shard counts as packed even without these images, so a source that is briefly unavailable must not
+    # empty it.
     if len(left_out) > max(1, task.max_quarantined * num_samples):
         example = f"{left_out[0].source}: {left_out[0].reason}"
         message = f"{len(left_out)} of {num_samples} images of shard {task.shard} are not as scanned ({example})"

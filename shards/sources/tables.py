@@ -127,8 +127,8 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets, beside: s
 
 
 def _header(path: str, number: int, line: bytes, columns: Mapping[str, str]) -> tuple[bytes, list[str]]:
-    """Returns the separator and the names of the columns. Another separator than the usual one is taken if it yields
-    more of the wanted columns."""
+    """Returns the separator and the names of the columns. If another separator than the usual one yields more of the
+    wanted columns, that one is used."""
     usual = b"\t" if path.lower().removesuffix(".gz").endswith(".tsv") else b","
     read = {delimiter: _names(path, number, line, delimiter) for delimiter in (usual, *_DELIMITERS)}
     readable = {delimiter: names for delimiter, names in read.items() if isinstance(names, list)}

@@ -53,7 +53,7 @@ from shards.store import MissingObjectError, Store
 from shards.verifying import plan_checks, shard_checks
 
 _ADOPTED_LEFT = re.compile(r"work/adopted-\d{6,}\.parquet")
-# The most faults that one check lists. The number of further ones is always given.
+# The most faults that one check lists. The number of further faults is given, too.
 MAX_FAULTS_A_CHECK = 10
 # The errors that checks raise on damaged Parquet files, damaged tars and impossible settings.
 _BROKEN = (

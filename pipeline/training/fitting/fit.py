@@ -168,7 +168,8 @@ def _larger(is_on_gpu: bool) -> str:
 
 
 def _others(job: TrainingJob, whole: BatchPlan, *, is_on_gpu: bool) -> Iterator[tuple[str, TrainingJob, BatchPlan]]:
-    """Yields plans near the one that does not fit, nearest first, each with the flags that ask for it."""
+    """Yields plans near the one that does not fit, nearest first, each with the flags or the number of ranks that it
+    takes."""
     engine = job.engine
     higher: tuple[Literal[2, 3], ...] = (2, 3)
     stages = [stage for stage in higher if stage > engine.zero_stage]
