@@ -202,9 +202,10 @@ def _own_value(flag: str, text: str, type_: Any) -> str | int:
     return number
 
 
-def values_of(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> dict[str, Any]:
-    """Returns the values that the words give to a job's flags, by the names of the flags. Raises UserError for a wrong
-    value, and for a word that is neither a flag of the job nor the value of one."""
+def values_of(words: Sequence[str], flags: Sequence[Flag], *, command: tuple[str, str]) -> dict[str, Any]:
+    """Returns the values that the words give to a job's flags, by the names of the flags. `command` is the stage and
+    its second word. Raises UserError for a wrong value, and for a word that is neither a flag of the job nor the value
+    of one."""
     known = {name: flag for flag in flags for name in flag.names}
     found: dict[str, Any] = {}
     left = list(words)
@@ -215,7 +216,8 @@ def values_of(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> d
         if not word.startswith("-"):
             raise unexpected_word(word, command=command)
         if flag is None:
-            raise unknown_flag(name, [flag.name for flag in flags], command=command)
+            shown = " ".join(["patchline", *command]).rstrip()
+            raise unknown_flag(name, [flag.name for flag in flags], command=shown)
         texts = [text] if equals else []
         while not equals and left and not left[0].startswith("--") and (flag.is_many or not texts):
             texts.append(left.pop(0))

@@ -230,19 +230,19 @@ def _origin(stage: str, word: str) -> dict[str, Any]:
 
 def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:
     """Returns the job with the flags after the second word applied. Raises UserError if one is wrong or missing."""
-    command = " ".join(["patchline", stage, words[0]]).rstrip()
-    job = _overridden(default, words[1:], command, extends=extends)
+    job = _overridden(default, words[1:], (stage, words[0]), extends=extends)
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
     refuse_secrets(list(flags_of(job)))
     return job
 
 
-def _overridden(default: Any, words: list[str], command: str, *, extends: bool = False, is_said: bool = True) -> Any:
-    """Returns the job with the flags applied. `command` is the words before them. `is_said` says whether the choices of
-    `fitted` are logged. Raises UserError if a flag is wrong."""
+def _overridden(
+    default: Any, words: list[str], command: tuple[str, str], *, extends: bool = False, is_said: bool = True
+) -> Any:
+    """Returns the job with the flags applied. `command` is the stage and its second word, which stand before them.
+    `is_said` says whether the choices of `fitted` are logged. Raises UserError if a flag is wrong."""
     values = values_of(words, list(flags_of(default)), command=command)
-    _, stage, *second = command.split(" ", 2)
-    default, chosen = fitted(stage, "".join(second), default, values, extends=extends)
+    default, chosen = fitted(*command, default, values, extends=extends)
     for message in chosen if is_said and _rank() == 0 else ():
         log.info("%s", message)
     return with_values(default, values) if values else default

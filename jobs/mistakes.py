@@ -213,11 +213,11 @@ def unknown_flag(name: str, flags: Sequence[str], *, command: str) -> UserError:
     return UserError(f"unknown flag {name} of {command}; {meant}{command} --help-all lists all flags")
 
 
-def unexpected_word(word: str, *, command: str) -> UserError:
+def unexpected_word(word: str, *, command: tuple[str, str]) -> UserError:
     """Returns the error for a word after the recipe that belongs to no flag."""
-    taker = _TAKES_FOLDER.get(command.split()[1], "") if Path(word).is_dir() else ""
+    taker = _TAKES_FOLDER.get(command[0], "") if Path(word).is_dir() else ""
     meant = f"it is a folder, which {taker} takes" if taker else "a value follows its flag, as in --flag VALUE"
-    return UserError(f"unexpected word {word!r}; {meant}. See {command} --help")
+    return UserError(f"unexpected word {word!r}; {meant}. See {' '.join(['patchline', *command]).rstrip()} --help")
 
 
 def _of_sbatch(name: str) -> str:

@@ -15,7 +15,7 @@ from jobs.stages import STAGES
 from shards.config_values import shown_value
 from shards.errors import UserError
 
-Override = Callable[[Any, list[str], str], Any]
+Override = Callable[[Any, list[str], tuple[str, str]], Any]
 SECOND = "the second word"
 SUBMIT_FOLDER = "submit"
 
@@ -63,7 +63,7 @@ def job_of_words(words: list[str], override: Override) -> Any:
     stage, second = words[:2]
     word = file_of(second) if STAGES[stage].recipes else second
     fields, _ = take_run_flags(stage, words[2:])
-    job = override(default_job(stage, word), fields, f"patchline {stage} {second}")
+    job = override(default_job(stage, word), fields, (stage, second))
     refuse_missing(list(flags_of(job)), STAGES[stage].required)
     refuse_secrets(list(flags_of(job)))
     return job

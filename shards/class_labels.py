@@ -2,7 +2,7 @@
 
 A source passes its labels on as they are written. Only all labels together show whether a number is the id of a class,
 and whether a list of 0 and 1 is a vector. `settle` decides this once for a collection. If labels could mean two things,
-it raises an error that names the flag which decides; `Meaning.of` then reads the labels of each image.
+it raises an error that names the flag to set. `Meaning.of` then reads the labels of each image.
 """
 
 import json
@@ -64,8 +64,8 @@ class UnknownLabelError(ImageRefusedError):
 
 @dataclass(frozen=True, kw_only=True)
 class WrittenLabels:
-    """All labels of a collection as they are written. `num_vectors`: for each length, the number of images whose labels
-    are a list of zeros and ones. `num_labelled`: the number of images with any label."""
+    """All labels of a collection, as written. `num_vectors`: for each length, the number of images whose labels are a
+    list of zeros and ones. `num_labelled`: the number of images with any label."""
 
     labels: frozenset[str]
     num_labelled: int
@@ -116,8 +116,9 @@ class Meaning:
 
     `names`: the allowed classes, in the order of their ids; None: any. `numbered`: the names of the numbers from
     `first` on, or of the positions of a vector; empty: a number is a name. `names_first`: whether a number that is also
-    a name means that name. `vector_length`: the labels of an image are a vector of this length; 0: they are classes.
-    `are_names`: labels are names as they are, such as those of folders.
+    a name means that name. `vector_length`: the length of the vector that an image's labels form; 0: labels are
+    classes. `text`: how to read texts that may be lists. `are_names`: whether labels are always names, such as those of
+    folders.
     """
 
     names: tuple[str, ...] | None
@@ -217,7 +218,7 @@ class Meaning:
 
 
 def are_names(names: tuple[str, ...] | None) -> Meaning:
-    """Returns the meaning of labels that are names as they are, such as those of folders."""
+    """Returns the meaning of labels that are always names, such as those of folders."""
     return Meaning(names=names, are_names=True)
 
 
@@ -225,7 +226,7 @@ def settle(
     rules: LabelRules, written: WrittenLabels, *, listed: tuple[str, ...] | None = None, numbered: tuple[str, ...] = ()
 ) -> Meaning:
     """Decides what the labels of a collection mean. `listed`: the names in a labels file. `numbered`: the names that a
-    source gives to its numbers. Raises UserError, which names the flag that decides, for labels that could mean two
+    source gives to its numbers. Raises UserError, which names the flag to set, for labels that could mean two
     things."""
     length = _vector_length(rules, written)
     by_number, names = numbered or listed or (), listed or numbered or None
@@ -319,8 +320,8 @@ def _in_brackets(text: str) -> str | None:
 
 
 def _bits(written: Sequence[str]) -> tuple[bool | None, ...] | None:
-    """Returns the values of a vector of zeros and ones, with None for a missing value; None if the labels are not such
-    a vector."""
+    """Returns the values of a vector of zeros and ones, with None for a missing value. Returns None if the labels are
+    not such a vector."""
     if len(written) == 1:
         written = split_text(written[0])
     if len(written) < 2:

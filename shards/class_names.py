@@ -12,7 +12,7 @@ from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_text
 from shards.output.terminal import printable_name
 
-MOST_LABELS = 10_000  # that one image may have
+MOST_LABELS = 10_000  # per image
 MOST_LABEL_CHARACTERS = 1024
 _MOST_FILE_BYTES = 256 << 20
 _MOST_LISTED, _LISTED_ENDS = 12, 5

@@ -25,8 +25,8 @@ class ReadConfig:
 class SubsetConfig:
     """A part of the samples: a range of them, and of that range a share, a number, or a number per class.
 
-    Samples are chosen by a keyed hash, so with one seed, 10 % of the samples are among the 30 %, and the choice does
-    not depend on the class.
+    Samples are chosen by a keyed hash, so with the same seed, a choice of 10 % is contained in a choice of 30 %. The
+    choice does not depend on the class.
     """
 
     share: Annotated[float, Range(above=0, most=1)] = 1.0

@@ -28,7 +28,7 @@ from shards.output.terminal import printable_name
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_MOST_CHARACTERS = 200  # of a wrong value that a message shows
+_MOST_CHARACTERS = 200  # that a message shows of a wrong value
 _MOST_WHOLE = (1 << 63) - 1  # what NumPy and Arrow can hold
 _MOST_DIGITS = 19  # the most digits of such a number
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -71,7 +71,7 @@ def refuse_wrong_values(config: "DataclassInstance", *, where: str) -> None:
     """Raises UserError for the first field of a dataclass with a wrong value; `where` comes before the field's name.
 
     A value must have the field's own type: True is not an int, a list is not a tuple, NaN and infinity are not floats.
-    Only an int may stand for a float.
+    The one exception is that a float may be written as an int.
     """
     for field in fields(config):
         fault = _fault(f"{where}{field.name}", getattr(config, field.name), field.type)

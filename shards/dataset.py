@@ -47,7 +47,7 @@ from shards.what_is_there import no_dataset
 
 Value = TypeVar("Value")
 HELD_ROWS_BYTES = 128 << 20  # at 37 bytes per sample, the rows of 3 million samples fit
-_SAMPLES_A_READ = 1024  # of rows.bin: 34 kB, 0.5 % of a block of images; the next blocks then need no request
+_SAMPLES_A_READ = 1024  # one read of rows.bin: 34 kB, 0.5 % of a block of images
 _MOST_READ_BYTES = 1 << 20
 _FINGERPRINT = b"fingerprint"
 _OTHER_TARS = 8  # the number of other tars to look for if one is missing
@@ -96,7 +96,7 @@ class Dataset:
         self.store, self.manifest, self.fingerprint = store, manifest, fingerprint
         self._ranks = ranks  # the ranks of this host that share the tables
         self.url = store.url
-        self.packed_fingerprint = fingerprint  # of the whole dataset, even for a part
+        self.packed_fingerprint = fingerprint  # the whole dataset's, even for a part
         self.shard_store = open_store(manifest.shards_url) if manifest.shards_url else store
         self.num_samples = manifest.num_samples
         self.num_classes = manifest.num_classes

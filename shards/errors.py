@@ -38,8 +38,8 @@ class Finding:
     """What a check found, and what to do about it.
 
     `name`: what was checked, for tables. `found`: what was found, in words. `allowed`: what would be right. `todo`:
-    what to do, often a command. `seen`: where it is written, such as a file and its line, or a command that shows it.
-    Fields that do not apply are empty.
+    what to do, often a command. `seen`: where it can be seen: a file and a line, or a command. Fields that do not apply
+    are empty.
     """
 
     name: str = ""

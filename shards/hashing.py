@@ -22,7 +22,7 @@ _MASK = 0xFFFFFFFFFFFFFFFF
 
 
 def mix(value: int) -> int:
-    """Returns the finaliser of SplitMix64 of one 64-bit integer."""
+    """Applies the finaliser of SplitMix64 to one 64-bit integer."""
     z = value & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK

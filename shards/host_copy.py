@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 _TABLE, _LOCK, _UNFINISHED = ".arrow", ".lock", ".part"
 _MOST_LOCK_BYTES = 1 << 16
 _MOST_WAIT_SECONDS = 120.0  # for the rank that makes a table
-_LONGEST_PAUSE_SECONDS = 0.1  # between two looks at a lock
+_LONGEST_PAUSE_SECONDS = 0.1  # between two tries to take a lock
 _STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat after the name
 
 
 @dataclass(kw_only=True)
 class LocalRanks:
-    """The ranks that one start has on this host.
+    """The ranks of one start on this host.
 
     `launch`: a text that tells this start from others, the same on all its ranks. `num_ranks`: the number of ranks.
     `is_starting`: whether all ranks open the same tables at about the same time; later, each rank reads what it needs
@@ -62,8 +62,8 @@ def one_copy(ranks: LocalRanks | None, name: str, make: Callable[[], pa.Table]) 
 
 
 def passing_copy(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Table:
-    """Like `one_copy`, but for a table that each of several ranks needs only once, at any time of the run. It is not
-    kept in `ranks.opened`."""
+    """Works like `one_copy`, but for a table that each of several ranks needs only once, at any time of the run. It is
+    not kept in `ranks.opened`."""
     return _shared(ranks, name, make)
 
 

@@ -1,4 +1,4 @@
-"""The Parquet tables of a dataset: the index of each shard, blocks, labels and quarantine, with their readers."""
+"""The Parquet tables of a dataset, and their readers: the index of each shard, blocks, labels and quarantine."""
 
 import json
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ QUARANTINE_SCHEMA = pa.schema(
         ("kind", pa.string()),  # one of KINDS
         ("reason", pa.string()),
         ("match", pa.string()),  # the image that it is a copy of
-        ("distance", pa.int32()),  # from that image, in bits of the perceptual hash
+        ("distance", pa.int32()),  # to the match, in bits of the perceptual hash
     ]
 )
 
@@ -302,7 +302,7 @@ def general_reasons(reasons: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa
     """Returns each reason without the details of one image, so that reasons of one kind are equal texts. Null becomes
     an empty text."""
     general = pc.fill_null(reasons, "")
-    # Quoted parts go first: they may contain what looks like a row or a detail.
+    # Quoted parts are replaced first: they may contain what looks like a row or a detail.
     for pattern, replacement in ((_QUOTED, "…"), (_ROW, ""), (_DETAIL, "")):
         general = pc.replace_substring_regex(general, pattern=pattern, replacement=replacement)
     return general

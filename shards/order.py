@@ -41,7 +41,7 @@ MOST_DRAWS = 65_536  # a period of this length for ten datasets is a table of 5 
 
 
 class WindowId(NamedTuple):
-    """One lane's W consecutive (permuted) blocks: the unit that is read ahead and freed."""
+    """W consecutive (permuted) blocks of one lane: the unit that is read ahead and freed."""
 
     epoch: int
     lane: int
@@ -56,16 +56,16 @@ class BlockSlice:
     num_samples: int
 
     def ids(self) -> NDArray[np.int64]:
-        """int64[num_samples]: its sample ids."""
+        """Returns the sample ids of the slice: int64[num_samples]."""
         return np.arange(self.first_sample_id, self.first_sample_id + self.num_samples, dtype=np.int64)
 
 
 class _Epoch:
-    """The block permutation of one epoch with its prefix sums."""
+    """The block permutation of one epoch, with prefix sums of the block sizes."""
 
     def __init__(self, block_at: NDArray[np.int64], ends: NDArray[np.int64], *, lanes: int, window_blocks: int) -> None:
         self.block_at = block_at  # the block at each place of the epoch
-        self.ends = ends  # permuted samples up to and including each place
+        self.ends = ends  # the number of permuted samples up to and including each place
         num_samples = int(self.ends[-1])
         self.window_blocks = window_blocks
         # The first N mod L lanes are one longer than the others.
@@ -149,7 +149,8 @@ class SampleOrder:
         """Returns the global positions of the samples of `rank_batch`. Entry g * (B/L) + m of a batch is position step
         * B + m * L + g.
 
-        Raises ValueError if the batch does not fit lanes and ranks, or the positions do not fit int64.
+        Raises ValueError if the batch is not a multiple of the lanes and the ranks, or if positions do not fit in
+        int64.
         """
         if batch_size % self.lanes or batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; allowed: multiples of lanes = {self.lanes}")

@@ -32,7 +32,7 @@ _HEADERS = {_DATA: (5, 2), _DICTIONARY: (7, 2), _DATA_V2: (8, 4)}  # fields: a k
 _FREE_PAGE_BYTES = 64 << 20  # for any column of a foreign file, since writers count declared bytes differently
 _MOST_RATIO = 1024  # the compression ratio of a larger page
 _MOST_HEADER_BYTES = 16 << 20  # the limit of Arrow
-MOST_BATCH_BYTES = 1 << 30  # of a batch, even if all its values are the longest of a dictionary
+MOST_BATCH_BYTES = 1 << 30  # the largest batch, even if all its values are the longest of a dictionary
 _HEADER_BYTES = 4096  # longer than most page headers
 
 
@@ -143,7 +143,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """A row group."""
+    """A row group of a file."""
 
     num_rows: int
     chunks: tuple[Chunk, ...]

@@ -28,7 +28,7 @@ PART_VERSION = 1
 
 @dataclass(frozen=True)
 class Runs:
-    """Sample ids first[i] .. first[i] + count[i] - 1, in rising order. Both are int64[n]."""
+    """Runs of sample ids, in rising order: run i is first[i] .. first[i] + count[i] - 1. `first`, `count`: int64[n]."""
 
     first: Ids
     count: Ids

@@ -1,7 +1,7 @@
-"""Threads that run tasks in the background and never delay a close, Ctrl-C or the end of the process.
+"""Pools of threads, which run tasks in the background and never delay a close, Ctrl-C or the end of the process.
 
-All background work inside a process uses it: range reads, the window loader, the planner, decoding and evaluation each
-have a pool. (shards/reading/parallel.py has the pool of processes for packing.)
+All background work inside a process uses pools: range reads, the window loader, the planner, decoding and evaluation
+each have a pool. (shards/reading/parallel.py has the pool of processes for packing.)
 """
 
 import atexit
@@ -31,8 +31,8 @@ CLOSE_SECONDS = 1.0  # a task that is stuck in a system call ends later, by its 
 IDLE_SECONDS = 0.05 if "t" in sys.abiflags else 5.0
 _NO_THREAD = "this process may start no more threads; raise its limit of processes and threads, or use fewer"
 _NO_MEMORY = "there is no memory for its stack{limit}; {todo}"
-_STACK_BYTES = 8 << 20  # of a thread's stack, unless its size is set or limited
-# All pools, for the exit of the process and for forks. It keeps no pool alive.
+_STACK_BYTES = 8 << 20  # a thread's stack, unless its size is set or limited
+# All pools, for the exit of the process and for forks. This set keeps no pool alive.
 _POOLS: "weakref.WeakSet[Pool]" = weakref.WeakSet()
 AT_ONCE = 128
 
@@ -94,7 +94,7 @@ class Pool:
 
     @property
     def limit(self) -> int:
-        """How many tasks that are not urgent may run at a time. It may be changed at any time."""
+        """The number of tasks that may run at a time if none is urgent. It can be changed at any time."""
         return self._limit
 
     @limit.setter
@@ -146,7 +146,7 @@ class Pool:
             task.future.cancel()
             task.future.set_running_or_notify_cancel()  # tells `wait` and `as_completed`, too
         for future in running:
-            with suppress(InvalidStateError):  # it has ended meanwhile
+            with suppress(InvalidStateError):  # the task has ended meanwhile
                 future.set_exception(self._closed_error())
 
     def close(self, *, seconds: float | None = None) -> None:

@@ -30,7 +30,7 @@ _OUR_NAMES = (
     ("ext", rf"^({'|'.join(PACKED_FORMATS)})\z", ", ".join(PACKED_FORMATS)),
 )
 _OTHERS_NAMES = (("key", r"(?s)^.", "a name"), ("ext", r"^[^/\x00-\x1f\x7f]+\z", "a suffix without a path"))
-_MOST_ROW_BYTES = 1 << 20  # bytes of a sample in rows.bin: 131,072 labels with weights
+_MOST_ROW_BYTES = 1 << 20  # per sample in rows.bin: 131,072 labels with weights
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Reads the Parquet tables of a dataset and checks them before anything relies on them.
+"""Reads the Parquet tables of a dataset, and checks them before they are used.
 
 Before anything is decompressed, what the footer declares is compared with limits. Then types, nulls and ranges are
 checked column by column. All checks are vectorised. Every fault is a ValueError, whatever Arrow raises; the caller adds
@@ -26,7 +26,7 @@ _BATCH_ROWS = 1 << 16
 _MOST_COLUMNS = 64
 _MOST_GROUPS = 1 << 16
 _MOST_VALUES = 1 << 28  # in one column, including values inside lists
-_MOST_BYTES = 1 << 30  # of a file's decompressed columns, and of a column of texts
+_MOST_BYTES = 1 << 30  # for a file's decompressed columns, and for a column of texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def read_checked(data: bytes, rules: TableSchema, columns: Sequence[str] | None 
     with arrow_faults():
         file = pq.ParquetFile(pa.BufferReader(data))
         _refuse_types(file.schema_arrow, rules.schema)
-        if texts:  # as dictionaries: a text that is repeated a million times is copied once
+        if texts:  # read as dictionaries: a repeated text is copied once
             file = pq.ParquetFile(pa.BufferReader(data), metadata=file.metadata, read_dictionary=texts)
         if pa.list_(pa.string()) in kinds.values():
             table = ParquetPieces(pa.BufferReader(data), ours=True).read(names, rows=_BATCH_ROWS)
@@ -99,7 +99,7 @@ def refuse_values(table: pa.Table, rules: TableSchema) -> None:
 
 
 def refuse_groups(num_rows: int, groups: Sequence[Group], *, most_rows: int) -> None:
-    """Raises ValueError if a footer declares more rows, columns, values or bytes than Patchline's tables have."""
+    """Raises ValueError if a footer declares more rows, columns, values or bytes than a table of Patchline may have."""
     chunks = [chunk for group in groups for chunk in group.chunks]
     counts = (
         ("rows", num_rows, most_rows),

@@ -11,7 +11,7 @@ from shards.files.local_files import at_home
 from shards.sources.entry import IMAGE_SUFFIXES
 from shards.sources.names import names_for, splits_among
 
-_MOST_ENTRIES, _MOST_FOLDERS = 1000, 50  # entries and folders to look at: quick for any folder
+_MOST_ENTRIES, _MOST_FOLDERS = 1000, 50  # entries and folders to look at, so that this is quick for any folder
 _NOT_PACKED = "not a packed dataset"
 
 

@@ -127,7 +127,7 @@ def parse(stage: str, given: list[str]) -> None:
     words = second_word_first(stage, words, is_help=False)
     if words:
         job = job_of(stage, words[0])
-        with_values(job, values_of(words[1:], list(flags_of(job)), command=stage))
+        with_values(job, values_of(words[1:], list(flags_of(job)), command=(stage, "")))
 
 
 def job_of(stage: str, word: str) -> object:

@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 600.0  # how long a gate waits for Slurm or the storage
 _PAUSE_SECONDS = 10.0
 _GATE_MARGIN = 30  # seconds; not the cluster's, since a gate's time limit is short
-_REFUSALS = 3  # after this many, from a Slurm that answers, a gate gives up
+_REFUSALS = 3  # a gate gives up after this many refusals by a Slurm that answers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Chain:
 
     def jobs_of(self, unit: Unit, queue: Sequence[QueuedJob]) -> list[QueuedJob]:
         """Returns a unit's jobs in the queue, and other jobs that write to one of its runs: those submitted without the
-        chain, by an earlier chain, or through another path of the folder."""
+        chain, by an earlier chain, or through another path to the folder."""
         mine = re.compile(rf"{re.escape(unit.name)}\.e[0-9]+\.r")
         own = [one for one in self.own(queue) if mine.match(one.tag)]
         others = [one for one in queue if one not in own]
@@ -88,8 +88,8 @@ def open_chain(state: Path, *, environ: Mapping[str, str], override: Override, m
 
 
 def gate(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
-    """Runs `patchline __gate FOLDER UNIT`, in a job that follows the unit's jobs. Returns 0, or 78 if the chain gave up
-    or was cancelled, or 74 if Slurm or the storage did not answer for ten minutes."""
+    """Runs `patchline __gate FOLDER UNIT`, in a job that follows the unit's jobs. Returns 0; 78 if the chain gave up or
+    was cancelled; or 74 if Slurm or the storage did not answer for ten minutes."""
     if len(words) != 2:
         raise UserError(f"__gate takes the folder of a chain and a unit; {plural(len(words), 'word')} were given")
     number = environ.get("SLURM_JOB_ID", "")

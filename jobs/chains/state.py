@@ -26,7 +26,7 @@ from shards.files.typed_json import read_record
 GAVE_UP, CANCELLED, DONE, PLAN, RECORD = "gave-up", "cancelled", "done", "plan.json", "record.jsonl"
 GATE = "gate"
 _MOST_BYTES, _MOST_MESSAGE = 64 << 20, 1 << 14
-_LEVELS = 2  # a chain's run is by default in FOLDER/STEP or FOLDER/STEP/NUMBER
+_LEVELS = 2  # by default, a chain's run is in FOLDER/STEP or FOLDER/STEP/NUMBER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +109,8 @@ def refuse_chain(word: str, *, hint: str = "") -> None:
 
 
 def chain_name(folder: str) -> str:
-    """Returns the name of a chain's jobs in the queue. Every path to the folder gives the same name."""
+    """Returns the name of a chain's jobs in the queue. Links to the folder give the same name, but other mounts of it
+    do not."""
     return f"patchline-chain-{hashlib.sha256(str(Path(folder).resolve() / STATE).encode()).hexdigest()[:16]}"
 
 
@@ -178,7 +179,7 @@ def add_job(state: Path, job: ChainJob) -> None:
 
 
 def ending(state: Path) -> str:
-    """Returns how the chain ended: gave-up, cancelled or done. Empty if it has not ended."""
+    """Returns how the chain ended: gave-up, cancelled or done. The text is empty if it has not ended."""
     return next((name for name in (CANCELLED, GAVE_UP, DONE) if (state / name).exists()), "")
 
 

@@ -18,14 +18,14 @@ from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
 _MOST_MESSAGE = 1 << 14
-_MOST_LINES = 6  # of the message about the whole chain
+_MOST_LINES = 6  # the message about the whole chain is cut after this many lines
 _RUNS = ("RUNNING", "COMPLETING")
 _UNDER_WAY = ("running", "in the queue", "submitted")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepStatus:
-    """A unit of a chain. `state`: complete, running, in the queue, submitted (its jobs have ended, its gate has not
+    """A unit of a chain. `state`: complete, running, in the queue, submitted (its jobs have ended, but its gate has not
     looked yet), or waits for its turn. `jobs`: the numbers of all jobs that were submitted for it, including gates.
     `running`, `queued`: how many jobs and array tasks are running and waiting, without gates."""
 
@@ -128,7 +128,7 @@ def _said_of(numbers: Sequence[int], run_dir: str, environ: Mapping[str, str]) -
 
 
 def runs_of(folder: Path) -> dict[Path, str]:
-    """Returns the run directories of the runs that have begun, each with the name of its unit."""
+    """Returns the directories of the chain's runs that have begun, each with the name of its unit."""
     plan = read_plan_of(state_folder(folder))
     found = {Path(plan.chdir) / run_dir: unit.name for unit in plan.units for run_dir in unit.run_dirs() if run_dir}
     return {path: name for path, name in found.items() if _is_begun(path)}

@@ -25,7 +25,7 @@ from jobs.train.trials import make_room, refuse_others, score_of
 from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError, WillNotSucceedError
 
-STATE = "chain"  # in the chain's folder, the folder of its state
+STATE = "chain"  # the subfolder of the chain's folder for its state
 INPUTS = ("data", "weights", "run")
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}")
 _FLAG = re.compile(r"--[a-z][a-z0-9_.-]*(=.*)?", re.DOTALL)
@@ -332,8 +332,8 @@ def _refuse_shared(units: Sequence[Unit]) -> None:
 
 
 def resolved(unit: Unit, override: Override) -> Unit:
-    """Returns the unit. If it repeats the best try of a sweep, puts the best values into its arguments, and moves runs
-    that repeated an earlier best aside. Raises WillNotSucceedError if no try has a score, or if a run that exists has
+    """Returns the unit. If it repeats the best try of a sweep, puts the best values into its arguments, and moves aside
+    the runs that repeated an earlier best. Raises WillNotSucceedError if no try has a score, or if an existing run has
     other values."""
     if not unit.best_of:
         return unit

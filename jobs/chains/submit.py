@@ -224,7 +224,7 @@ def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
 
 
 def reach_store(cluster: ClusterConfig, environ: MutableMapping[str, str]) -> None:
-    """Makes this process reach the store in the way the jobs will."""
+    """Makes this process reach the store in the same way as the jobs will."""
     for name, value in (("AWS_ENDPOINT_URL", cluster.s3_endpoint), ("AWS_PROFILE", cluster.s3_profile)):
         if value:
             environ[name] = value
@@ -261,7 +261,7 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
 
 
 def _recorded(request: Request) -> list[str]:
-    """Returns the jobs that files record for the run: its own, and those of its chain. They are needed because jobs
+    """Returns the jobs that files record for the run: its own, and those of its chain. The files are read because jobs
     that were submitted through another path to the folder have another name in the queue."""
     if request.folder.name != SUBMIT_FOLDER:
         return []  # all commands of a stage share this folder

@@ -1,4 +1,4 @@
-"""`patchline submit CHAIN.yaml`: freezes a chain in its folder and submits its first jobs, or shows all of it."""
+"""`patchline submit CHAIN.yaml`: freezes a chain in its folder and submits its first jobs, or shows the whole chain."""
 
 import logging
 import shutil
@@ -65,9 +65,9 @@ def submit_chain(
     environ: Mapping[str, str],
 ) -> int:
     """Submits or shows a chain, and returns the exit code. `copies`: texts to keep beside the chain, by name.
-    `is_full`: a dry run shows whole scripts. `names`: what messages call the settings of a step. Raises UserError for
-    what a stage or Slurm would refuse. With `has_checks`, also if a store cannot be reached or a check of a job
-    fails."""
+    `is_full`: whether a dry run shows whole scripts. `names`: what messages call the settings of a step. Raises
+    UserError for what a stage or Slurm would refuse. With `has_checks`, also raises it if a store cannot be reached or
+    a check of a job fails."""
     silent = silence(environ) if is_dry else ""
     if silent:
         environ = {**environ, "PATH": ""}  # no Slurm program is called from here on
@@ -146,8 +146,8 @@ def _make_folder(state: Path) -> None:
 
 
 def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
-    """Freezes the chain and begins it. If its jobs are in the queue, says so and returns False instead. A chain that
-    gave up begins again even if some of its jobs are still running."""
+    """Freezes the chain and begins it. If the chain's jobs are in the queue, says so and returns False instead. A chain
+    that gave up begins again even if some of its jobs are still running."""
     state, text, how = chain.state, plan_json(chain.plan), ending(chain.state)
     frozen = (state / PLAN).read_text() if (state / PLAN).exists() else ""
     waiting = settled_with(chain.plan.name, chain.environ, recorded=jobs_begun_here(state))
@@ -198,8 +198,8 @@ def _first_requests(chain: Chain) -> list[Request]:
 
 
 def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) -> str:
-    """Returns a table of what a chain does: each unit below the one that it waits for, with its jobs, their size, and
-    the GPU-hours of one run up to the time limit."""
+    """Returns a table of what a chain does. It has each unit below the one that it waits for, with its jobs, their
+    size, and the GPU-hours of one run up to the time limit."""
     head = ("step", "stage", "jobs", "nodes each", "GPUs each", "time limit", "GPU-hours", "")
     rows, num_jobs, total = [head], 0, 0.0
     for unit, place in _placed(units):

@@ -1,6 +1,6 @@
 """Writes the batch script of a job: the site's lines, the command, and the body of slurm/stage.sbatch.
 
-A job array is cut into pieces that Slurm accepts: Slurm's MaxArraySize limits the index. A `%` in `--array` limits how
+A job array is cut into pieces that Slurm accepts, since MaxArraySize limits the index. A `%` in `--array` limits how
 many tasks run at once.
 """
 

@@ -27,8 +27,8 @@ class NextTry:
 
     `end`: the word for tries.jsonl; nothing is recorded if it is empty. `idle`: how many tries in a row saved nothing
     new; None leaves the count as it is. `crashed_on`: the node to blame for a crash, if it is only one. `forgets`:
-    whether the next job counts from 0. `gives_up`: whether jobs of this run that were submitted earlier end at once.
-    `pauses`: whether the script first waits, to give the storage time.
+    whether the next job counts such tries from 0. `gives_up`: whether jobs of this run that were submitted earlier end
+    at once. `pauses`: whether the script first waits, to give the storage time.
     """
 
     then: Literal["again", "requeue", "exit"]
@@ -232,7 +232,8 @@ def _fault_of(name: str, facts: CheckFacts, *, is_odd: bool) -> str:
 def _parted(
     faults: Mapping[str, str], facts: CheckFacts, *, allowed: Sequence[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Returns the nodes with an allowed fault or none, the other nodes, and the nodes to avoid after a requeue."""
+    """Returns the nodes whose fault (empty: none) is allowed, the other nodes, and the nodes to avoid after a
+    requeue."""
     healthy = tuple(name for name, fault in faults.items() if fault in allowed)
     left_out = tuple(name for name in faults if name not in healthy)
     return healthy, left_out, nodes_to_avoid(left_out, facts.partition)
@@ -240,7 +241,7 @@ def _parted(
 
 def odd_clocks(facts: CheckFacts) -> tuple[frozenset[str], str]:
     """Returns the nodes whose clock is far from the median of all clocks, including the file server's. If half of the
-    clocks disagree with the other half, it is unknown which are right: then returns no node, but a line for the log."""
+    clocks disagree with the other half, it is unknown which are right. Then returns no node, but a line for the log."""
     clocks = {name: clock for name, (clock, _) in facts.answers.items() if clock is not None}
     ordered, most = sorted([*clocks.values(), facts.server_clock]), CLOCK_SECONDS + facts.seconds
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]

@@ -107,9 +107,8 @@ def shared_checks(
     try:
         words = [*_srun(cluster, "share", nodes=2, wait_seconds=wait_seconds), "--ntasks-per-node=1"]
         script = "\n".join([*cluster.setup, _SHARE])
-        text, fault = _output(
-            [*words, "bash", "-c", script, "share", str(place), str(_CACHE_SECONDS), *cluster.command], environ, cluster
-        )
+        words += ["bash", "-c", script, "share", str(place), str(_CACHE_SECONDS), *cluster.command]
+        text, fault = _output(words, environ, cluster, wait_seconds=wait_seconds)
     finally:
         _remove(place)
     if fault and not _LINE.search(text):
@@ -150,7 +149,8 @@ def deep_checks(cluster: ClusterConfig, *, nodes: int, wait_seconds: int, enviro
     tasks = f"--ntasks-per-node={max(1, cluster.gpus_per_node)}"
     words = [*_srun(cluster, "deep", nodes=nodes, wait_seconds=wait_seconds), tasks, "--kill-on-bad-exit=0"]
     script = "\n".join([*cluster.setup, _DEEP])
-    text, fault = _output([*words, "bash", "-c", script, "deep", *cluster.command], environ, cluster)
+    words += ["bash", "-c", script, "deep", *cluster.command]
+    text, fault = _output(words, environ, cluster, wait_seconds=wait_seconds)
     if fault and '"product_seconds"' not in text:
         return [_unanswered("nodes, deep", fault, wait_seconds)]
     return judge_deep(text, nodes=nodes)
@@ -257,11 +257,12 @@ def _srun(cluster: ClusterConfig, what: str, *, nodes: int, wait_seconds: int) -
     return ["srun", *options, f"--time={_MINUTES[what]}", f"--immediate={wait_seconds}", f"--job-name=preflight-{what}"]
 
 
-def _output(words: list[str], environ: Mapping[str, str], cluster: ClusterConfig) -> tuple[str, str]:
+def _output(
+    words: list[str], environ: Mapping[str, str], cluster: ClusterConfig, *, wait_seconds: int
+) -> tuple[str, str]:
     """Returns what a job prints, and why it failed (empty: it did not)."""
-    limit = next(int(word.partition("=")[2]) for word in words if word.startswith("--immediate="))
     try:
-        seconds = limit + 60 * (max(_MINUTES.values()) + 2)
+        seconds = wait_seconds + 60 * (max(_MINUTES.values()) + 2)
         done = ran(words, environ, seconds=seconds, inherited=cluster.environment)
     except UserError as error:
         return "", str(error)

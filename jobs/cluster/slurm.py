@@ -198,8 +198,8 @@ def _jobs_in(answer: "subprocess.CompletedProcess[str]") -> list[QueuedJob]:
 
 def queued_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str] = ()) -> list[QueuedJob]:
     """Returns this user's pending and running jobs and array tasks with this name, and those of the `recorded` jobs
-    (`12` or `12_3`) that are still in the queue. The recorded jobs may have another name, if the folder had another
-    path, or belong to a colleague."""
+    (`12` or `12_3`) that are still in the queue. Recorded jobs may belong to a colleague, or have another name because
+    the folder had another path."""
     own = queued(environ)
     found = [part for one in own if (part := one.part_of(name))]
     known = {one.number for one in found}
@@ -230,8 +230,8 @@ def settled_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[st
 
 
 def silence(environ: Mapping[str, str]) -> str:
-    """Returns why Slurm cannot be asked from here: there is no sbatch, or no controller answers. Empty if it can be
-    asked."""
+    """Returns why Slurm cannot be asked from here: there is no sbatch, or no controller answers. The text is empty if
+    it can be asked."""
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         return "no sbatch on this machine"
     try:
@@ -329,7 +329,7 @@ def numbers_of(run_dir: Path) -> list[int]:
 
 
 def submitted_in(folder: Path) -> list[str]:
-    """Returns the newest jobs that were submitted in this folder, such as RUN/submit, through any path of it. If the
+    """Returns the newest jobs that were submitted in this folder, such as RUN/submit, through any path to it. If the
     folder is a copy, jobs that were submitted in the original do not count."""
     try:
         here = folder.stat().st_ino
@@ -370,7 +370,7 @@ def started_in(run_dir: Path) -> list[int]:
 
 
 def job_facts(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> JobFacts | None:
-    """Returns what Slurm knows of a job, `12` or `12_3`. Returns None if Slurm does not know it or has forgotten it.
+    """Returns what Slurm knows about a job, `12` or `12_3`. Returns None if Slurm does not know it or has forgotten it.
     Raises UserError if Slurm's programs are missing, or do not answer within `seconds` (0: two minutes)."""
     found = tasks_of(job, environ, seconds=seconds)
     return next((one for one in found if one.number == job), found[0] if found else None)

@@ -53,7 +53,7 @@ class PartitionLimits:
 @dataclass(frozen=True, kw_only=True)
 class AskedJob:
     """A job that is to be submitted, and what it asks for. `nodes`: the number of nodes without spares. `time_limit`:
-    in Slurm's format; empty for that of the cluster's settings."""
+    its time limit in Slurm's format; empty for that of the cluster's settings."""
 
     job: Any
     nodes: int
@@ -204,7 +204,7 @@ def refuse_unprintable(run_dir: str, *, what: str = "--run-dir") -> None:
                 f"{name} is {shown_value(path)}; allowed: printable characters, since sbatch reads it from a line of a "
                 "script; choose another folder"
             )
-        if "\\" in path or "\\" in str(Path(path).resolve()):  # a link may lead to a backslash
+        if "\\" in path or "\\" in str(Path(path).resolve()):  # a link may lead to such a path
             raise UserError(
                 f"{name} is {shown_value(path)}; allowed: a path without a backslash, as Slurm opens no log there; "
                 "choose another folder"
@@ -302,10 +302,10 @@ def judge_time(
     default_margin: int | None = None,
     flag: str = Names.OF_SUBMIT.time,
 ) -> Finding:
-    """Judges whether a job would wait for ever, or would end before it has saved. `time_limit`: in Slurm's format;
-    empty for the partition's default. `margin`: how many seconds before the limit the ranks are asked to save.
-    `default_margin`: the same if the limit is the partition's default. `flag`: what the message calls the setting of
-    the limit. Pure."""
+    """Judges whether a job would wait for ever, or would end before it has saved. `time_limit`: the job's time limit in
+    Slurm's format; empty for the partition's default. `margin`: how many seconds before the limit the ranks are asked
+    to save. `default_margin`: the same if the limit is the partition's default. `flag`: what the message calls the
+    setting of the limit. Pure."""
     default_margin = margin if default_margin is None else default_margin
     asked, shown = asked_seconds(time_limit), printable_name(limits.name)
     no_less = "lower margin_seconds to no less than a step and a save take"

@@ -1,1 +1,1 @@
-"""Datasets: pack, index, verify and card."""
+"""The commands for datasets: pack, index, verify and card."""

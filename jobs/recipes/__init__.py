@@ -6,7 +6,8 @@ from typing import Any
 
 
 def recipes_in(names: Mapping[str, Any]) -> dict[str, Callable[[], Any]]:
-    """The recipes among the names of a module, ours or a user's: its public functions that need no arguments."""
+    """Returns the recipes among the names of a module, ours or a user's: its public functions that need no
+    arguments."""
     return {
         name: value
         for name, value in names.items()

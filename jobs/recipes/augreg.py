@@ -2,22 +2,23 @@
 vit_i1k.py.
 
 NAME_i21k_augreg has the mean of all tokens, NAME_i1k_augreg a class token and the hidden tanh layer. Augmentation is
-big_vision's choice for each size. Neither has dropout or stochastic depth. Common to all: 300 epochs, batch 4096, Adam
-at 1e-3 with 10,000 steps of warm-up and cosine decay, clipping at 1, sigmoid loss, head bias -10 (ImageNet-1k: -6.9),
-and weight decay 1e-4 that follows the schedule (0.1 in PyTorch's terms). Steps are of 14.2 million images without the
-first 51,200, which are not trained on (--data.subset.first 0 trains on all), or of 99 % of ImageNet-1k, whose rest is
-held out; for a copy of another size, take the --steps that `patchline plan RECIPE --num-images N` names for the N
-images that are trained on. In vit_i1k.py the class token has no position embedding; here it has one, which adds a
-second vector to the same token. Precision differs as in paper_imagenet.py, and big_vision keeps Adam's first moment in
-bf16 (--optimizer.first-moment bf16 does so, too). Images are prepared as in paper_images.py.
+big_vision's choice for each size. Neither has dropout or stochastic depth. All share 300 epochs, batch 4096, Adam at
+1e-3 with 10,000 steps of warm-up and cosine decay, clipping at 1, sigmoid loss, head bias -10 (ImageNet-1k: -6.9), and
+weight decay 1e-4 that follows the schedule (0.1 in PyTorch's terms). The number of steps is computed for 14.2 million
+images without the first 51,200, which are not trained on (--data.subset.first 0 trains on all), or for 99 % of
+ImageNet-1k, the rest of which is held out. For a copy of another size, give the --steps that `patchline plan RECIPE
+--num-images N` names for the N images that are trained on. In vit_i1k.py the class token has no position embedding;
+here it has one, which only adds a second vector to the same token. Precision differs as in paper_imagenet.py.
+big_vision also keeps Adam's first moment in bf16 (here: --optimizer.first-moment bf16). Images are prepared as in
+paper_images.py.
 
 NAME_released are the recipes of the released checkpoints, with a class token and no hidden layer (vision_transformer's
 configs/models.py). The checkpoints' file names give the augmentation, weight decay (as a multiple of the learning
-rate), dropout and stochastic depth. Those of ImageNet-21k are the ones that vision_transformer's README and
-vit_jax_augreg.ipynb name as best; those of ImageNet-1k are the ones that timm lists. "On ImageNet" are the README's
-values of the weights after 20,000 steps of fine-tuning. All else is as above. [unverified] The code that trained them
-is not public: loss, head bias, clipping and splits are big_vision's here, the initial deviation of position embeddings,
-0.02, is vision_transformer's. Stochastic depth rises from 0 at the first block to its rate at the last.
+rate), dropout and stochastic depth. The recipes on ImageNet-21k are of the checkpoints that vision_transformer's README
+and vit_jax_augreg.ipynb name as best; those on ImageNet-1k are of the checkpoints that timm lists. Values "on ImageNet"
+are from the README, after 20,000 steps of fine-tuning. All else is as above. [unverified] The code that trained them is
+not public: loss, head bias, clipping and splits are big_vision's here, and the initial deviation of position
+embeddings, 0.02, is vision_transformer's. Stochastic depth rises from 0 at the first block to its rate at the last.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
@@ -173,7 +174,7 @@ def _i1k(name: str, augmentation: Augmentation) -> TrainingJob:
 
 
 def on_imagenet_1k(job: TrainingJob) -> TrainingJob:
-    """The same job on 99 % of ImageNet-1k, as in vit_i1k.py."""
+    """Returns the same job on 99 % of ImageNet-1k, as in vit_i1k.py."""
     return replace(
         job,
         model=replace(job.model, head_bias=-6.9),
@@ -188,7 +189,7 @@ def on_imagenet_1k(job: TrainingJob) -> TrainingJob:
 
 
 def augreg_job(name: str, augmentation: Augmentation, *, weight_decay: float) -> TrainingJob:
-    """What all recipes of AugReg share, on ImageNet-21k."""
+    """Returns the job that all recipes of AugReg share, on ImageNet-21k."""
     num_ops, magnitude, alpha = _AUGMENTATIONS[augmentation]
     randaugment = RandAugmentConfig(num_ops=num_ops, magnitude=magnitude)
     return replace(
@@ -342,7 +343,8 @@ def vit_b16_i1k_augreg_released() -> TrainingJob:
 
 
 def _released(name: str, augmentation: Augmentation, *, weight_decay: float, dropout: float = 0.0) -> TrainingJob:
-    """`weight_decay`: 1e-4 for the 0.1 of a file name, 3e-5 for its 0.03. Both rates, `do` and `sd`, are `dropout`."""
+    """Returns the job of a released checkpoint. `weight_decay`: 1e-4 for 0.1 in the file name, 3e-5 for 0.03.
+    `dropout`: both rates in the file name, `do` and `sd`."""
     job = augreg_job(name, augmentation, weight_decay=weight_decay)
     return replace(job, model=replace(job.model, dropout=dropout, stochastic_depth=dropout))
 

@@ -1,12 +1,13 @@
-"""Fine-tuning of AugReg's B/32: big_vision's configs/transfer.py, the recipe whose results its docstring publishes.
+"""Fine-tuning of AugReg's B/32 as in big_vision's configs/transfer.py, whose docstring publishes the results.
 
-The steps, rates of learning, warm-up, clipping and optimiser are those of "An Image is Worth 16x16 Words"
-(paper_finetune.py), the images big_vision's: an inception crop, or for CIFAR a random 384 out of a short side of 448;
-evaluation is the central 384 out of a short side of 448 (paper_images.py). The rate is the best on held-out images. No
-dropout (vision_transformer's configs/augreg.py). Expected values are means of 5 runs on the test split, from the
-weights `howto-i21k-B/32`: gs://vit_models/augreg/B_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0.npz.
-big_vision trains on 98 % of CIFAR, 99 % of ImageNet and 90 % of Pets and Flowers, and keeps SGD's momentum in bf16
-(momentum_hp). To evaluate as here: patchline evaluate DIR --data.url URL-test
+The steps, learning rates, warm-up, clipping and optimiser are those of "An Image is Worth 16x16 Words"
+(paper_finetune.py). Images are prepared as in big_vision: an inception crop, or for CIFAR a random 384 out of a short
+side of 448; evaluation takes the central 384 out of a short side of 448 (paper_images.py). The learning rate is the
+best on held-out images. There is no dropout (vision_transformer's configs/augreg.py). Expected values are means of 5
+runs on the test split, from the weights `howto-i21k-B/32`:
+gs://vit_models/augreg/B_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0.npz. big_vision trains on 98 % of CIFAR,
+99 % of ImageNet and 90 % of Pets and Flowers, and keeps SGD's momentum in bf16 (momentum_hp).
+Command of the evaluation: patchline evaluate DIR --data.url URL-test
 Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
 """
 

@@ -1,17 +1,17 @@
 """Fine-tuning of BiT's ResNets by BiT-HyperRule: "Big Transfer" (Kolesnikov et al., 2020) and big_transfer's
 bit_hyperrule.py.
 
-SGD with momentum 0.9 at rate .003, batch 512, no weight decay, no clipping. Everything else depends on the number and
-the size of the images. Steps and staircase (the rate falls to a tenth): 500 steps below 20,000 images, 10,000 below
-500,000, else 20,000. Mixup 0.1 from 20,000 images on. Images below 96 x 96 are resized to 160 x 160 and cut to a random
-128 x 128, others to 512 x 512 and 480 x 480 (the paper has 448 and 384 for all models but R152x4); flip; direct resize
-to evaluate.
-The ViT paper fine-tunes its ResNets in this way and by its own sweep (--model.name bit_r50x1 with paper_finetune.py's
-recipes), and the better result counts (appendix B.1.1).
-What differs: mixup has one weight per pair, BiT one per batch. BiT's TensorFlow and JAX code trains on 98 % of CIFAR
-and 99 % of ImageNet (--data.held-out.share .02 or .01), flips every image rather than half of them, and leaves the last
-batch out of evaluations; its PyTorch code does none of this, but resizes with antialiasing.
-The model is R50x1: give --model.name for another. Expected values are of ImageNet-21k's weights (BiT-M).
+All recipes have SGD with momentum 0.9 at rate .003, batch 512, no weight decay and no clipping. Everything else depends
+on the number and the size of the images. There are 500 steps below 20,000 images, 10,000 below 500,000, and 20,000
+otherwise; the learning rate falls to a tenth several times. From 20,000 images on, there is mixup of 0.1. Images below
+96 x 96 are resized to 160 x 160 and cut to a random 128 x 128, others to 512 x 512 and 480 x 480 (the paper has 448 and
+384 for all models but R152x4). Images are flipped at random, and resized directly for an evaluation.
+The ViT paper fine-tunes its ResNets both in this way and by its own sweep (--model.name bit_r50x1 with
+paper_finetune.py's recipes), and reports the better result (appendix B.1.1).
+What differs: mixup has one weight per pair, where BiT has one per batch. BiT's TensorFlow and JAX code trains on 98 %
+of CIFAR and 99 % of ImageNet (--data.held-out.share .02 or .01), flips every image rather than half of them, and leaves
+the last batch out of evaluations; its PyTorch code does none of this, but resizes with antialiasing.
+The model is R50x1; --model.name takes another. Expected values are for weights from ImageNet-21k (BiT-M).
 Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
 """
 
@@ -96,7 +96,7 @@ def _hyper_rule(dataset: PaperDataset, *, image_size: int, resize_pixels: int) -
 
 
 def _steps_of(num_images: int) -> tuple[int, tuple[int, int, int]]:
-    """All steps, and the last one before each fall of the rate."""
+    """Returns the number of steps, and the last step before each fall of the rate."""
     if num_images < _SMALL_SET:
         return 500, (200, 300, 400)
     if num_images < _MEDIUM_SET:

@@ -1,13 +1,14 @@
-"""Pre-training of ResNet-18 and 34 in BiT's form on ImageNet-1k, by the values of BiT-S ("Big Transfer", Kolesnikov et
-al., 2020, section 3.3).
+"""Pre-training of ResNet-18 and 34 in BiT's form on ImageNet-1k, with the settings of BiT-S ("Big Transfer", Kolesnikov
+et al., 2020, section 3.3).
 
-SGD with momentum 0.9 at rate 0.03 for every 256 images, batch 4096, weight decay 1e-4, 5,000 steps of warm-up, 90
-epochs, a tenth of the rate after 30, 60 and 80; inception crop, flip, 224 px. Steps are of 1,281,167 images.
-[unverified]: all of it for these models. Neither BiT nor the ViT paper trains ResNets below 50 layers. "Deep Residual
-Learning" does, with batch norm and post-activation: batch 256, rate 0.1, 600,000 iterations.
-[unverified], not published: how BiT-S is evaluated (here as big_vision's configs/bit_i1k.py), whether biases and norms
-decay (here they do not). big_vision's bit_i1k.py has other values: a rate of 0.1 for every 256 images, 1,000 steps of
-warm-up, cosine decay, clipping at 1.
+The settings are SGD with momentum 0.9 at rate 0.03 for every 256 images, batch 4096, weight decay 1e-4, 5,000 steps of
+warm-up, 90 epochs, a tenth of the rate after 30, 60 and 80 epochs, inception crop, flip, and 224 px. The number of
+steps is computed for 1,281,167 images.
+[unverified]: whether these settings suit these models. Neither BiT nor the ViT paper trains ResNets below 50 layers.
+"Deep Residual Learning" does, with batch norm and post-activation, batch 256, rate 0.1 and 600,000 iterations.
+[unverified], not published: how BiT-S is evaluated (here as in big_vision's configs/bit_i1k.py), and whether biases and
+norms decay (here they do not). big_vision's bit_i1k.py has other values: a rate of 0.1 for every 256 images, 1,000
+steps of warm-up, cosine decay, clipping at 1.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
@@ -21,7 +22,7 @@ from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
 
 _BATCH = 4096
-_EPOCHS, _FALLS = 90, (30, 60, 80)  # of BiT-S: epochs, and after which the rate falls
+_EPOCHS, _FALLS = 90, (30, 60, 80)  # BiT-S: the number of epochs, and those after which the rate falls
 
 
 def bit_r18x1_i1k() -> TrainingJob:

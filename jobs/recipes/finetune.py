@@ -1,6 +1,6 @@
-"""Fine-tuning recipes: higher resolution, resampled position embeddings, a new zero head, SGD with momentum, cosine
-decay, no weight decay, clipping at 1 ("An Image is Worth 16x16 Words", Table 4 and appendix B.1.1). Small ones are
-here, the papers' in paper_finetune.py, augreg_finetune.py, bit_finetune.py and paper_vtab.py."""
+"""Small fine-tuning recipes: higher resolution, resampled position embeddings, a new zero head, SGD with momentum,
+cosine decay, no weight decay, and clipping at 1 ("An Image is Worth 16x16 Words", Table 4 and appendix B.1.1). The
+papers' recipes are in paper_finetune.py, augreg_finetune.py, bit_finetune.py and paper_vtab.py."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What `patchline plan` and `patchline verify-resume` make of a training job, of any recipe or file."""
+"""Turns a training job, from any recipe or file, into the jobs of `patchline plan` and `patchline verify-resume`."""
 
 from dataclasses import fields
 from typing import Literal
@@ -25,7 +25,7 @@ from jobs.settings.models import PlanJob, VerifyResumeJob
 from pipeline.training.settings.job import TrainingJob
 
 _UNKNOWN = PaperDataset(name="", num_images=0, num_classes=0)
-_TRANSFERS = {  # by the first word of a fine-tuning recipe
+_TRANSFERS = {  # by the first word of a fine-tuning recipe's name
     "imagenet": paper_images.IMAGENET_1K,
     "cifar10": paper_images.CIFAR10,
     "cifar100": paper_images.CIFAR100,
@@ -57,7 +57,8 @@ RECIPES = {**pretrain.RECIPES, **finetune.RECIPES}
 
 
 def plan_of(word: str, training: TrainingJob) -> PlanJob:
-    """The plan of a training job, which a recipe or a file has. The dataset is known for recipes alone."""
+    """Returns the plan job for a training job. `word`: the recipe or file that it is from. The dataset is known only
+    for recipes."""
     data = _DATASETS.get(word, _UNKNOWN)
     return PlanJob(
         recipe=word, training=training, dataset=data.name, num_images=data.num_images, num_classes=data.num_classes
@@ -65,6 +66,7 @@ def plan_of(word: str, training: TrainingJob) -> PlanJob:
 
 
 def trial_of(word: str, training: TrainingJob, *, command: Literal["pretrain", "finetune"]) -> VerifyResumeJob:
-    """The trial of resuming of a training job, in a folder of its own."""
+    """Returns the job that verifies that a training job resumes, in a temporary folder. `word`: the recipe or file that
+    it is from."""
     own = {field.name: getattr(training, field.name) for field in fields(TrainingJob)}
     return VerifyResumeJob(**{**own, "run_dir": ""}, recipe=word, command=command)

@@ -1,6 +1,6 @@
-"""Pre-training on JFT-300M of the ablations in "An Image is Worth 16x16 Words", appendix D, and of Figure 4's ViT-b.
+"""Pre-training on JFT-300M: the ablations of "An Image is Worth 16x16 Words", appendix D, and Figure 4's ViT-b.
 
-The paper gives no training values of these runs but those named below: all others are those of Table 3's row of the
+The paper gives only those training values of these runs that are named below. All others are from Table 3's row of the
 same model, 7 epochs [unverified]. 5-shot accuracies are on ImageNet, as `--fewshot.shots 5` measures them.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
@@ -13,7 +13,7 @@ from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
 
 _BATCH = 4096
-_BIT_EPOCHS, _BIT_FALLS = 40, (10, 23, 30, 37)  # of BiT on JFT-300M: epochs, and after which the rate falls
+_BIT_EPOCHS, _BIT_FALLS = 40, (10, 23, 30, 37)  # BiT on JFT-300M: its epochs, and those after which the rate falls
 
 
 def vit_b16_jft_no_positions() -> TrainingJob:
@@ -157,10 +157,11 @@ def _averaged(job: TrainingJob) -> TrainingJob:
 
 
 def _axial(job: TrainingJob) -> TrainingJob:
-    """The paper says that inputs are 2-dimensional, and does not mention a class token, which has no place there: here
-    it is the mean of all tokens, as in Scenic's xvit.py of one of its authors, with the linear classifier and the rate
-    of vit_b16_jft_average [unverified]. Scenic has 2-D positions (--model.position learned_2d); the paper's default,
-    which is ours, is 1-D. Its AxialResNet, a baseline from "Axial-DeepLab", is not implemented."""
+    """Returns the job with axial attention. The paper says that inputs are 2-dimensional, and does not mention a class
+    token, which has no place in them. Here the mean of all tokens replaces it, as in Scenic's xvit.py by one of the
+    paper's authors, with the linear classifier and the rate of vit_b16_jft_average [unverified]. Scenic has 2-D
+    positions (--model.position learned_2d); the paper's default, and ours, is 1-D. The paper's AxialResNet, a baseline
+    from "Axial-DeepLab", is not implemented."""
     job = _averaged(job)
     return replace(job, model=replace(job.model, attention="axial"))
 
@@ -171,9 +172,9 @@ def _positions(position: Position, position_at: PositionAt) -> TrainingJob:
 
 
 def _sgd(job: TrainingJob) -> TrainingJob:
-    """SGD as in BiT (Kolesnikov et al., 2020, section 3.3): momentum 0.9, rate 0.03 for every 256 images, weight decay
-    1e-4, 5,000 steps of warm-up, a tenth of the rate after 10, 23, 30 and 37 of 40 epochs. [unverified]: that the paper
-    kept these falls in proportion, and Table 3's 7 epochs."""
+    """Returns the job with SGD as in BiT (Kolesnikov et al., 2020, section 3.3): momentum 0.9, rate 0.03 for every 256
+    images, weight decay 1e-4, 5,000 steps of warm-up, and a tenth of the rate after 10, 23, 30 and 37 of 40 epochs.
+    [unverified]: whether the paper kept Table 3's 7 epochs, and these falls in proportion."""
     falls = tuple(job.steps * fall // _BIT_EPOCHS for fall in _BIT_FALLS)
     return replace(
         job,

@@ -1,29 +1,31 @@
-"""Fine-tuning: "An Image is Worth 16x16 Words", Table 4 and appendix B.1.1. All recipes of the papers share: SGD with
-momentum 0.9, cosine decay, batch 512, no weight decay, clipping at 1, softmax loss; both layers of the head are dropped
-for one zero-initialised linear layer.
+"""Fine-tuning: "An Image is Worth 16x16 Words", Table 4 and appendix B.1.1. All recipes have SGD with momentum 0.9,
+cosine decay, batch 512, no weight decay, clipping at 1, and softmax loss; one zero-initialised linear layer replaces
+both layers of the head.
 
 The paper and its released code prepare images differently (paper_images.py), and the code trains on a part of the
 training set, so there are up to three recipes for each dataset:
 
-- NAME: as the code, vision_transformer, does it: inception crop, direct resize to evaluate. Expected values are those
-  of its README, which repeats the paper's runs with the published weights of ImageNet-21k.
-- NAME_paper: as section 4.1 says it: a random 384 x 384 out of 448 x 448. Expected values are the paper's, of Table 5
-  (384 px, no averaging). Its authors write that they always ran the inception crop (vision_transformer, issues 46 and
-  53), so the difference is small at most.
+- NAME: as in the code, vision_transformer: inception crop, direct resize to evaluate. Expected values are those of
+  its README, which repeats the paper's runs with the published weights from ImageNet-21k.
+- NAME_paper: as in section 4.1: a random 384 x 384 out of 448 x 448. Expected values are the paper's, of Table 5 (384
+  px, no averaging). Its authors write that they always ran the inception crop (vision_transformer, issues 46 and 53),
+  so the difference should be small.
 - NAME_code: as NAME, with the training split of the code (vit_jax/configs/common.py): 98 % of CIFAR, 99 % of ImageNet.
   The README's values come from these splits. The rest is held out, and the run is scored on it; --evaluation.url is
-  scored as well. The code takes the last 2 or 1 % of TFDS's order, we hold out whole blocks by a hash. Its evaluation
-  has batches of 512 and leaves out the last, incomplete one (vit_jax/input_pipeline.py, drop_remainder): its accuracies
-  are of 9,728 of CIFAR's 10,000 test images and of 49,664 of ImageNet's 50,000. Ours are of all images.
+  scored as well. The code holds out the last 2 or 1 % in TFDS's order; we hold out whole blocks by a hash. Its
+  evaluation has batches of 512 and leaves out the last, incomplete one (vit_jax/input_pipeline.py, drop_remainder),
+  so its accuracies are over 9,728 of CIFAR's 10,000 test images and 49,664 of ImageNet's 50,000. Ours are over all
+  images.
 
-The model is B/16: give --model.name for another (it must be that of the weights), and --model.dropout 0.1 with it for
-L/16, H/14, R50+B/16 or R50+L/32: the published rates (vit_jax/configs/models.py; 0 for B/16, B/32 and L/32). Their
-README shows what it changes: on ImageNet +1.36 points for R50+B/16, +0.58 for L/16, -0.41 for B/16; on CIFAR-100 +1.42
-for R50+B/16. An older text of it (2021) says that the paper's own runs had 0.1 with every model; the paper names no
-rate for fine-tuning. For that reading, give NAME_paper --model.dropout 0.1 with B/16, B/32 and L/32, too. AugReg's
-weights are fine-tuned without dropout: augreg_finetune.py.
-The paper sweeps the learning rate on a held-out share of the training set, then trains on all of it; each recipe takes
-one rate of the sweep and names the others. Its best rates are not published.
+The model is B/16; --model.name takes another, which must be that of the weights. With L/16, H/14, R50+B/16 or R50+L/32,
+also give --model.dropout 0.1: these are the published rates (vit_jax/configs/models.py; 0 for B/16, B/32 and L/32). The
+README shows what dropout changes: on ImageNet +1.36 points for R50+B/16, +0.58 for L/16, -0.41 for B/16; on CIFAR-100
++1.42 for R50+B/16. An older version of the README (2021) says that the paper's own runs had 0.1 with every model; the
+paper names no rate for fine-tuning. To follow that version, give NAME_paper --model.dropout 0.1 with B/16, B/32 and
+L/32, too.
+AugReg's weights are fine-tuned without dropout: augreg_finetune.py.
+The paper sweeps the learning rate on a held-out share of the training set, then trains on all of it. Its best rates are
+not published; each recipe takes one rate of the sweep and names the others.
 Precision differs as in paper_jft.py, and the code keeps SGD's momentum in bf16 between steps (optax.sgd with
 accumulator_dtype, vit_jax/train.py); here it is fp32.
 Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
@@ -257,20 +259,20 @@ RECIPES = recipes_in(globals())
 
 
 def warmup_steps_of(num_images: int) -> int:
-    """Steps of warm-up for a set of this size: 100 below 20,000 images, else 500.
+    """Returns the steps of warm-up for a dataset of this size: 100 below 20,000 images, otherwise 500.
 
-    Source: big_transfer's bit_hyperrule.py. The released code of the ViT paper has 500 (vit_jax/configs/common.py), 100
-    for small sets (augreg.py), and big_vision's transfer.py the same two.
+    Source: big_transfer's bit_hyperrule.py. The released code of the ViT paper has 500 (vit_jax/configs/common.py), and
+    100 for small datasets (augreg.py). big_vision's transfer.py has the same two values.
     """
     return 100 if num_images < _SMALL_SET else 500
 
 
 def dropout_of(name: str) -> float:
-    """The dropout rate with which the published code fine-tunes a model that was not trained by AugReg.
+    """Returns the dropout rate with which the published code fine-tunes a model that was not trained by AugReg.
 
     Source: vision_transformer, vit_jax/configs/models.py: 0.1 for L/16, H/14, R50+B/16 and R50+L/32, 0 for B/16, B/32
-    and L/32; their README of 2021 says that the better of the two was chosen for each. It does not know other hybrids:
-    0 here. AugReg's weights are always fine-tuned without (configs/augreg.py).
+    and L/32. Its README of 2021 says that the better of the two was chosen for each. Other hybrids are not in that
+    file; the rate is 0 for them here. AugReg's weights are always fine-tuned without dropout (configs/augreg.py).
     """
     return 0.1 if name in _DROPPED else 0.0
 
@@ -278,7 +280,7 @@ def dropout_of(name: str) -> float:
 def transfer_job(
     name: str, *, num_images: int, steps: int, learning_rate: float, views: Views, image_size: int = 384
 ) -> TrainingJob:
-    """The fine-tuning of the model of this name on a set of `num_images` images."""
+    """Returns the job that fine-tunes the model of this name on a dataset of `num_images` images."""
     return TrainingJob(
         model=ModelConfig(name=name, image_size=image_size, num_classes=0, dropout=dropout_of(name)),
         data=DataConfig(augment=views.training),

@@ -1,19 +1,19 @@
 """Pre-training on ImageNet-21k and ImageNet-1k: "An Image is Worth 16x16 Words", Table 3 and appendix B.1. AugReg's
 recipes are in augreg.py.
 
-Batch 4096, 10,000 steps of warm-up, Adam, dropout 0.1, 224 px. ImageNet-21k: linear decay to 1e-5, weight decay 0.03,
-sigmoid loss, head bias -10, hidden layer, no clipping: as the authors confirm for B/16 (vision_transformer, issue 2).
-ImageNet-1k: cosine decay, weight decay 0.3, clipping at 1 (Table 3's caption).
-Steps are of 14.2 million and 1,281,167 images. For a copy of another size, take the --steps that
-`patchline plan RECIPE --num-images N` names. Images are prepared as in paper_images.py. [unverified], not
-published: whether any tensor was left out of weight decay (we do: biases, norms, tokens); the loss on ImageNet-1k, for
-which we take big_vision's (configs/vit_i1k.py): sigmoid, head bias -6.9 = -ln 1000, hidden layer. Section 4.3 says that
-weight decay, dropout and label smoothing were tuned for the smaller datasets, and no value of smoothing is published:
---label-smoothing takes one, for sigmoid as in issue 89.
-Precision differs: the paper's code keeps activations in fp32, of which TPUs take the products in bf16; here activations
-are bf16, with fp32 master weights, head and loss (--engine.precision fp32 is closer, and slower).
-Expected values "at the end" are the published runs' top-1 at 224 px (vision_transformer, issue 62); "after
-imagenet_384_paper" is the paper's Table 5: fine-tuned at 384 px, no averaging.
+All recipes have batch 4096, 10,000 steps of warm-up, Adam, dropout 0.1 and 224 px. ImageNet-21k: linear decay to 1e-5,
+weight decay 0.03, sigmoid loss, head bias -10, hidden layer, no clipping; the authors confirm this for B/16
+(vision_transformer, issue 2). ImageNet-1k: cosine decay, weight decay 0.3, clipping at 1 (Table 3's caption).
+The number of steps is computed for 14.2 million and 1,281,167 images. For a copy of another size, give the --steps that
+`patchline plan RECIPE --num-images N` names. Images are prepared as in paper_images.py.
+[unverified], not published: whether any tensor was left out of weight decay (we leave out biases, norms and tokens);
+and the loss on ImageNet-1k, for which we take big_vision's (configs/vit_i1k.py): sigmoid, head bias -6.9 = -ln 1000,
+hidden layer. Section 4.3 says that weight decay, dropout and label smoothing were tuned for the smaller datasets. No
+value of label smoothing is published; --label-smoothing sets one, with the sigmoid loss as in issue 89.
+Precision differs: the paper's code keeps activations in fp32, which TPUs multiply in bf16; here activations are bf16,
+with fp32 master weights, head and loss (--engine.precision fp32 is closer, and slower).
+Expected values "at the end" are the published runs' top-1 accuracy at 224 px (vision_transformer, issue 62); those
+"after imagenet_384_paper" are from the paper's Table 5: fine-tuned at 384 px, without averaging.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 

@@ -1,5 +1,5 @@
-"""The datasets of the papers, whose numbers of images and classes decide steps and costs; and how the papers crop and
-resize images for training, and resize them for an evaluation.
+"""The datasets of the papers, whose numbers of images and classes decide steps and costs; and how the papers prepare
+images for training and for an evaluation.
 
 Sources: "An Image is Worth 16x16 Words", section 4.1 (JFT-300M: 303 million images, 18 thousand classes; ImageNet-21k:
 14 million, 21 thousand), Table 3 (epochs), the published weights' heads (21,843 classes), the datasets' own papers
@@ -15,9 +15,10 @@ Sources: "An Image is Worth 16x16 Words", section 4.1 (JFT-300M: 303 million ima
 - `PRETRAINING`: big_vision, configs/vit_i21k.py: inception crop, flip; central 224 out of a short side of 256 to
   evaluate. How the paper's own pre-training was evaluated is not published.
 
-big_vision resizes short sides by areas, all else is bilinear without antialiasing. None looks at EXIF. All decode whole
-images but big_vision's pre-training, which decodes the crop alone (decode_jpeg_and_inception_crop), and so do we. Their
-JPEGs are decoded with TensorFlow's default, the fast integer DCT; ours with the accurate one, as Pillow and OpenCV do.
+big_vision averages areas when it resizes short sides; all other resizing is bilinear without antialiasing. None of them
+reads EXIF. big_vision's pre-training decodes only the crop of an image (decode_jpeg_and_inception_crop), and so do we;
+the others decode whole images. They decode JPEGs with TensorFlow's default, the fast integer DCT; we decode them with
+the accurate one, like Pillow and OpenCV.
 """
 
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from pipeline.training.settings.job import EngineConfig, GuardConfig, TrainingJo
 
 @dataclass(frozen=True, kw_only=True)
 class PaperDataset:
-    """A training set. `num_classes` is 0 if it consists of several sets, each with its own number."""
+    """A training set. `num_classes` is 0 if it consists of several datasets with different numbers of classes."""
 
     name: str
     num_images: int
@@ -39,7 +40,7 @@ class PaperDataset:
 
 @dataclass(frozen=True, kw_only=True)
 class Views:
-    """What a training step and an evaluation see of an image."""
+    """How an image is prepared for training and for an evaluation."""
 
     training: AugmentConfig
     evaluation: EvaluationTransform
@@ -53,15 +54,15 @@ _DIRECT = EvaluationTransform(mode="resize", exif=False)
 _CENTRAL = EvaluationTransform(mode="central_crop", filter="area", exif=False)
 _CENTRAL_448 = EvaluationTransform(mode="central_crop", short_side=448, filter="area", exif=False)
 JFT = PaperDataset(name="JFT-300M", num_images=303_000_000, num_classes=18_291)
-# The paper says "nearly 3 billion" images; the classes are those of big_vision's train_vit_g.py.
+# The paper says "nearly 3 billion" images. The number of classes is from big_vision's train_vit_g.py.
 JFT_3B = PaperDataset(name="JFT-3B", num_images=3_000_000_000, num_classes=29_593)
 # "Big Transfer" says 14.2 million; the exact number of the authors' copy is not published.
 IMAGENET_21K = PaperDataset(name="ImageNet-21k", num_images=14_200_000, num_classes=21_843)
 IMAGENET_1K = PaperDataset(name="ImageNet-1k", num_images=1_281_167, num_classes=1000)
-IMAGENET_1K_99 = PaperDataset(  # train[:99%], rounded by TFDS; the rest is for choosing
+IMAGENET_1K_99 = PaperDataset(  # train[:99%], rounded by TFDS; settings are chosen on the rest
     name="ImageNet-1k, big_vision's training split", num_images=1_268_355, num_classes=IMAGENET_1K.num_classes
 )
-IMAGENET_21K_AUGREG = PaperDataset(  # full[51200:]; the rest is for testing
+IMAGENET_21K_AUGREG = PaperDataset(  # full[51200:]; the rest is for tests
     name="ImageNet-21k, AugReg's training split",
     num_images=IMAGENET_21K.num_images - IMAGENET_21K_LEFT_OUT,
     num_classes=IMAGENET_21K.num_classes,
@@ -76,7 +77,7 @@ PAPER = Views(training=_RESIZE_CROP, evaluation=_DIRECT)
 INCEPTION_448 = Views(training=_INCEPTION, evaluation=_CENTRAL_448)
 RESMALL_448 = Views(training=_RESMALL_CROP, evaluation=_CENTRAL_448)
 PRETRAINING = Views(training=_INCEPTION, evaluation=_CENTRAL)
-# How every published pre-training runs and is scored here.
+# How images are prepared here for every published pre-training.
 PUBLISHED = TrainingJob(
     engine=EngineConfig(zero_stage=1, precision="bf16"),
     evaluation=EvaluationConfig(transform=PRETRAINING.evaluation),
@@ -86,10 +87,11 @@ PUBLISHED = TrainingJob(
 
 
 def for_many_ranks(data: DataConfig) -> DataConfig:
-    """The same data in an order that 8 to 512 ranks read without reading it twice: 512 lanes of one block.
+    """Returns the same data in an order that 8 to 512 ranks can read without reading anything twice: 512 lanes of one
+    block.
 
-    Lanes are fixed once a run has begun, so they suit the largest cluster that it may ever have. The shuffle reaches
-    over 512 blocks, twice as far as with the defaults. Of images of 110 kB, a single host, which has all lanes, reads
-    ahead 16.2 GB at most (20.3 GB at a batch of 16,384), and each of eight hosts 2.1 GB.
+    Lanes are fixed once a run has begun, so there are enough for the largest cluster that the run may ever have. The
+    shuffle reaches over 512 blocks, twice as far as with the defaults. If images have 110 kB, a single host, which has
+    all lanes, reads ahead 16.2 GB at most (20.3 GB at a batch of 16,384), and each of eight hosts 2.1 GB.
     """
     return replace(data, lanes=512, window_blocks=1, memory_limit_bytes=24_000_000_000)

@@ -1,17 +1,17 @@
 """Pre-training on JFT-300M: the rows of "An Image is Worth 16x16 Words", Table 3 and appendix B.1.
 
-Batch 4096, 10,000 steps of warm-up, linear decay, Adam with weight decay 0.1, no dropout, no clipping (Table 3's
-caption has it for ImageNet-1k alone), 224 px; sigmoid loss summed over classes, head bias -10, a hidden tanh layer
-before the head. Images may have several labels. Steps are of 303 million images; a set of another size needs its own
---steps. "Cost" is the paper's Table 6. `patchline plan RECIPE` computes it, for ResNets 3.5 to 5 % more: it also
-counts the taps of convolutions on padding.
-[unverified], not published: whether these runs left any tensor out of weight decay (we do: biases, norms, tokens), and
-where the decay of the rate ended (1e-5, as its authors say for ImageNet-21k). ResNets have neither hidden layer nor
-dropout; that their heads also begin at -10 is our choice.
-Precision differs: the paper's code keeps activations in fp32, of which TPUs take the products in bf16; here activations
-are bf16, with fp32 master weights, head and loss (--engine.precision fp32 is closer, and slower).
-Expected values are accuracies on ImageNet after imagenet_384_paper (the paper's Table 6), or those of Table 2. How
-images are prepared is in paper_images.py.
+All recipes have batch 4096, 10,000 steps of warm-up, linear decay, Adam with weight decay 0.1, no dropout, no clipping
+(Table 3's caption mentions it for ImageNet-1k alone), 224 px, sigmoid loss summed over classes, head bias -10, and a
+hidden tanh layer before the head. Images may have several labels. The number of steps is computed for 303 million
+images; a dataset of another size needs its own --steps. "Cost" is from the paper's Table 6. `patchline plan RECIPE`
+computes it, for ResNets 3.5 to 5 % more, because it also counts the taps of convolutions on padding.
+[unverified], not published: whether these runs left any tensor out of weight decay (we leave out biases, norms and
+tokens), and where the decay of the rate ended (here at 1e-5, as the authors say for ImageNet-21k). ResNets have neither
+hidden layer nor dropout; that their heads also begin at -10 is our choice.
+Precision differs: the paper's code keeps activations in fp32, which TPUs multiply in bf16; here activations are bf16,
+with fp32 master weights, head and loss (--engine.precision fp32 is closer, and slower).
+Expected values are accuracies on ImageNet after imagenet_384_paper (the paper's Table 6), or those of Table 2. Images
+are prepared as in paper_images.py.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 

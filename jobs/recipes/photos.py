@@ -1,7 +1,7 @@
-"""Recipes for photographs of your own: fine-tuned from published weights or a run's, and trained from scratch.
+"""Recipes for your own photographs: fine-tuning from published weights or a run's, and training from scratch.
 
-They fit themselves to what they are given (jobs/fitted.py): the model is that of --initial.weights, the steps follow
-the number of images, and images that `pack --split-test` set aside at URL-test are scored. Every flag overrides this.
+They are fitted to what they are given (jobs/fitted.py): the model is that of --initial.weights, the number of steps
+follows the number of images, and images that `pack --split-test` set aside at URL-test are scored. Flags override this.
 """
 
 from dataclasses import replace
@@ -16,10 +16,10 @@ from pipeline.training.settings.schedule import ScheduleConfig, steps_of
 
 _BATCH = 64
 SCRATCH = ("photos_scratch_s16", "photos_scratch_b16")
-_RATE_OF_512 = 0.03  # of the paper's fine-tuning with a batch of 512 images (Table 4)
+_RATE_OF_512 = 0.03  # from the paper's fine-tuning with a batch of 512 images (Table 4)
 _EPOCHS, _LEAST_STEPS, _MOST_STEPS = 20, 100, 20_000
 _SCRATCH_EPOCHS, _LEAST_SCRATCH_STEPS, _MOST_SCRATCH_STEPS = 300, 1000, 300_000
-_EVALUATIONS = 10  # of a run
+_EVALUATIONS = 10  # evaluations during a run
 
 
 def photos() -> TrainingJob:
@@ -70,7 +70,7 @@ def photos_scratch_b16() -> TrainingJob:
 
 
 def steps_for(recipe: str, *, num_images: int, global_batch: int) -> int:
-    """The steps of a recipe of this module for a dataset of this size."""
+    """Returns the number of steps of a recipe of this module for a dataset of this size."""
     is_scratch = recipe in SCRATCH
     epochs = _SCRATCH_EPOCHS if is_scratch else _EPOCHS
     least, most = (_LEAST_SCRATCH_STEPS, _MOST_SCRATCH_STEPS) if is_scratch else (_LEAST_STEPS, _MOST_STEPS)
@@ -78,7 +78,7 @@ def steps_for(recipe: str, *, num_images: int, global_batch: int) -> int:
 
 
 def with_steps(job: TrainingJob, *, steps: int) -> TrainingJob:
-    """The job with these steps, and with a warm-up, evaluations and checkpoints in proportion."""
+    """Returns the job with this number of steps, and with a warm-up, evaluations and checkpoints in proportion."""
     every = max(1, steps // _EVALUATIONS)
     return replace(
         job,
@@ -90,7 +90,7 @@ def with_steps(job: TrainingJob, *, steps: int) -> TrainingJob:
 
 
 def with_batch(job: TrainingJob, *, global_batch: int) -> TrainingJob:
-    """The job with this batch, and with a learning rate in proportion to it."""
+    """Returns the job with this batch, and with a learning rate in proportion to it."""
     rate = job.schedule.learning_rate * global_batch / job.global_batch
     return replace(job, global_batch=global_batch, schedule=replace(job.schedule, learning_rate=rate))
 

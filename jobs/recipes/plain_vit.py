@@ -1,15 +1,15 @@
 """Plain ViT-S/16 on ImageNet-1k: "Better plain ViT baselines for ImageNet-1k" (Beyer, Zhai and Kolesnikov, 2022) and
-big_vision's configs/vit_s16_i1k.py. It is the cheapest published number that shows that a trainer trains.
+big_vision's configs/vit_s16_i1k.py. It is the cheapest published result with which to show that training works.
 
-Fixed sines as positions, the mean of all tokens, the hidden tanh layer, softmax loss, no dropout; inception crop, flip,
-RandAugment of 2 operations at 10, mixup 0.2; batch 1024, Adam at 1e-3 with 10,000 steps of warm-up and cosine decay,
-clipping at 1, weight decay 1e-4 that follows the schedule (0.1 in PyTorch's terms). The run trains on 99 % of the
-training set and is scored on the rest and on --evaluation.url every 2,500 steps. Steps are of 1,268,355 images: for a
-copy of another size, take the --steps that `patchline plan RECIPE --num-images N` names.
-What differs: big_vision holds out the last 1 % of TFDS's order, we hold out whole blocks by a hash. Its model computes
-in fp32, of which TPUs take the products in bf16, and keeps Adam's first moment in bf16 (--optimizer.first-moment bf16
-does so, too); here activations are bf16, and moments, master weights, head and loss fp32. Images are prepared as in
-paper_images.py.
+The model has fixed sines as positions, the mean of all tokens, the hidden tanh layer, softmax loss and no dropout.
+Images get an inception crop, a flip, RandAugment of 2 operations at 10, and mixup 0.2. Training has batch 1024, Adam at
+1e-3 with 10,000 steps of warm-up and cosine decay, clipping at 1, and weight decay 1e-4 that follows the schedule (0.1
+in PyTorch's terms). The run trains on 99 % of the training set and is scored on the rest and on --evaluation.url every
+2,500 steps. The number of steps is computed for 1,268,355 images; for a copy of another size, give the --steps that
+`patchline plan RECIPE --num-images N` names.
+What differs: big_vision holds out the last 1 % in TFDS's order; we hold out whole blocks by a hash. Its model computes
+in fp32, which TPUs multiply in bf16, and keeps Adam's first moment in bf16 (here: --optimizer.first-moment bf16). Here
+activations are bf16, and moments, master weights, head and loss fp32. Images are prepared as in paper_images.py.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 

@@ -1,6 +1,6 @@
-"""Pre-training recipes: small ones for any machine; the papers' are in paper_jft.py, paper_imagenet.py,
-paper_ablations.py, augreg.py, plain_vit.py, bit_imagenet.py, deit3.py and scaling.py, those for
-photographs of your own in photos.py."""
+"""Small pre-training recipes for any machine. The papers' recipes are in paper_jft.py, paper_imagenet.py,
+paper_ablations.py, augreg.py, plain_vit.py, bit_imagenet.py, deit3.py and scaling.py, and those for your own
+photographs in photos.py."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ from pipeline.models.config import MEAN_COLOURS, MaskedTarget, ModelConfig, num_
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
 
-# Position embeddings start larger than the paper's 0.02: a few hundred steps are too few to grow them from there.
+# Position embeddings start larger than the paper's 0.02, because they cannot grow enough in a few hundred steps.
 _TINY = ModelConfig(
     name="vit",
     image_size=32,

@@ -1,9 +1,9 @@
-"""Recipes made shorter: at a size that runs in seconds on a CPU (`patchline pretrain RECIPE_smoke`), or with fewer
+"""Makes recipes shorter: at a size that runs in seconds on a CPU (`patchline pretrain RECIPE_smoke`), or with fewer
 steps.
 
-In the smoke size of a recipe, the loss, optimiser, weight decay, schedule, clipping, augmentation, EMA and the kinds of
-model and head stay. The model is tiny, images are small, warm-up and run are short, and bf16 is used only if the
-machine computes it natively. It shows that a recipe runs, not how well it trains.
+The smoke size of a recipe keeps its loss, optimiser, weight decay, schedule, clipping, augmentation, EMA, and kind of
+model and head. The model is tiny, images are small, the warm-up and the run are short, and bf16 is used only if the
+machine computes it natively. A smoke size shows that a recipe runs, not how well it trains.
 """
 
 from dataclasses import replace
@@ -15,15 +15,15 @@ from shards.config import SubsetConfig
 
 SUFFIX = "_smoke"
 _STEPS = 12
-_WARMUP_STEPS = 4  # and of a cooldown
+_WARMUP_STEPS = 4  # also the steps of a cooldown
 _LANES = 8
 _BATCH = 32
-_PRETRAINING_PIXELS = 224  # recipes above it fine-tune at a higher resolution; so do their smoke sizes
+_PRETRAINING_PIXELS = 224  # recipes above it fine-tune at a higher resolution, and so do their smoke sizes
 Job = TypeVar("Job", bound=TrainingJob)
 
 
 def smoke(job: TrainingJob) -> TrainingJob:
-    """The recipe's smoke size."""
+    """Returns the recipe's smoke size."""
     image_size = 48 if job.model.image_size > _PRETRAINING_PIXELS else 32
     return replace(
         job,
@@ -32,12 +32,12 @@ def smoke(job: TrainingJob) -> TrainingJob:
             job.data,
             lanes=_LANES,
             window_blocks=2,
-            augment=replace(job.data.augment, resize_pixels=0),  # in proportion to the image
-            subset=SubsetConfig(),  # of a large dataset
+            augment=replace(job.data.augment, resize_pixels=0),  # 0: in proportion to the image
+            subset=SubsetConfig(),  # a subset suits a large dataset only
         ),
         evaluation=replace(
             job.evaluation, transform=replace(job.evaluation.transform, short_side=0)
-        ),  # in proportion to the image
+        ),  # 0: in proportion to the image
         steps=_STEPS,
         global_batch=_BATCH,
         schedule=replace(
@@ -52,8 +52,8 @@ def smoke(job: TrainingJob) -> TrainingJob:
 
 
 def _tiny(model: ModelConfig, *, image_size: int) -> ModelConfig:
-    """The same kind of model: two layers of width 32, a ResNet of two units (8 px per cell of its map), or its root
-    alone (4 px)."""
+    """Returns a tiny model of the same kind: two layers of width 32, with a small ResNet before them if the model is a
+    hybrid. A ResNet has two units (8 px per cell of its map) or, if the model has none, only its root (4 px)."""
     units, factor = ((1, 1) if model.resnet.units else (), 1) if model.resnet else (None, None)
     if model.is_bit:
         return replace(model, image_size=image_size, resnet_units=units, resnet_factor=factor)
@@ -81,9 +81,10 @@ def _tiny(model: ModelConfig, *, image_size: int) -> ModelConfig:
 
 
 def scaled(recipe: TrainingJob, *, steps: int, keep: str) -> tuple[TrainingJob, str]:
-    """The recipe with its warm-up scaled to a run of `steps`, to the nearest step, and a note for the user; the flag
-    `keep` keeps the recipe's warm-up. It never grows: a longer run needs no longer warm-up (the paper's 7 and 14 epochs
-    have the same). Call it if the user gave steps but no warm-up."""
+    """Returns the recipe with its warm-up scaled to a run of `steps`, rounded to the nearest step, and a note for the
+    user. The note names the flag `keep`, which keeps the recipe's warm-up. The warm-up never grows, because a longer
+    run does not need a longer one (the paper's 7 and 14 epochs have the same). Call it if the user gave steps but no
+    warm-up."""
     own = recipe.schedule.warmup_steps
     warmup = min(own, round(own * steps / recipe.steps))
     if steps < 1 or warmup == own:
@@ -94,7 +95,7 @@ def scaled(recipe: TrainingJob, *, steps: int, keep: str) -> tuple[TrainingJob, 
 
 
 def shortened(job: Job, *, steps: int) -> Job:
-    """The job with at most these steps, and a warm-up and a cooldown in proportion."""
+    """Returns the job with at most these steps, and with a warm-up and a cooldown in proportion."""
     if job.steps <= steps:
         return job
     fitted, _ = scaled(job, steps=steps, keep="")
@@ -103,10 +104,10 @@ def shortened(job: Job, *, steps: int) -> Job:
 
 
 def in_steps(number: int) -> str:
-    """Such as `1 step` or `10000 steps`."""
+    """Returns text such as `1 step` or `10000 steps`."""
     return f"{number} {'step' if number == 1 else 'steps'}"
 
 
 def with_warmup_steps(recipe: TrainingJob, warmup_steps: int) -> TrainingJob:
-    """The recipe with another warm-up."""
+    """Returns the recipe with another warm-up."""
     return replace(recipe, schedule=replace(recipe.schedule, warmup_steps=warmup_steps))

@@ -28,7 +28,8 @@ USAGES = {
 DIFFERENT = 1
 _COLUMNS = 80
 _GAP = "  "
-Override = Callable[[Any, list[str], str], Any]  # a job, flags, the words before them -> the job with the flags' values
+# A job, flags, the two words before them -> the job with the flags' values.
+Override = Callable[[Any, list[str], tuple[str, str]], Any]
 Row = tuple[str, str, str]
 
 
@@ -46,7 +47,7 @@ def run(words: list[str], *, command: str, override: Override) -> int:
 
 def _show(stage: str, word: str, flags: list[str], override: Override) -> int:
     stage = stage or _only_stage(word)
-    job = override(job_of(word, stage), flags, f"patchline show {stage} {word}")
+    job = override(job_of(word, stage), flags, ("show", f"{stage} {word}"))
     put(record_text(stage, job))
     return exit_codes.DONE
 

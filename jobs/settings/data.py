@@ -16,7 +16,7 @@ from shards.packing.config import MOST_SEED, About, DatasetSettings, Dedup, Pack
 from shards.sources.archives import ClassTarsSource, TarOfTarsSource
 from shards.sources.kinds import DigitsSource, FlatSource, FolderSource, ManifestSource, ParquetSource, VtabSource
 
-_MOST_PICTURES = 96  # all are embedded in the card
+_MOST_PICTURES = 96  # every picture is embedded in the card
 Phase = Literal["all", "scan", "plan", "shards", "merge"]
 
 
@@ -106,7 +106,7 @@ class PackJob:
         return number, num_parts
 
     def about(self) -> About:
-        """The texts that the manifest has for people."""
+        """Returns the texts for people in the manifest."""
         return About(description=self.description, licence=self.licence)
 
 
@@ -152,7 +152,7 @@ class IndexJob:
         self.about()
 
     def about(self) -> About:
-        """The texts that the manifest has for people."""
+        """Returns the texts for people in the manifest."""
         return About(description=self.description, licence=self.licence)
 
 

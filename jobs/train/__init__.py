@@ -1,1 +1,1 @@
-"""Training: pretrain, finetune, sweep, vtab, verify-resume and the demo."""
+"""The commands that train: pretrain, finetune, sweep, vtab, verify-resume and demo."""

@@ -127,7 +127,7 @@ class _Sorted:
 
 
 def _sorted(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> _Sorted:
-    """Sorts the arguments. Raises UserError for a flag that neither a sweep nor its runs know."""
+    """Sorts the arguments. Raises UserError if neither a sweep nor its runs have a flag."""
     found, known = _Sorted(), {name: flag for flag in flags for name in flag.names}
     for flag, values in _groups(words):
         name = flag.replace("_", "-")
@@ -149,7 +149,7 @@ def _sorted(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> _So
 
 
 def _groups(words: Sequence[str]) -> list[tuple[str, list[str]]]:
-    """Returns each flag with its values. Raises UserError for a value without a flag."""
+    """Returns each flag with its values. Raises UserError if a value has no flag before it."""
     groups: list[tuple[str, list[str]]] = []
     for word in words:
         if word.startswith("--"):

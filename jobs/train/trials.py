@@ -115,8 +115,8 @@ def refuse_others(trials: Sequence[Trial], override: Override) -> None:
 
 
 def make_room(trials: Sequence[Trial], override: Override, *, free: Collection[str]) -> None:
-    """Moves runs that differ from these trials only in the fields `free` into SWEEP/earlier. Raises UserError for other
-    differences, and for a run that is running."""
+    """Moves runs that differ from these trials only in the fields `free` into SWEEP/earlier. Raises UserError if a run
+    differs in other fields, or if a run to be moved is running."""
     for trial in trials:
         facts = _facts(trial)
         if facts is None:

@@ -121,7 +121,7 @@ def planned_moments(num_kills: int, *, num_steps: int, save_steps: int, seed: in
 
 
 def run_whole(command: Command, topology: TrialTopology) -> None:
-    """Trains to the end. Raises the run's own error if it fails."""
+    """Trains to the end. Raises the error for the run's exit code if it fails."""
     ranks = command.begin(topology)
     _finish(command, ranks)
 

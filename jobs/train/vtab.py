@@ -66,7 +66,8 @@ def task_facts(rows: Sequence[TaskRow]) -> dict[str, Any]:
 
 
 def task_table(rows: Sequence[TaskRow]) -> str:
-    """Returns a line for each task, the mean of each whole group, and the mean of all 19, or how many are missing."""
+    """Returns the table: a line for each task, and for each group and all 19 tasks the mean, or how many have a
+    score."""
     return lines_of(rows, words=words_of, summary=partial(_summary, rows))
 
 

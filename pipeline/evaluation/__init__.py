@@ -1,1 +1,1 @@
-"""Evaluation: scores over whole datasets."""
+"""Evaluation: scores over whole datasets, few-shot accuracy, and predictions for images."""

@@ -8,8 +8,8 @@ computes in float32; here everything is float64.
 
 The probe is a logistic regression by L-BFGS on the same images and the same whitened features. Its loss is the mean
 cross-entropy plus l2 / 2 times the sum of the squared weights, without the bias, as in scikit-learn's
-LogisticRegression with C = 1 / (l2 N). It tries several strengths, keeps the one with the best accuracy on held-out
-shots, and is then fitted again to all shots.
+LogisticRegression with C = 1 / (l2 N). Several strengths are tried, the one with the best accuracy on held-out shots is
+kept, and the probe is then fitted to all shots.
 
 Shape letters: N images, D width, K classes, S shots.
 """
@@ -22,9 +22,9 @@ from torch.nn.functional import cross_entropy
 BIAS = 100.0
 L2 = 2.0**10
 LEAST_STD = 1e-5
-_ROWS = 4096  # of features that are scored together
+_ROWS = 4096  # images that are scored together
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # the strongest first: each fit starts from the one before
-DEFAULT_STRENGTH = 1e-1  # if no shot can be held out
+DEFAULT_STRENGTH = 1e-1  # used if no shot can be held out
 _HELD_OUT = 5  # one of this number of shots is held out
 _MOST_ITERATIONS = 200
 
@@ -43,18 +43,19 @@ class Whitening:
 
 @dataclass(frozen=True, kw_only=True)
 class LinearClassifier:
-    """Makes scores from whitened features: `weight` float64[D, K], `bias` float64[K]."""
+    """A linear classifier of whitened features: `weight` is float64[D, K], `bias` is float64[K]."""
 
     whitening: Whitening
     weight: torch.Tensor
     bias: torch.Tensor
 
     def scores(self, features_ND: torch.Tensor) -> torch.Tensor:
-        """Returns float64[N, K]."""
+        """Returns the scores of the classes, float64[N, K]."""
         return torch.addmm(self.bias, self.whitening.of(features_ND), self.weight)
 
     def accuracy(self, features_ND: torch.Tensor, labels_N: torch.Tensor) -> float:
-        """Returns the share of images whose highest score is their label's; of equal scores, the first counts."""
+        """Returns the share of images for which the label has the highest score. Among equal scores, the first
+        counts."""
         right = 0
         for first in range(0, len(labels_N), _ROWS):
             rows = slice(first, first + _ROWS)
@@ -63,7 +64,7 @@ class LinearClassifier:
 
 
 def whitening_of(features_ND: torch.Tensor) -> Whitening:
-    """Returns the whitening of training images; the deviation is that of the population."""
+    """Returns the whitening of training images. The deviations are population standard deviations, plus LEAST_STD."""
     wide_ND = features_ND.double()
     return Whitening(mean=wide_ND.mean(dim=0), std=wide_ND.std(dim=0, correction=0) + LEAST_STD)
 
@@ -71,18 +72,19 @@ def whitening_of(features_ND: torch.Tensor) -> Whitening:
 def fit_ridge(
     features_ND: torch.Tensor, labels_N: torch.Tensor, *, num_classes: int, l2: float = L2
 ) -> LinearClassifier:
-    """Solves the regression exactly for training images with labels 0 to K-1, on the features' device. `l2`: above 0.
+    """Solves the regression exactly for training images with labels 0 to K-1, on the features' device. `l2`: the
+    strength of the regularisation, above 0.
 
-    With X of whitened features and the constant, Y of targets: (X^T X + l2 I)^-1 X^T Y if there are at least as many
-    images as features, else X^T (X X^T + l2 I)^-1 Y, which is the same by the push-through identity. Both matrices are
-    positive definite, so Cholesky factors solve them.
+    X holds the whitened features and the constant, Y the targets. The solution is (X^T X + l2 I)^-1 X^T Y if there are
+    at least as many images as features, else X^T (X X^T + l2 I)^-1 Y, which is the same by the push-through identity.
+    Both matrices are positive definite, so Cholesky factors solve them.
     """
     whitening = whitening_of(features_ND)
     x_ND = torch.nn.functional.pad(whitening.of(features_ND), (0, 1), value=BIAS)
     num, width = x_ND.shape
     if num >= width:
         sums_KD = x_ND.new_zeros(num_classes, width).index_add_(0, labels_N, x_ND)
-        moments_DK = (2 * sums_KD - x_ND.sum(dim=0)).T  # X^T Y without Y
+        moments_DK = (2 * sums_KD - x_ND.sum(dim=0)).T  # X^T Y, without building Y
         solution_DK = _solved(x_ND.T @ x_ND, moments_DK, l2=l2)
     else:
         targets_NK = x_ND.new_full((num, num_classes), -1.0)
@@ -92,7 +94,7 @@ def fit_ridge(
 
 
 def _solved(gram: torch.Tensor, right: torch.Tensor, *, l2: float) -> torch.Tensor:
-    """Returns (gram + l2 I)^-1 right; changes `gram`."""
+    """Returns (gram + l2 I)^-1 right. It overwrites `gram`."""
     gram.diagonal().add_(l2)
     return torch.cholesky_solve(right, torch.linalg.cholesky(gram))
 
@@ -114,7 +116,7 @@ def fit_logistic(
     l2: float,
     start: LinearClassifier | None = None,
 ) -> LinearClassifier:
-    """Finds the minimum of the loss by L-BFGS from `start` (else from zero)."""
+    """Finds the minimum of the loss by L-BFGS, from `start` or, if it is None, from zero."""
     whitening = whitening_of(features_ND)
     x_ND = whitening.of(features_ND)
     weight_DK = start.weight.clone() if start else x_ND.new_zeros(x_ND.shape[1], num_classes)
@@ -140,7 +142,7 @@ def fit_logistic(
 
 
 def _best_strength(features_KSD: torch.Tensor) -> float:
-    """Returns the strength with the best accuracy on the last shots of each class; of equal ones the strongest."""
+    """Returns the strength with the best accuracy on the last shots of each class; among equal ones, the strongest."""
     num_classes, shots, _ = features_KSD.shape
     kept = shots - max(1, shots // _HELD_OUT)
     classes = torch.arange(num_classes, device=features_KSD.device)

@@ -1,4 +1,5 @@
-"""What to evaluate on, and how images are prepared for it. Loads no torch: the command line reads it."""
+"""What to evaluate on, and how images are prepared for it. This module does not import torch, because the command line
+imports it."""
 
 import re
 from dataclasses import dataclass
@@ -55,8 +56,9 @@ class EvaluationConfig:
     def sets(self, *, has_held_out: bool = False) -> dict[str, str]:
         """Returns the URL of each dataset by its name.
 
-        The name of `url` is empty. Only beside a part that is held out of the training data, whose name is empty then,
-        it is that of its folder. Raises UserError if another dataset has it.
+        The dataset at `url` has an empty name. With `has_held_out`, the part that is held out of the training data has
+        the empty name, and the dataset at `url` has the name of its folder. Raises UserError if a dataset in `also` has
+        that name, too.
         """
         also = {_set_name(url): url for url in self.also}
         if not self.url:
@@ -68,7 +70,8 @@ class EvaluationConfig:
 
 
 def _set_name(url: str) -> str:
-    """Returns the set's name: its folder's, with _ for each character that is no letter, digit, dot or dash."""
+    """Returns the name of a dataset: its folder's, cut to 64 characters, with _ for each character that is no letter,
+    digit, dot or dash."""
     return re.sub(r"[^A-Za-z0-9.-]", "_", url.rstrip("/").rpartition("/")[2])[:64]
 
 
@@ -96,7 +99,7 @@ class FewshotImages:
 
 @dataclass(frozen=True, kw_only=True)
 class FewshotConfig:
-    """What is measured with a few images per class."""
+    """What to measure with a few images per class."""
 
     shots: tuple[Annotated[int, Range(1)], ...] = (1, 5, 10, 25)
     """Numbers of training images per class."""
@@ -123,7 +126,7 @@ class FewshotConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FewshotInTraining(FewshotConfig):
-    """What is measured with a few images per class while a run trains."""
+    """What to measure with a few images per class while a run trains."""
 
     shots: tuple[Annotated[int, Range(1)], ...] = (10,)
     """Numbers of training images per class."""

@@ -52,7 +52,7 @@ class FewshotData:
 
     @property
     def train_ids(self) -> Ids:
-        """The samples that are shots for any seed, in rising order."""
+        """The ids of all samples that are shots for some seed, in ascending order."""
         return np.unique(np.concatenate([one.ravel() for one in self.shots]))
 
 
@@ -67,7 +67,7 @@ class Represented:
 
 @dataclass(frozen=True, kw_only=True)
 class ShotScores:
-    """Accuracies by seed with `shots` images per class; those of the probe are empty if it was not asked for."""
+    """The accuracies for each seed with `shots` images per class. The probe's are empty if it was not requested."""
 
     shots: int
     ridge: tuple[float, ...]
@@ -77,7 +77,7 @@ class ShotScores:
 
 @dataclass(frozen=True, kw_only=True)
 class FewshotScores:
-    """The scores for each number of shots. `width`: of the representation."""
+    """The scores for each number of shots. `width`: the width of the representation."""
 
     num_classes: int
     num_test_images: int
@@ -88,11 +88,11 @@ class FewshotScores:
 def open_splits(
     images: FewshotImages | FewshotInTraining, *, group: str, ranks: LocalRanks | None = None
 ) -> tuple[Dataset, Dataset]:
-    """Opens the dataset to take the shots from, and the one to measure on: the part that is held out, `test_url` or
-    URL-test.
+    """Opens the dataset to take the shots from, and the one to measure on. The latter is the held-out part of the
+    former, `test_url`, or URL-test.
 
-    `group`: of the flags in the message; `ranks`: those of this host that open them, too. Raises UserError that says
-    where the second was looked for.
+    `group`: the prefix of the flags in messages. `ranks`: the ranks of this host that open the datasets, too. Raises a
+    UserError that says where the second was looked for.
     """
     train, held_out = opened_parts(open_dataset(images.url, ranks=ranks), images.subset, images.held_out)
     if held_out and images.test_url:
@@ -134,9 +134,9 @@ def chosen_data(train: Dataset, test: Dataset, config: FewshotConfig) -> Fewshot
 
 
 def chosen_shots(labels: Ids, *, num_classes: int, shots: int, seed: int) -> Ids:
-    """Chooses the shots: int64[num_classes, shots] sample ids, each class's in its row, in the order of the hash.
+    """Returns the sample ids of the shots, int64[num_classes, shots]: a row for each class, in the order of the hash.
 
-    `labels`: that of each sample id, 0 to num_classes - 1; each class has at least `shots` samples.
+    `labels`: the label of each sample id, 0 to num_classes - 1. Each class must have at least `shots` samples.
     """
     ids = np.arange(labels.size, dtype=np.int64)
     ranked = np.lexsort((ids, hash_array(ids, key=SHOTS.key(seed)), labels))
@@ -147,7 +147,7 @@ def chosen_shots(labels: Ids, *, num_classes: int, shots: int, seed: int) -> Ids
 
 
 def transform_of(choice: FewshotTransform, of_weights: EvaluationTransform) -> EvaluationTransform:
-    """Returns the transform of a few-shot measurement. Images are upright if they are in the run's own evaluations."""
+    """Returns the transform of a few-shot measurement. Images are turned upright if the run's own evaluations do so."""
     return of_weights if choice == "weights" else EvaluationTransform(mode=choice, exif=of_weights.exif)
 
 
@@ -162,8 +162,8 @@ def represented(
 ) -> Represented | None:
     """Computes the features of all images, each once.
 
-    Collective over all ranks; returns None except on rank 0. `before_batch` is called on all ranks before each of the
-    same batches.
+    This is a collective: all ranks must call it. Returns None except on rank 0. All ranks have the same number of
+    batches, and call `before_batch` before each.
     """
     ids = data.train_ids
     every_id = np.arange(data.test.num_samples, dtype=np.int64)
@@ -195,10 +195,11 @@ def features_of(
     world: World,
     before_batch: BeforeBatch = raised,
 ) -> torch.Tensor:
-    """Returns float32[N, D] on the CPU of rank 0, a row for each id, in their order; [0, 0] on the other ranks.
+    """Returns the features on the CPU of rank 0, float32[N, D], a row for each id, in the order of the ids; [0, 0] on
+    the other ranks.
 
-    Collective over all ranks, which share the work. `batch_size`: images per batch on each rank. `before_batch`: see
-    BeforeBatch.
+    This is a collective: all ranks must call it, and they share the work. `batch_size`: the number of images per batch
+    on each rank. `before_batch` is explained at BeforeBatch.
     """
     batches = evaluation_batches(
         dataset,
@@ -221,7 +222,7 @@ def features_of(
 
 
 def before_head(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what goes into the head, [B, D], and the model's output. It calls the whole model, since ZeRO-3 gathers
+    """Returns what goes into the head, [B, D], and the model's output. The whole model is called, since ZeRO-3 gathers
     parameters for the modules that are called."""
     kept: list[torch.Tensor] = []
     hook = model.head.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
@@ -233,7 +234,7 @@ def before_head(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def measured(found: Represented, config: FewshotConfig, *, device: torch.device) -> FewshotScores:
-    """Returns the accuracies for each number of shots and each seed. Pure."""
+    """Returns the accuracies for each number of shots and each seed. This function is pure."""
     num_seeds, num_classes, _, width = found.shots.shape
     test_ND, test_labels_N = found.test.to(device), found.test_labels.to(device)
     with Progress("classifiers", num_seeds * len(config.shots), unit="fits", says_end=False) as progress:
@@ -251,7 +252,8 @@ def measured(found: Represented, config: FewshotConfig, *, device: torch.device)
 def _scores(
     seeds: torch.Tensor, test: tuple[torch.Tensor, torch.Tensor], *, config: FewshotConfig, advance: Callable[[], None]
 ) -> ShotScores:
-    """Returns the scores with one number of shots: `seeds` is float32[seeds, K, shots, D]."""
+    """Returns the scores with one number of shots. `seeds` holds the features for each seed: float32[seeds, K, shots,
+    D]."""
     _, num_classes, shots, _ = seeds.shape
     labels_N = torch.arange(num_classes, device=seeds.device).repeat_interleave(shots)
     ridge, probe, strengths = [], [], []
@@ -267,5 +269,5 @@ def _scores(
 
 
 def mean_and_deviation(accuracies: tuple[float, ...]) -> tuple[float, float]:
-    """Returns the mean and deviation over seeds; the deviation is that of a sample, and 0 for one seed."""
+    """Returns the mean and the sample standard deviation over seeds. The deviation is 0 for one seed."""
     return statistics.fmean(accuracies), statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0

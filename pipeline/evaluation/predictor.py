@@ -1,9 +1,9 @@
-"""From an image to the names of what is in it: a weights folder, its transform, and probabilities of its classes.
+"""Predicts what is in an image: loads weights with their transform, and returns the probabilities of their classes.
 
     model = load_model("runs/digits/weights")
     model.predict("photo.jpg")  # [("7", 0.98), ("1", 0.01), ...]
 
-B images of H x W pixels, K classes.
+Shape letters: B images, H W pixels, K classes.
 """
 
 import os
@@ -46,11 +46,11 @@ Prediction = list[tuple[str, float]]  # (name of a class, its probability), the 
 
 @dataclass(frozen=True, kw_only=True)
 class Predictor:
-    """A trained model with all that is needed to use it on images.
+    """A trained model with everything that is needed to use it on images.
 
     `model`: maps uint8[B, image_size, image_size, 3] to logits, float32[B, K]; `config`: its sizes; `labels`: the K
-    names of its classes; `usage`: its loss and the transform of its images, those of `patchline evaluate`;
-    `num_threads` decode the images of a list.
+    names of its classes; `usage`: its loss and the transform of its images, as in `patchline evaluate`; `num_threads`:
+    the number of threads that decode the images of a list.
     """
 
     model: Model
@@ -72,10 +72,10 @@ class Predictor:
         """Returns the `top` classes of an image, or of each in a list: [(label, probability), ...], the most probable
         first.
 
-        An image is the path of a JPEG, PNG or WebP file, a Pillow image, or pixels, uint8[height, width, 3] in RGB; of
-        any size. Its EXIF orientation is applied. Probabilities are 0 to 1: softmax weights give them over all classes,
-        sigmoid weights for each class by itself. Raises UserError that names the image if one cannot be used, and if
-        `top` is below 1.
+        An image is the path of a JPEG, PNG or WebP file, a Pillow image, or pixels, uint8[height, width, 3] in RGB. It
+        may have any size. Its EXIF orientation is applied. Probabilities are 0 to 1. With a softmax they add up to 1
+        over all classes; with sigmoids each class has its own. Raises a UserError that names the image if one cannot be
+        used, and if `top` is below 1.
         """
         if top < 1:
             raise UserError(f"top is {top}; allowed: 1 or more: how many classes are given for an image")
@@ -127,7 +127,7 @@ class Predictor:
             return [view.result() for view in coming]
 
     def logits(self, views: Sequence[Pixels]) -> torch.Tensor:
-        """Returns float32[B, K] on the CPU, for B views."""
+        """Returns the logits of B views, float32[B, K], on the CPU."""
         with torch.no_grad():
             logits_BK: torch.Tensor = self.model(torch.from_numpy(np.stack(views)).to(self.device))
         return logits_BK.float().cpu()
@@ -153,8 +153,8 @@ def load_model(path: str | os.PathLike[str], *, device: Device = "auto", classif
     """Loads the model of a run (RUN or RUN/weights), of a timm or Hugging Face folder, or of a .npz, .safetensors or
     .pth file, in float32, ready to predict.
 
-    `device` auto: the GPU if there is one. `classifies`: refuse weights that classify no images. Raises UserError if
-    there are no weights, or their file leaves open what only flags of `patchline import` can say.
+    `device`: auto takes the GPU if there is one. `classifies`: whether to refuse weights that classify no images.
+    Raises UserError if there are no weights, or their file leaves open what only flags of `patchline import` can say.
     """
     weights, world = open_for_use(os.fspath(path), say=True), current_world(device)
     if classifies:
@@ -183,13 +183,14 @@ def _usable(found: Prediction | UserError) -> Prediction:
 
 
 def _pixels(image: Image.Image) -> Pixels:
-    """Returns uint8[height, width, 3], upright. Transparent parts lie on white, as in files."""
+    """Returns the pixels of an image, uint8[height, width, 3], upright. Transparent parts become white, as for
+    files."""
     if image.mode not in _MODES:
         raise UserError(f"a Pillow image has the mode {image.mode!r}; allowed: {', '.join(_MODES)}: convert it")
     try:
         with image_faults():
             flat = flattened(image)
-            # Pillow would also turn an image by what other tags say, which packing and files do not.
+            # Pillow would also turn an image as other tags say, which neither packing nor the prediction of files does.
             others = {name: flat.info.pop(name) for name in _OTHER_ORIENTATIONS if name in flat.info}
             try:
                 upright = ImageOps.exif_transpose(flat)

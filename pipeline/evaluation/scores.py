@@ -1,6 +1,6 @@
 """Accuracy over a whole dataset: every sample is counted exactly once, in sums that the ranks add up.
 
-Beside the scores are images to look at: some that the model gets right, and its most confident mistakes.
+It also collects images to look at: some that the model gets right, and its most confident mistakes.
 """
 
 import heapq
@@ -33,18 +33,18 @@ from shards.hashing import EXAMPLES, hash_array
 from shards.output.progress import Progress
 
 _MOST_SIDE = 160  # pixels
-_SMALL_SIDE = 64  # images up to this one are kept without loss
+_SMALL_SIDE = 64  # pixels; images up to this side are kept without loss
 _QUALITY = 88
-_BINS = 15  # of confidence, as Guo et al., "On Calibration of Modern Neural Networks", 2017
-_MOST_CELLS = 1 << 22  # of the confusion matrix: that of 2,000 classes
+_BINS = 15  # bins of confidence, as in Guo et al., "On Calibration of Modern Neural Networks", 2017
+_MOST_CELLS = 1 << 22  # the most entries of the confusion matrix: enough for 2,000 classes
 log = logging.getLogger(__name__)
 
 
 class Counts:
-    """Sums in float64 over images. `groups`: the dataset's labels; `classes`: those of the model.
+    """Sums in float64 over images. `groups` are the dataset's labels, and `classes` are the model's.
 
     An image with several labels counts for each of them, and as right if the highest logit is one of its targets.
-    Images without a target are counted, but not scored. `loss`: summed over images with a target.
+    Images without a target are counted, but not scored. `loss`: the sum over images with a target.
     """
 
     def __init__(self, *, num_groups: int, num_classes: int) -> None:
@@ -52,7 +52,8 @@ class Counts:
         self.of_group = torch.zeros(2, num_groups, dtype=torch.float64)  # images, right ones
         self.of_bin = torch.zeros(3, _BINS, dtype=torch.float64)  # images, summed confidence, right ones
         cells = num_groups * num_classes
-        # Of each pair all images, and those that are right: of one pair some may be, by lists or with several labels.
+        # For each pair of a label and an answer: all images, and those that are right. With lists or several labels,
+        # only some images of a pair may be right.
         self.confusion, self.confusion_right = torch.zeros(2, cells if cells <= _MOST_CELLS else 0, dtype=torch.float64)
         self.num_groups, self.num_classes = num_groups, num_classes
 
@@ -80,7 +81,7 @@ class Counts:
             self.confusion_right.index_add_(0, cells, right_B[images].double())
 
     def over_ranks(self, device: torch.device) -> None:
-        """Adds up the sums of all ranks, on every rank. Collective."""
+        """Adds up the sums of all ranks, on every rank. This is a collective: all ranks must call it."""
         scalars, tables = ("images", "scored", "right", "right_in_five", "loss"), ("of_group", "of_bin")
         names = (*scalars, *tables, "confusion", "confusion_right")
         parts = [getattr(self, name) for name in names]
@@ -89,11 +90,11 @@ class Counts:
             setattr(self, name, own.reshape(part.shape))
 
     def chance(self) -> float:
-        """Returns the accuracy of one answer for all images: the share of the most frequent label."""
+        """Returns the accuracy of giving the same answer for all images: the share of the most frequent label."""
         return float(self.of_group[0].max() / self.scored)
 
     def mean_per_class(self) -> float:
-        """Returns the mean over the labels of their share of right images; NaN without any."""
+        """Returns the mean over the labels of each label's share of right images; NaN if no label has images."""
         images, right = self.of_group
         return float((right[images > 0] / images[images > 0]).mean()) if bool((images > 0).any()) else math.nan
 
@@ -104,11 +105,11 @@ class Counts:
         return float((confidence - right).abs().sum() / images.sum())
 
     def of_classes(self, labels: Sequence[str], classes: Sequence[str]) -> dict[str, Any]:
-        """Counts for each label of the dataset its images and the right ones; also returns the confusion matrix, as
+        """Returns the number of images and of right ones for each label of the dataset, and the confusion matrix, with
         [label, class, images] for each entry that is not 0.
 
-        `confusion_right` has the same of the right answers. Numbers are places in `labels` and `classes`. There is no
-        matrix for more than 4 million pairs.
+        `confusion_right` is the same for right answers only. Labels and classes are given as indices in `labels` and
+        `classes`. There is no matrix if it would have more than 4 million entries.
         """
         images, right = (part.long().tolist() for part in self.of_group)
         found: dict[str, Any] = {"labels": list(labels), "images": images, "right": right}
@@ -128,13 +129,14 @@ class Counts:
 class Scores:
     """The scores of a model on a dataset.
 
-    `num_images`: images with a label, on which the scores are based; `num_unlabeled`: the others. `accuracy`: share of
-    images whose highest logit is one of their labels; `top5`: share with a label among the five highest.
-    `mean_per_class`: mean of the accuracies of the dataset's labels, the usual score of Pets and Flowers.
-    `calibration_error`: expected calibration error in 15 bins. `chance`: share of the most frequent label, which is the
-    accuracy of a model that always answers it. `loss`: mean over the same images.
+    `num_images`: the number of images with a label, on which the scores are based; `num_unlabeled`: the number of other
+    images. `accuracy`: the share of images whose highest logit is one of their labels; `top5`: the share with a label
+    among the five highest. `mean_per_class`: the mean of the accuracies of the dataset's labels, the usual score of
+    Pets and Flowers. `calibration_error`: the expected calibration error in 15 bins. `chance`: the share of the most
+    frequent label, which is the accuracy of a model that always answers it. `loss`: the mean loss of the images with a
+    label.
 
-    A loss that is not finite says that some logit was not, and that the scores mean nothing.
+    If the loss is not finite, some logit was not, and the scores mean nothing.
     """
 
     num_images: int
@@ -147,15 +149,15 @@ class Scores:
     loss: float
 
     def values(self, prefix: str) -> dict[str, float]:
-        """Returns the values for a line of metrics."""
+        """Returns the scores by their names in the metrics, with `prefix` before each name."""
         names = ("accuracy", "loss", "top5", "mean_per_class", "calibration_error", "chance")
         return {f"{prefix}{name}": float(getattr(self, name)) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """An image and the model's answer. `labels`: the image's, as numbers of the dataset; `said`: the class with the
-    highest logit, whose probability is `confidence`."""
+    """An image and the model's answer. `labels`: the labels of the image, as the dataset's numbers; `said`: the class
+    with the highest logit, whose probability is `confidence`."""
 
     sample_id: int
     labels: tuple[int, ...]
@@ -165,10 +167,10 @@ class Example:
 
 
 class Examples:
-    """Keeps the `num` (0: none) mistakes with the highest confidence, and `num` right answers, chosen by a keyed hash
-    of the sample id.
+    """Collects examples: the `num` (0: none) mistakes with the highest confidence, and `num` right answers, chosen by a
+    keyed hash of the sample id.
 
-    They are the same for any number of ranks, unless rounding changes which mistake is the more confident.
+    The images are the same for any number of ranks, unless rounding changes which mistake is more confident.
     """
 
     def __init__(self, num: int) -> None:
@@ -185,7 +187,7 @@ class Examples:
         *,
         confidence_B: torch.Tensor,
     ) -> None:
-        """Adds the images of a batch, as `Counts.add` does. Those without a target are left out."""
+        """Adds the images of a batch, as `Counts.add` does. Images without a target are left out."""
         if not self._num:
             return
         said_B, is_scored_B, is_right_B = answers(logits_BK, targets_BL)
@@ -202,7 +204,7 @@ class Examples:
         self._keep(found)
 
     def over_ranks(self, device: torch.device) -> None:
-        """Chooses among the examples of all ranks, on every rank. Collective."""
+        """Chooses among the examples of all ranks, on every rank. This is a collective: all ranks must call it."""
         if not self._num:
             return
         of_ranks = gather_json([asdict(one) for one in self.chosen()], device=device)
@@ -236,11 +238,12 @@ def evaluate(
     examples: Examples | None = None,
 ) -> tuple[Scores, Counts]:
     """Scores a model that maps uint8[B, H, W, 3] to logits of the classes `labels`. Returns the scores and the counts
-    that they are made of, the same on every rank. Collective over all ranks.
+    that they are made of, the same on every rank. This is a collective: all ranks must call it.
 
-    `targets`: what is right for an image; else its labels by name, of which a dataset may lack some, but has no others
-    (UserError, also if no image has a label). `label_weights`: the loss is computed from the labels' weights; a label
-    of weight 0 is none. `before_batch`: see BeforeBatch. `examples`: of this rank's images.
+    `targets`: what is right for an image; None: its labels, found by name among the model's. Raises UserError if the
+    dataset then has a label that the model lacks, or if no image has a label. `label_weights`: compute the loss from
+    the labels' weights; a label of weight 0 does not count. `before_batch` is explained at BeforeBatch. `examples`:
+    collects images of this rank.
     """
     targets = targets or by_name(dataset, labels)
     batches = evaluation_batches(
@@ -313,7 +316,7 @@ def _count(
             sought = weighted_targets(right_BL, batch.weights[mask_B], logits_BK.shape[1], name=loss)
         mean = classification_loss(logits_BK[is_scored_B], sought[is_scored_B], name=loss)
         counts.loss += int(is_scored_B.sum()) * float(mean)
-    if not logits_BK.isfinite().all():  # of which -inf could leave the loss finite
+    if not logits_BK.isfinite().all():  # a logit of -inf could leave the loss finite
         counts.loss += math.nan
     odds_BK = logits_BK.softmax(dim=1) if loss == "softmax" else logits_BK.sigmoid()
     confidence_B = odds_BK.amax(dim=1)
@@ -322,15 +325,15 @@ def _count(
 
 
 def _first_ones_first(right_BL: torch.Tensor) -> torch.Tensor:
-    """Moves each image's targets before the padding, in their order: softmax takes the first, and a class map may have
-    none for an image's first label."""
+    """Returns each image's targets in their order, with all padding after them. Softmax takes the first target, and a
+    class map may have none for an image's first label."""
     return right_BL.gather(1, (right_BL < 0).int().argsort(dim=1, stable=True))
 
 
 def pictures(
     dataset: Dataset, sample_ids: list[int], *, image_size: int, transform: EvaluationTransform, threads: int
 ) -> list[tuple[str, bytes]]:
-    """Shows for each sample what the model sees of it, as a small image file: (media type, bytes). Not collective."""
+    """Returns what the model sees of each sample, as a small image file: (media type, bytes). It is not collective."""
     batches = evaluation_batches(
         dataset,
         batch_size=max(1, len(sample_ids)),

@@ -1,10 +1,10 @@
-"""The answers that are right for an image: its labels by name, the classes that a map has for them, or a list of its
-own.
+"""The answers that are right for an image: its labels by name, the classes that a map has for them, or the image's own
+list of classes.
 
 A map serves datasets with other classes than the model's (ObjectNet, Barbu et al., 2019): an answer is right if it is
 one of the classes that stand for the image's label. Lists are ImageNet-ReaL's ("Are we done with ImageNet?", Beyer et
-al., 2020; real.json of its repository): for each image of ImageNet's validation set the classes that people saw in it,
-none for some.
+al., 2020; real.json of its repository): for each image of ImageNet's validation set, the classes that people saw in it.
+Some lists are empty.
 """
 
 import re
@@ -26,14 +26,17 @@ from shards.reading.samples import locate_row
 Targets = Callable[[Batch], torch.Tensor]
 _MOST_BYTES = 64 << 20
 _VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})\b")
-_LEAST_AGREEMENT = 0.5  # share of ReaL's lists that have the image's own label: 0.9; by chance below 0.01
+# The share of lists that must have the image's own label. It is 0.9 for ReaL's lists, and would be below 0.01 by
+# chance.
+_LEAST_AGREEMENT = 0.5
 
 
 """The model's classes that are right for each image of a batch: int64[B, most of one image], padded with -1."""
 
 
 def by_name(dataset: Dataset, labels: Sequence[str]) -> Targets:
-    """Takes the labels, which the model's classes `labels` have by name. Raises UserError if one has none."""
+    """Takes an image's labels as targets, found by name among the model's classes `labels`. Raises UserError if a label
+    is not among them."""
     numbers = torch.from_numpy(label_map(dataset, tuple(labels)))
     return lambda batch: torch.where(counted_labels(batch) >= 0, numbers[batch.labels.clamp(min=0)], -1)
 
@@ -47,14 +50,14 @@ def counted_labels(batch: Batch) -> torch.Tensor:
 
 
 def read_class_map(path: str) -> dict[str, tuple[str, ...]]:
-    """Reads a JSON object: the dataset's label, and the name or the names of the model's classes that stand for it.
-    Raises UserError if the file is anything else."""
+    """Reads a JSON object that gives, for labels of the dataset, the name or names of the model's classes that stand
+    for it. Raises UserError if the file is anything else."""
     found = _read(path, "--class-map")
     if not isinstance(found, dict) or not found:
         raise UserError(f'--class-map {path} has no classes; allowed: {{"label": ["class of the model", ...], ...}}')
     named = {}
     for label, names in found.items():
-        # ObjectNet's own map, objectnet_to_imagenet_1k.json, joins the names of a label.
+        # ObjectNet's own map, objectnet_to_imagenet_1k.json, joins the names of a label with semicolons.
         given = names if isinstance(names, list) else names.split("; ") if isinstance(names, str) else [names]
         if not given or not all(isinstance(name, str) for name in given):
             raise UserError(f"--class-map {path}: {shown_value(label)} stands for {shown_value(names)}; allowed: names")
@@ -63,8 +66,8 @@ def read_class_map(path: str) -> dict[str, tuple[str, ...]]:
 
 
 def by_class_map(dataset: Dataset, labels: Sequence[str], classes: Mapping[str, Sequence[str]]) -> Targets:
-    """Takes the classes that stand for the labels. Labels that the map leaves out have none, so that their images do
-    not count. Raises UserError if the map has labels or classes that do not exist."""
+    """Takes the classes that stand for an image's labels as targets. Labels that the map leaves out have no classes, so
+    that their images do not count. Raises UserError if the map has labels or classes that do not exist."""
     numbers = {class_name(name): number for number, name in enumerate(labels)}
     classes = {class_name(label): tuple(map(class_name, names)) for label, names in classes.items()}
     known = set(dataset.label_names)
@@ -81,7 +84,7 @@ def by_class_map(dataset: Dataset, labels: Sequence[str], classes: Mapping[str, 
             f"{labels[0]!r}; {len(unknown)} of the map's names are unknown"
         )
     most = max(len(names) for names in classes.values())
-    table = torch.full((len(dataset.label_names) + 1, most), -1)  # the last row is of padding
+    table = torch.full((len(dataset.label_names) + 1, most), -1)  # the last row is for padding
     for row, label in enumerate(dataset.label_names):
         own = [numbers[name] for name in classes.get(label, ())]
         table[row, : len(own)] = torch.tensor(own, dtype=torch.int64)
@@ -100,10 +103,10 @@ def read_lists(path: str) -> list[list[int]]:
 
 
 def by_lists(dataset: Dataset, labels: Sequence[str], lists: Sequence[Sequence[int]]) -> Targets:
-    """Takes the classes in the list of each image, found by the number in its file's name.
+    """Takes the classes in an image's list as targets. The list is found by the number in the name of the image's file.
 
-    Raises UserError if the lists belong to other images or classes. The numbers show that, and the rule that most lists
-    must have the image's own label.
+    Raises UserError if the lists belong to other images or classes: if a number is out of range, or if less than half
+    of the non-empty lists have the image's own label.
     """
     highest = max((number for own in lists for number in own), default=-1)
     if highest >= len(labels):
@@ -151,8 +154,8 @@ def _read(path: str, flag: str) -> object:
 
 
 def answers(logits_BK: torch.Tensor, targets_BL: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns for each image the class that the model says, whether the image has a target (`targets_BL` is padded with
-    -1), and whether it is right."""
-    # The first of equal logits, as argmax: topk may take any of them.
+    """Returns for each image the class with the highest logit, whether the image has a target (`targets_BL` is padded
+    with -1), and whether that class is right."""
+    # argmax takes the first of equal logits; topk may take any of them.
     said_B, is_scored_B = logits_BK.argmax(dim=1), (targets_BL >= 0).any(dim=1)
     return said_B, is_scored_B, (said_B[:, None] == targets_BL).any(dim=1) & is_scored_B

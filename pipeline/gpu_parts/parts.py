@@ -1,8 +1,10 @@
-"""One part of what `patchline doctor --gpu` measures, in a process of its own: it may crash, hang or lack memory.
+"""Measures one part of `patchline doctor --gpu`. It runs in a process of its own, because it may crash, hang or run out
+of memory.
 
     python -P -m pipeline.gpu_parts.parts FILE '{"kind": "step", "device": "cuda", "model": "vit_b16"}'
 
-Writes its result to FILE, as JSON. A part that cannot be measured raises, and its last line says why.
+The result is written to FILE as JSON. A part that cannot be measured raises an error, and the last line of its output
+says why.
 """
 
 import contextlib
@@ -71,7 +73,7 @@ def main() -> None:
 
 
 def device_facts(device: Device) -> dict[str, Any]:
-    """Describes the device that is measured. UserError if there is no GPU, unless the CPU is asked for."""
+    """Describes the device that is measured. Raises UserError if there is no GPU, unless `device` is cpu."""
     place = world.current_world("cpu" if device == "cpu" else "auto")
     if not (_is_gpu(place) or device == "cpu"):
         raise UserError("there is no GPU to measure; --device cpu tries every part at a small size")
@@ -87,14 +89,15 @@ def device_facts(device: Device) -> dict[str, Any]:
 
 
 def step(part: GpuPart, place: world.World) -> Result:
-    """A step of one model as a run takes it, ZeRO-1 with fp32 masters on one rank, on a batch that stays on the
+    """Measures the step of one model as in a run: ZeRO-1 with fp32 masters on one rank. The batch stays on the
     device."""
     with _entered(place):
         return _step(part, place)
 
 
 def determinism(part: GpuPart, place: world.World) -> Result:
-    """The step with deterministic kernels, and whether two runs from one seed have the same losses to the last bit."""
+    """Measures the step with deterministic kernels, and checks whether two runs with the same seed have losses with the
+    same bits."""
     world.fix_kernels(place)
     losses = []
     with _entered(place):
@@ -114,7 +117,7 @@ def _step(part: GpuPart, place: world.World) -> Result:
     first = _waited(place) - began
     for _ in range(_WARM_UP_STEPS - 2):
         run.step()
-    with kernels_seen() as calls:  # not in the first step, in which blocks are traced
+    with kernels_seen() as calls:  # not in the first step, in which blocks are compiled
         run.step()
     rates = _rates(run.step, job.global_batch, part.seconds, place)
     allocated = torch.cuda.max_memory_allocated(place.device) if _is_gpu(place) else None
@@ -130,7 +133,8 @@ def _step(part: GpuPart, place: world.World) -> Result:
 
 
 def zero(part: GpuPart, place: world.World) -> Result:
-    """Losses and rate of a model in one ZeRO stage on one rank, which exchanges with itself through NCCL or gloo."""
+    """Measures the losses and the speed of a model in one ZeRO stage, on one rank that exchanges with itself through
+    NCCL or gloo."""
     job = _job(part, place)
     with _entered(replace(place, master_port=free_port()), has_backend=True):
         run = _Run(job, place, compiled=False)
@@ -141,8 +145,8 @@ def zero(part: GpuPart, place: world.World) -> Result:
 
 
 def attention(part: GpuPart, place: world.World) -> Result:
-    """Milliseconds of a forward and backward pass of attention by backend, for the shapes of the models; why a backend
-    cannot be used, where it cannot."""
+    """Measures the milliseconds of a forward and backward pass of attention, for each shape and backend. For a backend
+    that cannot be used, gives the reason instead."""
     dtype = torch.bfloat16 if _is_gpu(place) else torch.float32
     found: Result = {}
     for shape in map(AttentionShape.from_list, part.shapes):
@@ -155,7 +159,8 @@ def attention(part: GpuPart, place: world.World) -> Result:
 
 
 def loader(part: GpuPart, place: world.World) -> Result:
-    """Images per second that this machine's cores read, decode and augment for one rank, while nothing trains."""
+    """Measures the images per second that this machine's cores read, decode and augment for one rank while nothing
+    trains."""
     config, num_batches = DataConfig(lanes=1, num_threads=place.num_threads), count()
     with tempfile.TemporaryDirectory() as folder:
         batches = train_batches(
@@ -180,7 +185,7 @@ def loader(part: GpuPart, place: world.World) -> Result:
 
 
 def pictures(part: GpuPart, _place: world.World) -> Result:
-    """Writes smooth pictures of the size of ImageNet's into the folder `data_url`, each of about 60 kB."""
+    """Writes smooth pictures with the size of ImageNet's photographs to the folder `data_url`, each about 60 kB."""
     rng = np.random.default_rng(_SEED)
     height, width = _PHOTOGRAPH
     for number in range(part.num_photographs):
@@ -192,7 +197,7 @@ def pictures(part: GpuPart, _place: world.World) -> Result:
 
 
 def profile(part: GpuPart, place: world.World) -> Result:
-    """Where the time of a step goes: the kernels that take most of it, and how long the device waits for the host."""
+    """Measures where the time of a step goes: which kernels take most of it, and how long the device is busy."""
     job = _job(part, place)
     activity = torch.profiler.ProfilerActivity
     activities = [activity.CPU, *([activity.CUDA] if _is_gpu(place) else [])]
@@ -208,7 +213,8 @@ def profile(part: GpuPart, place: world.World) -> Result:
             _wait(place)
         seconds = (time.perf_counter() - began) / _WARM_UP_STEPS
     own = "self_device_time_total" if _is_gpu(place) else "self_cpu_time_total"
-    # What the device did: operators of the host are said to take the time of the kernels that they start, too.
+    # Takes only the device's own events, because the host's operators are also credited with the time of the kernels
+    # that they start.
     kind = place.device.type.upper()
     events = [each for each in profiler.key_averages() if each.device_type.name == kind and not each.is_user_annotation]
     times = [(each.key, getattr(each, own) / 1e3 / _WARM_UP_STEPS, each.count) for each in events]
@@ -227,14 +233,15 @@ def profile(part: GpuPart, place: world.World) -> Result:
 
 
 def exchange(part: GpuPart, place: world.World) -> Result:
-    """Bus bandwidth of sums over all ranks of this machine, as nccl-tests counts it: 2 (n - 1) / n bytes a byte."""
+    """Measures the bus bandwidth of sums over all ranks of this machine, counted as in nccl-tests: 2 (n - 1) / n times
+    the bytes of the tensor."""
     found: dict[str, float] = {}
     with _entered(place):
         for megabytes in part.megabytes:
             data = torch.ones(megabytes * 250_000, device=place.device)
             for _ in range(_WARM_UP_STEPS):
                 dist.all_reduce(data)
-            # The same number of sums on all ranks, whose clocks differ.
+            # A fixed number of sums, because all ranks must make the same number and their clocks differ.
             began = _waited(place)
             for _ in range(part.repeats):
                 dist.all_reduce(data)
@@ -259,7 +266,7 @@ KINDS: dict[str, Callable[[GpuPart, world.World], Result]] = {
 
 @dataclass
 class _Run:
-    """A model in its engine with a batch that stays on the device."""
+    """A model in its engine, with a batch that stays on the device."""
 
     job: TrainingJob
     place: world.World
@@ -289,7 +296,7 @@ class _Run:
         self._engine.free()
 
     def step(self) -> torch.Tensor:
-        """Makes one step: forward, backward, update. Returns the loss before the update."""
+        """Runs one step: forward, backward, update. Returns the loss before the update."""
 
         def loss_of(model: torch.nn.Module) -> torch.Tensor:
             return classification_loss(model(self._images), self._labels, name=self.job.loss)
@@ -300,8 +307,8 @@ class _Run:
 
 
 def _job(part: GpuPart, place: world.World) -> TrainingJob:
-    """The job whose step is measured. Its micro-batch is the largest power of two that the plan fits, unless the part
-    names one."""
+    """Returns the job whose step is measured. Its micro-batch is that of the part or, by default, the largest power of
+    two that fits the GPU according to the plan."""
     precision: Any = "bf16" if _is_gpu(place) or part.float8 != "off" else "fp32"
     job = TrainingJob(
         model=ModelConfig(name=part.model, image_size=part.image_size, num_classes=1000),
@@ -326,8 +333,8 @@ def _job(part: GpuPart, place: world.World) -> TrainingJob:
 
 
 def _beside_plan(job: TrainingJob, rate: float, place: world.World) -> Result:
-    """The share of the data sheet's operations that a rate is, and the rate that the plan predicts. Both are None for a
-    device that the plan does not know."""
+    """Returns the share of the GPU's nominal operations that `rate` reaches, and the rate that the plan predicts. Both
+    are None for a device that the plan does not know."""
     gpu = gpu_of_device(torch.cuda.get_device_name(place.device)) if _is_gpu(place) else None
     if gpu is None:
         return {"mfu": None, "planned_images_per_second": None}
@@ -354,8 +361,9 @@ def _entered(place: world.World, *, has_backend: bool = False) -> Iterator[None]
 
 
 def _rates(do: Callable[[], object], num_images: int, seconds: float, place: world.World) -> list[float]:
-    """Images per second in each of several rounds, which together take about `seconds`."""
-    # Not from one call: a loader has read the first batches ahead, and gives them at once.
+    """Returns the images per second in each of several rounds, which together take about `seconds`."""
+    # One call is not enough to estimate the time of a call: a loader has read the first batches ahead and returns them
+    # at once.
     began, until, tries = _waited(place), time.perf_counter() + seconds / _ROUNDS / 2, 0
     while not tries or time.perf_counter() < until:
         do()
@@ -372,7 +380,7 @@ def _rates(do: Callable[[], object], num_images: int, seconds: float, place: wor
 
 
 def _waited(place: world.World) -> float:
-    """The time once the device has done what it was given."""
+    """Returns the time at which the device has finished its work."""
     _wait(place)
     return time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""The parts of `patchline doctor --gpu`: what each measures, and at which size on a GPU and on a CPU."""
+"""The parts of `patchline doctor --gpu`: what each of them measures, and its sizes on a GPU and on a CPU."""
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
@@ -8,7 +8,8 @@ from typing import Any, Literal, Self
 
 @dataclass(frozen=True, kw_only=True)
 class GpuPart:
-    """What one process measures. `batch` 0: the largest that the plan fits. `ranks`: how many processes take part."""
+    """What one process measures. `batch`: the batch size (0: the largest that fits according to the plan). `ranks`: how
+    many processes take part."""
 
     kind: str
     device: Literal["cuda", "cpu"]
@@ -33,7 +34,7 @@ class GpuPart:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Queries, keys and values of one model's attention: each [batch, heads, tokens, width]."""
+    """The shape of the queries, keys and values of one model's attention: [batch, heads, tokens, width]."""
 
     name: str
     batch: int
@@ -43,13 +44,13 @@ class AttentionShape:
 
     @classmethod
     def from_list(cls, values: Sequence[Any]) -> Self:
-        """Makes the shape from a list of its fields."""
+        """Creates the shape from a list of its fields."""
         return cls(*values)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Sizes:
-    """The sizes on a GPU or on a CPU. A CPU only shows that each part works."""
+    """The sizes on a GPU or on a CPU. A CPU is only used to show that each part works."""
 
     models: tuple[str, ...]
     image_size: int
@@ -88,8 +89,8 @@ _SIZES = {
 def parts_of(
     device: Literal["cuda", "cpu"], *, num_gpus: int, has_float8: bool = False, data_url: str = ""
 ) -> dict[str, GpuPart]:
-    """Every part by its name, the most useful ones first. `device`: cuda or cpu. `has_float8`: the GPU and torchao for
-    it are there."""
+    """Returns all parts by their names, the most useful ones first. `has_float8`: whether the GPU and torchao support
+    float8."""
     sizes = _SIZES[device]
     least, most = sizes.models[0], sizes.models[-1]
     own: dict[str, Any] = {
@@ -110,7 +111,7 @@ def parts_of(
         parts[f"step {model} compiled, {scaling} float8"] = GpuPart(
             kind="step", model=model, compiled=True, float8=scaling, **own
         )
-    if device == "cuda":  # with few images, the host takes longer to launch the kernels than they take
+    if device == "cuda":  # with few images, launching the kernels takes longer than running them
         few = own | {"batch": 32}
         for is_on in (False, True):
             name = f"step {least} of 32 images compiled{', CUDA graphs' if is_on else ''}"

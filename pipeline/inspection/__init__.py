@@ -1,1 +1,1 @@
-"""What a trained model has learned, made visible: filters, positions, attention, and effects of shifts."""
+"""Figures of what a trained model has learned: filters, positions, attention, and effects of shifts."""

@@ -25,8 +25,8 @@ def attention_weights(
 ) -> torch.Tensor:
     """Returns the weights that a layer's attention gives its inputs, float32[B, h, N, N]; each row sums to 1.
 
-    `rotation_2Nd`: of a model with rotary positions. Axial attention, whose input is [B, H, W, D], gives 0 to the
-    tokens of other rows, or of other columns.
+    `rotation_2Nd`: the rotation of a model with rotary positions. Axial attention, whose input is [B, H, W, D], gives 0
+    to the tokens of other rows, or of other columns.
     """
     if isinstance(attention, AxialAttention):
         return _of_all_tokens(_weights(attention, attention.lines(z_BND)), z_BND.shape[1:3], attention.by_column)
@@ -63,8 +63,8 @@ def pool_weights(pool: AttentionPool, x_BMD: torch.Tensor) -> torch.Tensor:
 
 
 def each_layer(model: ViT, images_BHW3: torch.Tensor, take: Shares) -> None:
-    """Runs the model on images and passes `take` the attention weights of each layer in turn: all at once would fill
-    the memory. The model computes what it always does."""
+    """Runs the model on images and passes `take` the attention weights of one layer at a time, since those of all
+    layers would fill the memory. The model's output does not change."""
 
     def taken(number: int, module: Attention, inputs: tuple[torch.Tensor, ...]) -> None:
         take(number, attention_weights(module, *inputs))
@@ -85,8 +85,8 @@ def distances(shares_BhNN: torch.Tensor, *, grid: Grid, stride: int, num_prefix_
     """Returns the mean attention distance in pixels (appendix D.7), float32[B, h]: from each patch to all patches,
     weighted by its attention and averaged over the patches.
 
-    `stride`: pixels from a patch to the next. The class token and registers have no place: they are left out, and the
-    weights of the patches are scaled to sum to 1.
+    `stride`: the pixels from one patch to the next. The class token and registers have no place in the image, so they
+    are left out, and the weights of the patches are scaled to sum to 1.
     """
     height, width = grid
     place_M2 = torch.cartesian_prod(torch.arange(height), torch.arange(width)).float().to(shares_BhNN.device)
@@ -97,21 +97,21 @@ def distances(shares_BhNN: torch.Tensor, *, grid: Grid, stride: int, num_prefix_
 
 
 def uniform_distance(grid: Grid, *, stride: int) -> float:
-    """Returns the mean attention distance in pixels of a head that looks everywhere alike."""
+    """Returns the mean attention distance in pixels of a head that attends to all patches equally."""
     num_patches = grid[0] * grid[1]
     shares_11MM = torch.full((1, 1, num_patches, num_patches), 1 / num_patches)
     return float(distances(shares_11MM, grid=grid, stride=stride, num_prefix_tokens=0))
 
 
 class Rollout:
-    """Attention rollout (appendix D.8): the product over the layers of the weights' mean over heads, in which half of
-    each token is itself, because of the residual connection."""
+    """Attention rollout (appendix D.8): the product over all layers of the attention weights, averaged over the heads.
+    Half of each layer's weight is on the token itself, for the residual connection."""
 
     def __init__(self) -> None:
         self.product_BNN: torch.Tensor | None = None
 
     def add(self, shares_BhNN: torch.Tensor) -> None:
-        """Multiplies by the next layer's weights."""
+        """Multiplies the product by the weights of the next layer."""
         mean_BNN = shares_BhNN.mean(dim=1)
         own_NN = torch.eye(mean_BNN.shape[-1], device=mean_BNN.device)
         layer_BNN = (mean_BNN + own_NN) / 2  # rows still sum to 1
@@ -120,8 +120,8 @@ class Rollout:
     def maps(
         self, *, grid: Grid, num_prefix_tokens: int, num_registers: int = 0, pooled_BM: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Returns how much of each patch is in the class token's output, float32[B, H, W], from 0 to 1 in each image.
-        Without a class token, it is the mean of all patches, each with its share in `pooled_BM`."""
+        """Returns how much of each patch is in the class token's output, float32[B, H, W], scaled to 0 to 1 in each
+        image. Without a class token, the output is the mean of all patches, weighted by `pooled_BM` if it is given."""
         if self.product_BNN is None:
             raise ValueError("no layer was added")
         patches_BMN = self.product_BNN[:, num_prefix_tokens:]

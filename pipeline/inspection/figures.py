@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg")
 _ACROSS = 7  # components in a row, as in the paper
-_INCH = 100  # pixels
-# Inches and points: as narrow, and with text as large, as can be read in a report on a phone.
+_INCH = 100  # pixels per inch
+# Inches and points: figures are narrow and their text is large, so that a report can be read on a phone.
 _WIDTH, _TITLE, _TEXT = 5.2, 11, 10
 _IMAGES_ACROSS = 4
 _MEASURES = {"cosine_similarity": "features (cosine similarity)", "same_class": "images with the same class"}
 
 
 def filters(components_KPP3: torch.Tensor) -> "Figure":
-    """Draws Figure 7, left: each component as an image, its weights from lowest to highest."""
+    """Draws Figure 7, left: each component as an image, scaled from its lowest to its highest weight."""
     num = len(components_KPP3)
     side = _WIDTH / _ACROSS
     figure = _figure(_WIDTH, 0.4 + side * -(-num // _ACROSS))
@@ -90,7 +90,7 @@ def shift_consistency(shifts: Sequence[int], lines: Mapping[str, Sequence[float]
 
 
 def rollouts(images_BHW3: np.ndarray, maps_BHW: torch.Tensor) -> "Figure":
-    """Draws Figures 6 and 14: rows of images, and below each image the same one, as bright as the model looks at it."""
+    """Draws Figures 6 and 14: rows of images, and below each image a copy whose brightness is the model's attention."""
     num, across = len(images_BHW3), min(_IMAGES_ACROSS, len(images_BHW3))
     num_rows, side = -(-num // across), min(2.0, _WIDTH / across)
     figure = _figure(_WIDTH, 0.6 + 2 * side * num_rows)

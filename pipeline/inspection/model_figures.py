@@ -1,9 +1,9 @@
 """The figures of one model and the numbers in them. Each function draws what the model has, and logs what it lacks.
 
-The shift figure shows how much the output changes when an image moves: convolutions build that in, a Vision
-Transformer learns it. Its source is Zhang, "Making Convolutional Networks Shift-Invariant Again" (2019), section 4: how
-often two shifts of an image get the same class. The cosine similarity of the features before the head is a finer
-measure, and exists for any model.
+The shift figure shows how much the output changes when an image moves. Convolutions have stability under shifts built
+in; a Vision Transformer must learn it. The measure is from Zhang, "Making Convolutional Networks Shift-Invariant Again"
+(2019), section 4: how often two shifts of an image get the same class. The cosine similarity of the features before the
+head is a finer measure, and exists for any model.
 
 Shape letters: B images, H W rows and columns, L layers, h heads; for shifts W the width of an image with its margin,
 S the side that the model takes, N shifts.
@@ -32,29 +32,29 @@ _MOST_SHIFTS = 16
 log = logging.getLogger(__name__)
 Facts = dict[str, Any]
 MOST_SHOWN = 8  # images with their rollout
-_MOST_BYTES = 256 << 20  # of one layer's attention weights
+_MOST_BYTES = 256 << 20  # the most bytes of one layer's attention weights
 _MOST_BATCH = 16
 _MOST_SHIFTED = 32  # images, each of which is computed 17 times
-_PAPERS_RATIO = 384 / 224  # of the size that the paper fine-tunes at to that of pre-training
+_PAPERS_RATIO = 384 / 224  # the paper's image size in fine-tuning, relative to pre-training
 
 
 @dataclass(frozen=True, kw_only=True)
 class Consistency:
-    """What is left of the output at each shift. `similar`: the cosine of the features with those of the image where it
-    was, float32[N, B]; `is_same`: whether the class is the same, bool[N, B]."""
+    """How much of the output stays the same at each shift. `similar`: the cosine similarity of the features with those
+    of the image before the shift, float32[N, B]; `is_same`: whether the class is the same, bool[N, B]."""
 
     similar: torch.Tensor
     is_same: torch.Tensor
 
 
 def shifts_for(image_size: int, *, stride: int) -> range:
-    """Returns the shifts in pixels, from 0 to two patches or half an image, at most 17 of them."""
+    """Returns the shifts in pixels, from 0 to two patches or half an image, whichever is less. There are at most 17."""
     most = max(1, min(2 * stride, image_size // 2))
     return range(0, most + 1, max(1, -(-most // _MOST_SHIFTS)))
 
 
 def consistency(model: Model, images_BWW3: torch.Tensor, shifts: range) -> Consistency:
-    """Compares each crop of S columns with the first, which begins at the left edge; rows are those of the centre."""
+    """Compares each crop of S columns with the first, which begins at the left edge. The rows are the central ones."""
     size = model.config.image_size
     top = (images_BWW3.shape[1] - size) // 2
     similar, is_same = [], []
@@ -71,7 +71,7 @@ def consistency(model: Model, images_BWW3: torch.Tensor, shifts: range) -> Consi
 
 
 def draw_filters(model: ViT, folder: Path) -> Facts:
-    """Writes filters.png and .svg."""
+    """Writes filters.png and filters.svg."""
     weights_DPP3 = patch_filters(model)
     if weights_DPP3 is None:
         log.info("a hybrid embeds features of its ResNet, so its filters are no pictures")
@@ -84,8 +84,8 @@ def draw_filters(model: ViT, folder: Path) -> Facts:
 
 
 def draw_positions(model: ViT, folder: Path, *, resample_to: int) -> Facts:
-    """Writes positions.png and .svg: as learned, and resampled for images of `resample_to` pixels (0: the paper's
-    ratio). Raises UserError if that is no multiple of the patch."""
+    """Writes positions.png and positions.svg: the embeddings as learned, and resampled for images of `resample_to`
+    pixels (0: the paper's ratio). Raises UserError if `resample_to` is not a multiple of the patch."""
     config, stride = model.config, model.config.stride
     if resample_to % stride:
         lower, upper = resample_to // stride * stride, -(-resample_to // stride) * stride
@@ -109,7 +109,8 @@ def draw_positions(model: ViT, folder: Path, *, resample_to: int) -> Facts:
 
 
 def draw_attention(predictor: Predictor, model: ViT, paths: Sequence[Path], folder: Path) -> Facts:
-    """Writes attention_distance and rollout, .png and .svg. Raises UserError for an image that cannot be used."""
+    """Writes the figures attention_distance and rollout, each as .png and .svg. Raises UserError for an image that
+    cannot be used."""
     size, first, maps, distances = predictor.config.image_size, list[np.ndarray](), list[torch.Tensor](), []
     with Progress("attention", len(paths), unit="images", says_end=False) as progress:
         for begin in range(0, len(paths), _batch_size(model)):
@@ -124,7 +125,7 @@ def draw_attention(predictor: Predictor, model: ViT, paths: Sequence[Path], fold
     if not (pixels_Lh.isfinite().all() and torch.stack(maps).isfinite().all()):
         raise UserError("the model's attention is not finite: its weights are too large or damaged; export them again")
     height, width = model.config.grid
-    seen = (1, width) if model.config.attention == "axial" else (height, width)  # columns are as long as rows
+    seen = (1, width) if model.config.attention == "axial" else (height, width)  # axial: a row; columns are as long
     uniform = uniform_distance(seen, stride=model.config.stride)
     drawn = figures.attention_distances(pixels_Lh, image_size=size, uniform=uniform)
     files = figures.save(drawn, folder, "attention_distance")
@@ -137,7 +138,7 @@ def draw_attention(predictor: Predictor, model: ViT, paths: Sequence[Path], fold
 
 
 def draw_shifts(predictor: Predictor, paths: Sequence[Path], folder: Path) -> Facts:
-    """Writes shifts.png and .svg, from the first images. Raises UserError for an image that cannot be used."""
+    """Writes shifts.png and shifts.svg, for the first images. Raises UserError for an image that cannot be used."""
     model, config, paths = predictor.model, predictor.config, paths[:_MOST_SHIFTED]
     stride = config.resnet.stride if config.is_bit and config.resnet else config.stride
     shifts, found = shifts_for(config.image_size, stride=stride), []
@@ -160,7 +161,7 @@ def draw_shifts(predictor: Predictor, paths: Sequence[Path], folder: Path) -> Fa
 
 
 def _batch_size(model: ViT) -> int:
-    """Returns the number of images whose attention weights of one layer, and their product over the layers, fit the
+    """Returns the number of images whose attention weights of one layer, and their product over the layers, fit in
     memory."""
     num_tokens = model.config.num_prefix_tokens + model.config.grid[0] * model.config.grid[1]
     return max(1, min(_MOST_BATCH, _MOST_BYTES // (4 * model.config.size.num_heads * num_tokens**2)))

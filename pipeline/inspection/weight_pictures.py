@@ -15,8 +15,8 @@ import torch
 from pipeline.models.positions import Grid
 from pipeline.models.vit import ViT
 
-MOST_SIDE, LEAST_SIDE = 1536, 384  # of a picture, in pixels
-_GAP = 2  # between two tiles, in pixels
+MOST_SIDE, LEAST_SIDE = 1536, 384  # the side of a picture, in pixels
+_GAP = 2  # the gap between two tiles, in pixels
 # Points of matplotlib's viridis, at equal distances from -1 to 1.
 _VIRIDIS = (
     *((68, 1, 84), (71, 44, 122), (59, 81, 139), (44, 113, 142), (33, 144, 141)),
@@ -26,8 +26,8 @@ _VIRIDIS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Components:
-    """Principal components. `filters`: float32[K, P, P, 3], of length 1 each; `shares`: of the filters' variance, the
-    largest first."""
+    """Principal components. `filters`: float32[K, P, P, 3], each of length 1; `shares`: their shares of the filters'
+    variance, the largest first."""
 
     filters: torch.Tensor
     shares: tuple[float, ...]
@@ -45,7 +45,7 @@ def patch_filters(model: ViT) -> torch.Tensor | None:
 def principal_components(filters_DPP3: torch.Tensor, *, most: int = 28) -> Components:
     """Returns the first `most` principal components of the filters about their mean, or as many as there are.
 
-    The sign of a component says nothing; here its largest weight is positive.
+    The sign of a component is arbitrary; here the weight that is largest in magnitude is positive.
     """
     flat_DF = filters_DPP3.double().flatten(1)
     _, values_K, rows_KF = torch.linalg.svd(flat_DF - flat_DF.mean(dim=0), full_matrices=False)
@@ -59,7 +59,8 @@ def principal_components(filters_DPP3: torch.Tensor, *, most: int = 28) -> Compo
 
 
 def similarities(table_ND: torch.Tensor, *, grid: Grid) -> torch.Tensor:
-    """Compares every tile's position with all others: float32[T, U, H, W], from float[N, D].
+    """Returns the cosine similarities of each tile's position embedding with those of all patches: float32[T, U, H, W].
+    `table_ND`: the embeddings, float[N, D].
 
     The class token, which comes first, has no position in the image. In a large grid only every second (third ...)
     patch has a tile, so that the picture fits MOST_SIDE.
@@ -76,12 +77,13 @@ def _least_side(grid: Grid, every: int) -> int:
 
 
 def levels(similar: torch.Tensor) -> torch.Tensor:
-    """Returns uint8 of the same shape: 0 for -1, 255 for 1."""
+    """Returns similarities from -1 to 1 as levels from 0 to 255, uint8 of the same shape."""
     return ((similar.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
 
 
 def picture(levels_TUHW: torch.Tensor) -> torch.Tensor:
-    """Draws uint8[height, width, 3] on the host: the tiles with white gaps, each value a square of pixels."""
+    """Draws the tiles with white gaps between them, each value as a square of pixels: uint8[height, width, 3] on the
+    host."""
     tiles_down, tiles_across, height, width = levels_TUHW.shape
     pixels = max(1, LEAST_SIDE // max(tiles_down * height, tiles_across * width))
     rgb_TUHW3 = _colours()[levels_TUHW.cpu().long()]
@@ -94,7 +96,7 @@ def picture(levels_TUHW: torch.Tensor) -> torch.Tensor:
 
 
 def _colours() -> torch.Tensor:
-    """Returns the colour of each level, between two points of the scale: uint8[256, 3]."""
+    """Returns the colour of each level, interpolated between the points of the scale: uint8[256, 3]."""
     points = torch.tensor(_VIRIDIS, dtype=torch.float32)
     places = torch.linspace(0, len(points) - 1, 256)
     below = places.floor().clamp(max=len(points) - 2).long()

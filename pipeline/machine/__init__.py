@@ -1,1 +1,1 @@
-"""Checks of this machine: disks, GPUs, network and speed, each given up at a deadline."""
+"""Checks of this machine: disks, GPUs, network and speed. Each check has a deadline."""

@@ -1,5 +1,5 @@
-"""What `patchline doctor` says about a machine without loading torch: versions, cores, memory, disk, open files. Pure
-judgements, and the readings that they judge."""
+"""The checks of a machine that `patchline doctor` makes without loading torch: versions, cores, memory, disk, open
+files. Pure functions (`judge_...`) judge values that the other functions read."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from shards.output.quantities import size
 _GB = 10**9
 _LEAST_MEMORY, _LEAST_DISK, _LEAST_SHARED = 4 * _GB, 10 * _GB, 1 * _GB
 _FEW_FILES = 4096
-_PYTHONS = ((3, 11), (3, 15))  # as in pyproject.toml
+_PYTHONS = ((3, 11), (3, 15))  # the same as in pyproject.toml
 _CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
 _SHARED = Path("/dev/shm")  # noqa: S108 - looked at, never written to
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(\[[^\]]*\])?\s*(?P<bounds>[^;]*)(?P<only>;.*)?")
@@ -27,7 +27,7 @@ _BOUND = re.compile(r"(>=|<|==)\s*([\w.*]+)")
 
 
 def local_checks() -> list[Finding]:
-    """Returns the checks that answer at once."""
+    """Returns the findings of all checks that answer at once."""
     return [
         judge_python(sys.version_info[:3]),
         judge_versions(_installed()),
@@ -40,7 +40,7 @@ def local_checks() -> list[Finding]:
 
 
 def folder_check(folder: Path) -> Finding:
-    """Checks the disk of the folder, or of the nearest folder above it that exists."""
+    """Checks the disk of the folder or, if it does not exist, of the nearest folder above it that does."""
     there = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
     try:
         with tempfile.TemporaryFile(dir=there) as file:
@@ -53,7 +53,7 @@ def folder_check(folder: Path) -> Finding:
 
 
 def judge_python(found: Sequence[int]) -> Finding:
-    """Whether this Python is supported."""
+    """Judges whether this Python is supported."""
     least, below = _PYTHONS
     is_ok = least <= tuple(found[:2]) < below
     todo = "install Python 3.11 to 3.14, then `make setup`"
@@ -61,8 +61,8 @@ def judge_python(found: Sequence[int]) -> Finding:
 
 
 def judge_versions(installed: Iterable[tuple[str, str, str]]) -> Finding:
-    """Whether all libraries are there in versions that fit. `installed`: each library, the bounds that it must keep,
-    and its version; an empty version if it is missing."""
+    """Judges whether all libraries are installed in versions that fit. `installed`: the name, bounds and version of
+    each; the version is empty if it is missing."""
     every = list(installed)
     wrong = [
         f"{name} {found or 'is missing'}{f', needed: {bounds}' if bounds else ''}"
@@ -76,7 +76,7 @@ def judge_versions(installed: Iterable[tuple[str, str, str]]) -> Finding:
 
 
 def judge_deepspeed(found: str) -> Finding:
-    """Whether a run trusts this version."""
+    """Judges whether a run accepts this version of DeepSpeed."""
     is_ok = found in TESTED
     words = f"{found}, which is tested" if is_ok else f"{found or 'missing'}; tested: {', '.join(TESTED)}"
     todo = f"pip install deepspeed=={TESTED[-1]}, or accept it by --engine.allow-deepspeed {found}"
@@ -84,8 +84,8 @@ def judge_deepspeed(found: str) -> Finding:
 
 
 def judge_cores(num_cores: int, limit: str) -> Finding:
-    """Whether a container's limit leaves all cores. `limit`: the text of the cgroup's cpu.max, such as `400000 100000`
-    for four cores, or `max 100000`."""
+    """Judges whether a container's limit allows the use of all cores. `limit`: the text of the cgroup's cpu.max, such
+    as `400000 100000` for four cores, or `max 100000`."""
     words = limit.split()
     quota = int(words[0]) / int(words[1]) if len(words) == 2 and all(map(str.isdecimal, words)) and int(words[1]) else 0
     is_ok = not 0 < quota < num_cores
@@ -95,7 +95,7 @@ def judge_cores(num_cores: int, limit: str) -> Finding:
 
 
 def judge_memory(free_bytes: int) -> Finding:
-    """Whether there is enough memory for a rank. `free_bytes`: what processes may still take."""
+    """Judges whether there is enough memory for a rank. `free_bytes`: the memory that processes may still allocate."""
     if free_bytes >= 1 << 60:
         return Finding(name="memory", status="warning", found="not known", todo="mount /proc")
     todo = "end other programs, or raise the container's limit: a rank needs 1 to 2 GB beside its model"
@@ -103,15 +103,15 @@ def judge_memory(free_bytes: int) -> Finding:
 
 
 def judge_shared(free_bytes: int | None) -> Finding:
-    """Whether there is enough room in /dev/shm, through which ranks on one machine exchange gradients. None: there is
-    no /dev/shm."""
+    """Judges whether there is enough room in /dev/shm, through which ranks on one machine exchange gradients.
+    `free_bytes` is None if there is no /dev/shm."""
     found = f"there is no {_SHARED}" if free_bytes is None else f"{size(free_bytes)} are free in {_SHARED}"
     todo = "with several ranks per machine, give the container more (docker run --shm-size 8g, or --ipc host)"
     return judged("shared memory", found, is_ok=free_bytes is not None and free_bytes >= _LEAST_SHARED, todo=todo)
 
 
 def judge_files(soft: int, hard: int) -> Finding:
-    """Whether this process may open enough files. -1: there is no limit."""
+    """Judges whether this process may open enough files. A limit of -1 means that there is none."""
     is_raisable = hard == resource.RLIM_INFINITY or hard >= _FEW_FILES
     todo = f"run `ulimit -n {_FEW_FILES}` first" if is_raisable else "have the administrator raise the limit (nofile)"
     return judged(
@@ -123,7 +123,8 @@ def judge_files(soft: int, hard: int) -> Finding:
 
 
 def judge_disk(folder: str, free_bytes: int, fault: str) -> Finding:
-    """Whether there is enough room on a disk. `fault`: why nothing can be written there; empty if it can."""
+    """Judges whether there is enough room on a disk. `fault`: why the folder cannot be written to, or empty if it can
+    be."""
     if fault:
         todo = "give --folder, --out and --run-dir a folder that this user may write to"
         return Finding(name="disk", status="fault", found=f"{folder} cannot be written to: {fault}", todo=todo)
@@ -132,8 +133,8 @@ def judge_disk(folder: str, free_bytes: int, fault: str) -> Finding:
 
 
 def fits(found: str, bounds: str) -> bool:
-    """Whether a version keeps bounds such as `<2.14,>=2.11`. What follows a plus sign names the build, and does not
-    count."""
+    """Says whether a version is within bounds such as `<2.14,>=2.11`. The part after a plus sign names the build and is
+    ignored."""
     compare: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
         ">=": lambda one, other: one >= other,
         "<": lambda one, other: one < other,
@@ -147,7 +148,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def _installed() -> list[tuple[str, str, str]]:
-    """Returns Patchline and its requirements, without extras: name, bounds, version."""
+    """Returns the name, bounds and version of Patchline and of its requirements, without extras."""
     found = [("patchline", "", _version_of("patchline"))]
     for text in requires("patchline") or []:
         match = _REQUIREMENT.fullmatch(text)

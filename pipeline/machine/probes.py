@@ -1,12 +1,12 @@
-"""Checks of this machine that may crash, hang or load torch: torch and the GPUs, the JPEG decoder, S3, a disk, and the
-speed of a node.
+"""The checks of this machine that may crash, hang or load torch: torch and the GPUs, the JPEG decoder, S3, a disk, and
+the speed of a node.
 
     python -P -m pipeline.machine.probes torch|decoder|disk FOLDER|s3 URL
 
-`patchline doctor` runs each of these in a process of its own, which writes one check per line, as JSON, as soon as it
-is known. A driver or a file server that does not answer holds up its own probe only. A process that cannot be killed,
-because the kernel waits for such a device, is left alone. `product_seconds` and `exchange` are what each rank of
-`patchline preflight --deep` tries.
+`patchline doctor` runs each of these probes in a process of its own, which writes each finding as a line of JSON as
+soon as it is known. A driver or a file server that does not answer blocks only its own probe. A process that cannot be
+killed, because the kernel waits for such a device, is left behind. `product_seconds` and `exchange` are run by each
+rank of `patchline preflight --deep`.
 """
 
 import json
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from pipeline.ranks.world import World
 
 _MOST_BYTES = 1 << 20
-_MOST_SAID = 300  # characters of what a failed probe said
+_MOST_SAID = 300  # characters of a failed probe's last line
 _DRIVER = Path("/proc/driver/nvidia/version")
 _MATRIX = 1024
-_MOST_ERROR = 0.02  # of a product in bf16, relative to fp32
+_MOST_ERROR = 0.02  # the largest error of a product in bf16, relative to fp32
 _SETUP = "install a torch that fits the driver: make setup TORCH='torch --index-url URL' (docs/training.md)"
 _REPEATS = 5
 _SIDE = {"cpu": 1024, "cuda": 8192}
@@ -48,7 +48,8 @@ _EXCHANGE_LIMIT = timedelta(seconds=60)
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A probe: its `name` in the table, the words that start it, and what to do if it crashes or does not answer."""
+    """A probe: its `name` in the table, the arguments that start it, and what to do if it crashes or does not
+    answer."""
 
     name: str
     words: tuple[str, ...]
@@ -64,8 +65,8 @@ class _Running:
 
 
 def run_probes(probes: Sequence[Probe], *, seconds: float) -> Iterator[Finding]:
-    """Yields the checks of all probes, in order. A probe that crashes, or does not end within `seconds`, adds a fault
-    to the checks that it has made."""
+    """Yields the findings of all probes, in order. A probe that crashes, or does not end within `seconds`, adds a fault
+    to the findings that it has written."""
     until = time.monotonic() + seconds
     running = [_started(probe) for probe in probes]
     try:
@@ -85,7 +86,7 @@ def _started(probe: Probe) -> _Running:
 
 
 def _code(process: "subprocess.Popen[bytes]", until: float) -> int | None:
-    """Returns the exit code; None if the process still runs when its time is over."""
+    """Returns the exit code, or None if the process still runs when its time is over."""
     try:
         return process.wait(max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -98,7 +99,7 @@ def _checks(one: _Running, code: int | None, *, seconds: float) -> Iterator[Find
         if line.endswith("\n"):
             try:
                 yield read_record(Finding, line)
-            except ValueError:  # printed by a library
+            except ValueError:  # a line that a library has printed
                 continue
     if code is None:
         found = f"no answer within {duration(seconds)}"
@@ -116,7 +117,7 @@ def _text(file: IO[bytes]) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Writes the checks of one probe."""
+    """Writes the findings of one probe."""
     probe, *rest = words
     found = {"torch": torch_checks, "decoder": decoder_checks}.get(probe)
     checks = found() if found else iter([folder_check(Path(rest[0])) if probe == "disk" else s3_check(rest[0])])
@@ -127,7 +128,8 @@ def main(words: list[str]) -> int:
 
 
 def torch_checks() -> Iterator[Finding]:
-    """Checks GPU, driver, bf16 and threads, as a run on one rank finds them; then torch.compile, if there is a GPU."""
+    """Checks GPU, driver, bf16 and threads as a run on one rank would find them and, if there is a GPU,
+    torch.compile."""
     import torch  # noqa: PLC0415 - seconds, and what is probed here
 
     from pipeline.ranks.world import bf16_of, current_world  # noqa: PLC0415
@@ -154,7 +156,7 @@ def torch_checks() -> Iterator[Finding]:
 
 
 def _gpus() -> Iterator[Finding]:
-    """Checks each GPU: its memory, and a product of matrices."""
+    """Checks each GPU's memory, and a matrix product on it."""
     import torch  # noqa: PLC0415
 
     for number in range(torch.cuda.device_count()):
@@ -173,8 +175,8 @@ def _gpus() -> Iterator[Finding]:
 
 
 def judge_gpu(name: str, found: str, *, error: float, free_share: float) -> Finding:
-    """`error`: of a product in bf16, relative to fp32. `free_share`: the share of memory that was free before we used
-    any."""
+    """Judges a GPU. `error`: the error of its product in bf16, relative to fp32. `free_share`: the share of its memory
+    that was free before we used any."""
     if not error <= _MOST_ERROR:
         todo = "it computes wrong numbers: have it tested, and leave it out with CUDA_VISIBLE_DEVICES"
         return Finding(name=name, status="fault", found=f"{found}; a product is wrong by {error:.2g}", todo=todo)
@@ -220,7 +222,7 @@ def _driver_text() -> str:
 
 
 def decoder_checks() -> Iterator[Finding]:
-    """Says which JPEG decoder a run uses, and why it is not the crop decoder."""
+    """Yields a finding that says which JPEG decoder a run uses and, if it is not the crop decoder, why."""
     from pipeline.data.transform import crop_decoder, why_no_crop_decoder  # noqa: PLC0415
 
     decoder = crop_decoder()
@@ -233,7 +235,7 @@ def decoder_checks() -> Iterator[Finding]:
 
 
 def s3_check(url: str) -> Finding:
-    """Checks that the objects of a prefix can be listed, and the first of them read."""
+    """Checks that the objects of a prefix can be listed, and that the first of them can be read."""
     try:
         store = open_store(url)
         found = list(islice(store.list_sizes(), 1))
@@ -251,7 +253,8 @@ def s3_check(url: str) -> Finding:
 
 
 def product_seconds(device: "torch.device") -> float:
-    """Returns the median seconds of a square product, in bf16 on GPUs and fp32 on CPUs, without the first one."""
+    """Returns the median seconds of a product of square matrices, in bf16 on GPUs and fp32 on CPUs. The first product
+    is not counted."""
     import torch  # noqa: PLC0415
 
     side = _SIDE.get(device.type, _SIDE["cpu"])
@@ -267,7 +270,7 @@ def product_seconds(device: "torch.device") -> float:
 
 
 def exchange(world: "World", *, limit: timedelta = _EXCHANGE_LIMIT) -> str:
-    """Adds up a number over all ranks. Returns why it failed; empty if the sum is right."""
+    """Sums a number over all ranks. Returns why that failed, or "" if the sum is right."""
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
 

@@ -110,7 +110,7 @@ def kernel_seconds(
 
 
 def best_kernel(seconds: Mapping[str, float], *, recorded: str = "") -> str:
-    """Chooses a kernel from the measured `seconds` of each. Pure.
+    """Chooses a kernel from the measured `seconds` of each. This function is pure.
 
     The checkpoint's kernel, `recorded`, is kept unless it is unavailable or at least 5 % slower than the fastest.
     Otherwise, the first kernel in KERNELS that is less than 2 % slower than the fastest is taken.
@@ -249,7 +249,7 @@ def _scaled_product(a_SNM: torch.Tensor, b_SMK: torch.Tensor, scale: float) -> t
 
 
 def _fake_result(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor of the result's shape and strides, without values: tokens come before heads in memory."""
+    """Returns a tensor without values that has the result's shape and strides. In memory, tokens come before heads."""
     _, batch, heads, tokens, width = qkv_3BhNd.shape
     return qkv_3BhNd.new_empty(batch, tokens, heads, width).transpose(1, 2)
 

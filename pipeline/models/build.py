@@ -152,7 +152,7 @@ def compile_blocks(
 def compile_fault(device: torch.device) -> str:
     """Returns in one line why torch.compile cannot make kernels for this device; empty if it can.
 
-    It compiles a small kernel to find out. That takes seconds, most of which a run that compiles needs anyway.
+    A small kernel is compiled to find out. This takes a few seconds, most of which a run that compiles spends anyway.
     """
     try:
         torch.compile(_doubled, dynamic=False)(torch.ones(8, device=device))

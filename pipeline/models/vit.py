@@ -275,7 +275,8 @@ class LayerScale(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention (appendix A). q, k and v come from one product. There is no dropout (appendix B.1).
+    """Multi-head self-attention (appendix A). q, k and v come from one product, after which there is no dropout
+    (appendix B.1).
 
     `q_norm` and `k_norm` normalise each head's queries and keys ("Scaling Vision Transformers to 22 Billion
     Parameters", Dehghani et al., 2023, section 2). ViT-22B's norms have no bias and do not subtract the mean. The ones
@@ -348,7 +349,8 @@ class AxialAttention(Attention):
     `by_column`, of its column.
 
     This follows the paper's text, since its code is not published. Scenic's projects/fast_vit/xvit.py, by one of the
-    paper's authors, has the same two blocks and no class token. Its row attention mixes the tokens of one column.
+    paper's authors, has the same two blocks and no class token. What Scenic calls row attention mixes the tokens of one
+    column.
     """
 
     def __init__(self, config: ModelConfig, *, by_column: bool) -> None:

@@ -1,1 +1,1 @@
-"""What a run will cost: FLOPs, GPUs, a forecast of its time, and the share of it that failures leave."""
+"""Predicts what a run will cost: FLOPs, GPUs, its time, and the share of that time that failures leave for training."""

@@ -1,11 +1,12 @@
-"""What a run would take on N nodes of GPUs: S3 traffic, checkpoints, failures, the queue, GPU-hours, cost. Pure.
+"""Plans a run on N nodes of GPUs: S3 traffic, checkpoints, failures, the queue, GPU-hours, cost. All functions are
+pure.
 
-It adds to the forecast of one set of GPUs (forecast.py) what feeds and interrupts a run there. How much of the wall
-time trains, if nodes fail and the queue ends jobs, is an expected value in closed form. Failures are exponentially
-distributed with the mean M (Young 1974, Daly 2006; pipeline/checkpoints/config.py says more). A job starts up for S
-seconds, then trains t seconds at a time. Each time it saves, training waits C seconds for the copy, and the save is
-committed W seconds after it began, while training continues. A failure sets the run back to the newest commit. So
-commit k = 0, 1, ... of a job
+The plan adds to a forecast (forecast.py) the traffic that feeds a run and the events that interrupt it. The share of
+the wall time that trains, while nodes fail and the queue ends jobs, is an expected value in closed form. The times
+between failures are exponentially distributed with the mean M (Young 1974, Daly 2006; see
+pipeline/checkpoints/config.py). A job starts up for S seconds, then trains t seconds at a time. Each time it saves,
+training waits C seconds for the copy, and the save is committed W seconds after it began, while training continues. A
+failure sets the run back to the newest commit. So commit k = 0, 1, ... of a job
 
     comes S + t + W + k (t + C) seconds after the job's start, is worth t seconds of work, and happens if no failure
     comes before it.
@@ -25,8 +26,8 @@ from pipeline.planning.step_time import StepTime
 from pipeline.training.zero.batch_plan import times_read
 from shards.errors import UserError
 
-_ROUNDING = 1e-6  # relative
-# Failures per node and day that others have published, by the name of the cluster or the run.
+_ROUNDING = 1e-6  # relative, so that rounding errors do not add a job
+# Published failures per node and day, by the name of the cluster or the run.
 PUBLISHED_RATES = {
     "RSC-2": 0.00234,  # Meta, arXiv 2410.21680, as a public validation report quotes it; RSC-1 likewise
     "Llama 3": 0.00379,  # 419 unexpected interruptions in 54 days on 2,048 nodes (arXiv 2407.21783)
@@ -34,21 +35,21 @@ PUBLISHED_RATES = {
     "OPT-175B": 0.016,  # metaseq's chronicles: "about 2 machines go down every day", of 124
     "RSC 1k GPUs": 0.0237,  # jobs of 1,024 GPUs there had a failure every 7.9 hours
 }
-MISSED_SECONDS = 300.0  # until Slurm misses a node that is gone: the default of SlurmdTimeout
-MARGIN_SECONDS = 120.0  # before the limit, slurm/stage.sbatch asks for the last save
-TAR_BYTES = 2_816  # of a sample beside its image: three tar headers, the padding, the label and the names
+MISSED_SECONDS = 300.0  # until Slurm notices that a node is gone: the default of SlurmdTimeout
+MARGIN_SECONDS = 120.0  # how long before the limit slurm/stage.sbatch asks for the last save
+TAR_BYTES = 2_816  # a sample's bytes besides its image: three tar headers, padding, label and names
 _DAY_SECONDS, _HOUR_SECONDS = 86_400.0, 3_600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regime:
-    """What interrupts training, in seconds. All times are wall time.
+    """What interrupts training, in seconds of wall time.
 
-    `interval`: training between two saves. `stall`: that training waits for a save. `commit`: from the begin of a save
-    to its commit, at most the interval. `mean_to_failure`: of all nodes together. `startup`: from a job's start to its
-    first step. `down`: from a failure to the start of the next job, of which up to `queue` are spent waiting in the
-    queue. `queue`: from a job that the limit has ended to the next one. `limit`: from a job's start to its last save;
-    infinite if there is none.
+    `interval`: the training time between two saves. `stall`: how long training waits for a save. `commit`: the time
+    from the beginning of a save to its commit, at most the interval. `mean_to_failure`: the mean time to a failure of
+    any node. `startup`: the time from a job's start to its first step. `down`: the time from a failure to the start of
+    the next job, of which up to `queue` are spent in the queue. `queue`: the time from the end of a job at its limit to
+    the start of the next one. `limit`: the time from a job's start to its last save, infinite if jobs have no limit.
     """
 
     interval: float
@@ -63,9 +64,8 @@ class Regime:
 
 @dataclass(frozen=True, kw_only=True)
 class ExpectedOutcome:
-    """Expected values of a run. `goodput`: the share of the wall time that is work of the finished run.
-    `held_seconds`: the wall time in which a job holds its nodes. `num_pieces`: jobs that the limit alone would
-    make of it."""
+    """Expected values of a run. `goodput`: the share of the wall time that is work of the finished run. `held_seconds`:
+    the wall time in which a job holds its nodes. `num_pieces`: the number of jobs if there were no failures."""
 
     goodput: float
     wall_seconds: float
@@ -76,7 +76,8 @@ class ExpectedOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class _Expected:
-    """Expected values of one job. `fails`: the probability that a failure ends it."""
+    """Expected values of one job. `work`: the seconds of work that it commits. `alive`: how long it runs. `fails`: the
+    probability that a failure ends it."""
 
     work: float
     alive: float
@@ -84,9 +85,9 @@ class _Expected:
 
 
 def outcome(regime: Regime, *, work_seconds: float) -> ExpectedOutcome:
-    """The expected outcome of a run that would take `work_seconds` if nothing interrupted it. Its last job ends early,
-    but has a whole start-up and a whole last save: after the last failure one more job starts, and the limit's number
-    is rounded up."""
+    """Returns the expected outcome of a run that would take `work_seconds` without interruptions. The run's last job
+    ends early, but has a whole start-up and a whole last save: one more job starts after the last failure, and the
+    number of jobs that the limit ends is rounded up."""
     job = _job(regime)
     num_jobs = work_seconds / job.work
     num_whole = math.ceil(num_jobs * (1 - _ROUNDING))
@@ -125,7 +126,7 @@ def _job(regime: Regime) -> _Expected:
 
 
 def _trained(regime: Regime, limit: float) -> float:
-    """Seconds of training in a job up to `limit` seconds after its start."""
+    """Returns the seconds of training in a job up to `limit` seconds after its start."""
     window = limit - regime.startup
     num_saves = math.floor(window / (regime.interval + regime.stall))
     return num_saves * regime.interval + min(regime.interval, window - num_saves * (regime.interval + regime.stall))
@@ -133,11 +134,12 @@ def _trained(regime: Regime, limit: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """What the plan assumes of a cluster, all in seconds, bytes and one currency.
+    """What the plan assumes about a cluster, in seconds, bytes and one currency.
 
-    `limit_seconds`: wall time that the queue gives a job, 0 for any. `restart_seconds`: from a failure to the next
-    step, the wait in the queue and the start-up included; 0: those two, and until Slurm misses the node.
-    `writer_bytes_per_second`: of checkpoints, of a node. `lanes`: of the sample order.
+    `limit_seconds`: the wall time that the queue gives a job (0: no limit). `price`: the price of a GPU-hour.
+    `restart_seconds`: the time from a failure to the next step, including the wait in the queue and the start-up; 0:
+    the sum of these two and MISSED_SECONDS. `writer_bytes_per_second`: the speed at which a node writes checkpoints.
+    `lanes`: the number of lanes of the sample order.
     """
 
     gpus_per_node: int
@@ -155,8 +157,8 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreTraffic:
-    """Range reads of images, of all ranks, and uploads of checkpoints, on average and while one is uploaded.
-    `times_read`: how many ranks read each lane, on average."""
+    """The range reads of images by all ranks, and the uploads of checkpoints: on average, and at the peak while one is
+    uploaded. `read_bytes`: the size of a range read. `times_read`: how many ranks read each lane, on average."""
 
     read_bytes_per_second: float
     reads_per_second: float
@@ -168,8 +170,8 @@ class StoreTraffic:
 
 @dataclass(frozen=True, kw_only=True)
 class NodesPlan:
-    """`ideal_days`: if nothing interrupted the run. `goodputs`: at published failure rates, by their names. `cost`: 0
-    if no price is known."""
+    """The plan of a run on a number of nodes. `ideal_days`: its time without interruptions. `goodputs`: the goodput at
+    each of PUBLISHED_RATES. `cost`: the cost of the GPU-hours, or 0 if no price is known."""
 
     num_nodes: int
     num_gpus: int
@@ -192,7 +194,8 @@ class NodesPlan:
 
 
 def plan_nodes(found: Forecast, cluster: Cluster, *, num_nodes: int) -> NodesPlan:
-    """The plan of a run whose forecast on these GPUs is `found`. UserError for times that leave none to train."""
+    """Returns the plan of a run whose forecast on these GPUs is `found`. Raises UserError if the cluster's times leave
+    none for training."""
     regime = regime_of(found, cluster, num_nodes=num_nodes, failures_per_node_day=cluster.failures_per_node_day)
     num_gpus, work_seconds = num_nodes * cluster.gpus_per_node, found.days * _DAY_SECONDS
     expected = outcome(regime, work_seconds=work_seconds)
@@ -225,7 +228,8 @@ def plan_nodes(found: Forecast, cluster: Cluster, *, num_nodes: int) -> NodesPla
 
 
 def regime_of(found: Forecast, cluster: Cluster, *, num_nodes: int, failures_per_node_day: float) -> Regime:
-    """What interrupts training on these nodes, with saves at the interval of `--checkpoint.auto-interval`."""
+    """Returns what interrupts training on these nodes, with saves at the interval of `--checkpoint.auto-interval`.
+    Raises UserError for times that contradict each other or leave none for training."""
     node_bytes = found.checkpoint_bytes / num_nodes
     commit = found.stall_seconds + node_bytes / cluster.writer_bytes_per_second
     mean = mean_seconds_to_failure(num_nodes=num_nodes, failures_per_node_day=failures_per_node_day)
@@ -258,7 +262,7 @@ def regime_of(found: Forecast, cluster: Cluster, *, num_nodes: int, failures_per
 
 
 def _traffic(found: Forecast, cluster: Cluster, regime: Regime, *, num_nodes: int) -> StoreTraffic:
-    """The traffic of images and checkpoints. A range read fetches a block."""
+    """Returns the traffic of images and checkpoints. Each range read fetches a block."""
     times = times_read(cluster.lanes, num_ranks=num_nodes * cluster.gpus_per_node)
     sample_bytes = cluster.image_bytes + TAR_BYTES
     samples_per_second = found.images_per_second * times

@@ -1,4 +1,5 @@
-"""What a run costs before it starts, and what it would need and reach on GPUs that are not booked yet. Pure."""
+"""Computes what a run costs before it starts, and forecasts its memory and speed on GPUs that are not booked yet. All
+functions are pure."""
 
 from dataclasses import dataclass, replace
 
@@ -10,15 +11,17 @@ from pipeline.training.zero.batch_plan import plan_batch
 from shards.errors import UserError
 
 _SECONDS_A_DAY = 86_400
-# Of a rank's state, out of the GPU into pinned memory: 16 lanes of PCIe 4 move 25 GB/s, of PCIe 5 50 [unverified].
+# The speed at which a rank's state is copied from the GPU to pinned memory. 16 lanes of PCIe 4 move 25 GB/s; PCIe 5
+# moves 50 [unverified].
 COPY_BYTES_PER_SECOND = 20e9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """A multiply-add counts as 2 operations, a training step as three forward passes, or as one and the head's
-    gradients if the backbone is frozen; branches that stochastic depth skips do not count. `num_epochs` is None if the
-    number of images is not known; `num_head_parameters` is 0 if the number of classes is not."""
+    """The size of a job in parameters and operations. A multiply-add counts as 2 operations. A training step counts as
+    three forward passes or, if the backbone is frozen, as one and the head's gradients; branches that stochastic depth
+    skips do not count. `num_epochs` is None if the number of images is not known. `num_head_parameters` is 0 if the
+    number of classes is not known."""
 
     num_parameters: int
     num_head_parameters: int
@@ -33,9 +36,11 @@ class Cost:
 
 
 def cost_of(job: TrainingJob, *, num_images: int, num_classes: int, days: float) -> Cost:
-    """The cost of a job on a dataset with these numbers of images and classes (0: not known), to be done in `days`.
+    """Returns the cost of a job on a dataset with these numbers of images and classes (0: not known), if it is to
+    finish in `days`.
 
-    The job's own number of classes takes precedence. Raises UserError for values that make no run.
+    The job's own number of classes takes precedence. Raises UserError for negative numbers, or if `days` is not above
+    0.
     """
     if num_images < 0 or num_classes < 0 or days <= 0:
         raise UserError(
@@ -67,9 +72,10 @@ def cost_of(job: TrainingJob, *, num_images: int, num_classes: int, days: float)
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """`fit`: the plan and its memory on one GPU, within `budget`. `mfu`: the share of nominal operations while the GPUs
-    compute; `mfu_reached`: of the whole step. `checkpoint_bytes`: of all ranks. `stall_seconds`: how long training
-    waits for the copy of a rank's state."""
+    """The forecast of a job on a number of GPUs. `fit`: the plan and its memory on one GPU, within `budget`. `mfu`: the
+    share of nominal operations that the GPUs reach while they compute. `mfu_reached`: the same share, over the whole
+    step. `checkpoint_bytes`: the size of a checkpoint, over all ranks. `stall_seconds`: how long training waits for the
+    copy of a rank's state."""
 
     gpu: str
     budget: Budget
@@ -93,11 +99,12 @@ def forecast(
     num_classes: int,
     network: Network = EIGHT_A_NODE,
 ) -> Forecast:
-    """The plan of a job on `num_gpus` GPUs of the table in step_time.py that reach the share `mfu` of their nominal
-    operations while they compute.
+    """Returns the forecast of a job on `num_gpus` GPUs of the table in step_time.py, which reach the share `mfu` of
+    their nominal operations while they compute.
 
-    `num_classes`: of the dataset, 0 if it is not known; then the head's memory is left out. UserError for an unknown
-    GPU, for GPUs that do not divide the batch, and for a job that does not fit them.
+    `num_classes`: the dataset's number of classes; if it is 0 (not known), the head's memory is left out. Raises
+    UserError for an unknown GPU, for a number of GPUs that does not divide the batch, and for a job that does not fit
+    the GPUs.
     """
     if not 0 < mfu <= 1:
         raise UserError(f"--mfu is {mfu}; allowed: above 0, up to 1")
@@ -126,8 +133,8 @@ def forecast(
 
 
 def _decided(job: TrainingJob, *, num_classes: int) -> TrainingJob:
-    """Decides what the job leaves open: bf16, which all GPUs of the table compute, and one class if none is known,
-    whose head takes next to nothing."""
+    """Decides what the job leaves open: bf16, which all GPUs of the table support, and one class if the number is
+    unknown, because its head takes almost no memory."""
     precision = "bf16" if job.engine.precision == "auto" else job.engine.precision
     classes = job.model.num_classes or num_classes or 1
     return replace(job, model=replace(job.model, num_classes=classes), engine=replace(job.engine, precision=precision))

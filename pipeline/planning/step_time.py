@@ -1,20 +1,21 @@
-"""How long a step takes on many GPUs, and the table of GPUs that a plan can name. Pure.
+"""Predicts how long a step takes on many GPUs, and has the table of GPUs that a plan can name. All functions are pure.
 
-A step is its operations, the host that launches them, and the exchanges between ranks. With a fixed global batch, more
-GPUs leave each less to compute, while the exchanges stay the same and the host launches as many operations as before:
-strong scaling ends where these outweigh the operations. Nothing is assumed to overlap, though `engine.overlap` sends
-gradients during the backward pass: its gain has not been measured.
+The time of a step is that of its operations, of the host that launches them, and of the exchanges between ranks. With a
+fixed global batch, more GPUs leave each of them less to compute, while the exchanges stay the same and the host
+launches as many operations as before. Strong scaling ends where these two outweigh the operations. No overlap is
+assumed: `engine.overlap` sends gradients during the backward pass, but its gain has not been measured.
 
-    compute          images of a rank x operations of an image / (MFU x nominal operations)
-    host             launching a micro-batch, as far as it takes longer than the operations, and the update
+    compute images per rank x operations per image / (MFU x nominal operations)
+    host launching the update, and the time by which launching a micro-batch exceeds its operations
     communication    (R - 1) / R x bytes / bus bandwidth, twice for sums over ranks, and the latency of each collective
 
-Memory of a GPU is the total capacity that CUDA reports, a little less than the name says; of A100, L40S and RTX 4090 it
-is from out-of-memory messages of PyTorch in public issues, of the others [unverified]. Speed is dense bf16 without
-sparsity, from NVIDIA's data sheets (H100 SXM, B200 on a HGX board); the share of it that kernels reach is the MFU. Bus
-bandwidths are those of nccl-tests. For eight H100 on one node it was measured (NVIDIA/nccl-tests, issue 290); for the
-others it is [unverified], in proportion to the rate of their NVLink, or PCIe 4 without NVLink. Across nodes, adapters
-reach 92 % of their nominal rate: 46 GB/s of each of 400 Gb/s (issue 290), 366 GB/s of eight per node (issue 309).
+A GPU's memory is the total capacity that CUDA reports, a little less than the name says. For A100, L40S and RTX 4090 it
+is from out-of-memory messages of PyTorch in public issues; for the others it is [unverified]. Its speed is that of
+dense bf16 without sparsity, from NVIDIA's data sheets (H100 SXM, B200 on a HGX board); the share of it that kernels
+reach is the MFU. Its bus bandwidth is that of nccl-tests. For eight H100 on one node it was measured
+(NVIDIA/nccl-tests, issue 290); for the others it is [unverified] and proportional to the rate of their NVLink, or of
+PCIe 4 without NVLink. Across nodes, adapters reach 92 % of their nominal rate: 46 GB/s per adapter of 400 Gb/s (issue
+290), and 366 GB/s per node with eight adapters (issue 309).
 """
 
 import math
@@ -30,7 +31,7 @@ from pipeline.training.zero.batch_plan import BatchPlan
 from shards.errors import UserError
 
 _GIB = 1 << 30
-_NAMES = {  # what CUDA reports, [unverified] for those that nothing here has run on
+_NAMES = {  # the names that CUDA reports, [unverified] for GPUs on which nothing here has run
     r"NVIDIA A100-(SXM4|PCIE)-40GB": "a100-40",
     r"NVIDIA A100[- ](SXM4[- ]|SXM[- ]|PCIe[- ]|PCIE[- ])?80GB( PCIe)?": "a100",
     r"NVIDIA H100 80GB HBM3": "h100",
@@ -40,12 +41,12 @@ _NAMES = {  # what CUDA reports, [unverified] for those that nothing here has ru
     r"NVIDIA GeForce RTX 4090": "rtx4090",
 }
 ADAPTER_SHARE = 0.92
-LATENCY_SECONDS = 10e-6  # of one of the 2 log2(R) hops of a collective [unverified]
-# Seconds of the host per tensor of weights (ViT-H/14 has 394), by `python -m benchmarks.scale --only host`: a forward
-# and backward pass, and the update; with ZeRO-3, per rank in addition.
+LATENCY_SECONDS = 10e-6  # the latency of each of the 2 log2(R) hops of a collective [unverified]
+# Seconds that the host takes per weight tensor (ViT-H/14 has 394), measured by `python -m benchmarks.scale --only
+# host`: for a forward and backward pass, and for the update. With ZeRO-3, every rank adds time.
 LAUNCH_SECONDS, UPDATE_SECONDS = 90e-6, 13e-6
 ZERO3_LAUNCH_SECONDS, ZERO3_RANK_SECONDS = 360e-6, 5.4e-6
-_SLOW_LAUNCH_SECONDS = 0.3  # of ZeRO-3, which is then said
+_SLOW_LAUNCH_SECONDS = 0.3  # above this, `slow_stage_3` warns
 _STAGE_3 = 3
 _FP32, _BF16 = 4, 2
 _RECOMPUTED = 4 / 3  # with activation checkpointing, a step is four forward passes instead of three
@@ -53,8 +54,8 @@ _RECOMPUTED = 4 / 3  # with activation checkpointing, a step is four forward pas
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """`teraflops`: nominal TFLOP/s in bf16, which all of these compute natively. `bus_gigabytes`: GB/s of collectives
-    on one node, as nccl-tests counts them."""
+    """A kind of GPU. `teraflops`: the nominal TFLOP/s in bf16, which all GPUs of the table support natively.
+    `bus_gigabytes`: the GB/s of collectives on one node, as nccl-tests counts them."""
 
     memory_gib: float
     teraflops: float
@@ -78,14 +79,14 @@ GPUS = {
 
 
 def gpu_named(name: str) -> Gpu:
-    """Returns a GPU of the table. UserError, with all names, for one that is not in it."""
+    """Returns a GPU of the table. Raises UserError, which lists all names, if it is not in the table."""
     if name.lower() not in GPUS:
         raise UserError(f"--gpu is {name!r}; known: {', '.join(GPUS)}")
     return GPUS[name.lower()]
 
 
 def gpu_of_device(name: str) -> Gpu | None:
-    """The GPU that CUDA calls `name`. Returns None for a GPU that is not in the table. Slower variants of the same
+    """Returns the GPU that CUDA calls `name`, or None if it is not in the table. Slower variants of the same
     family (H100 PCIe, H200 NVL, RTX 4090 Laptop) are left out."""
     found = [gpu for pattern, gpu in _NAMES.items() if re.fullmatch(pattern, name)]
     return GPUS[found[0]] if found else None
@@ -93,13 +94,13 @@ def gpu_of_device(name: str) -> Gpu | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """How the GPUs are connected: `gpus_per_node`, and the nominal Gbit/s of all adapters of a node together."""
+    """How the GPUs are connected. `gbits`: the nominal Gbit/s of all adapters of a node together."""
 
     gpus_per_node: int = 8
     gbits: float = 3200.0
 
     def bus_bandwidth(self, gpu: Gpu, num_gpus: int) -> float:
-        """Bytes per second of collectives, as nccl-tests counts them."""
+        """Returns the bytes per second of collectives, as nccl-tests counts them."""
         inside = gpu.bus_gigabytes * 1e9
         return inside if num_gpus <= self.gpus_per_node else min(inside, ADAPTER_SHARE * self.gbits / 8 * 1e9)
 
@@ -109,7 +110,7 @@ EIGHT_A_NODE = Network()
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """The seconds of a step. `host`: how long the GPU waits for the host."""
+    """The seconds of a step, by what they are spent on. `host`: how long the GPU waits for the host."""
 
     compute: float
     host: float
@@ -122,17 +123,19 @@ class StepTime:
 
     @property
     def compute_share(self) -> float:
-        """How much of the step computes, 0 to 1: the efficiency compared with GPUs that wait for nothing."""
+        """The share of the step in which the GPU computes, 0 to 1: the efficiency compared with GPUs that never
+        wait."""
         return self.compute / self.seconds
 
 
 def step_time(
     job: TrainingJob, plan: BatchPlan, *, gpu: Gpu, network: Network, train_flops: float, mfu: float
 ) -> StepTime:
-    """The step of a job, whose precision and number of classes are decided, with this division of its batch.
+    """Returns the time of a job's step if its batch is divided by `plan`. The job's precision and number of classes
+    must be decided.
 
-    `train_flops`: of an image, without what is computed twice; `mfu`: the share of nominal operations that the GPU
-    reaches while it computes."""
+    `train_flops`: the operations per image, without recomputed ones. `mfu`: the share of nominal operations that the
+    GPU reaches while it computes."""
     is_recomputed = job.engine.activation_checkpointing and not job.optimizer.freeze_backbone
     flops = train_flops * (_RECOMPUTED if is_recomputed else 1)
     of_pass = plan.micro_batch * flops / (mfu * gpu.teraflops * 1e12)
@@ -145,7 +148,7 @@ def step_time(
 
 
 def host_seconds(job: TrainingJob, *, num_ranks: int) -> tuple[float, float]:
-    """The seconds that the host takes to launch a micro-batch, and those to launch the update."""
+    """Returns the seconds that the host takes to launch a micro-batch, and the seconds to launch the update."""
     tensors = _num_tensors(job.model)
     launch = LAUNCH_SECONDS
     if job.engine.zero_stage == _STAGE_3:
@@ -154,7 +157,8 @@ def host_seconds(job: TrainingJob, *, num_ranks: int) -> tuple[float, float]:
 
 
 def slow_stage_3(job: TrainingJob, *, num_ranks: int) -> str:
-    """Says what ZeRO-3 costs the host on many ranks, and what to do. Empty if it costs little, and for other stages."""
+    """Says what ZeRO-3 costs the host on many ranks, and what to do. Returns "" if it costs little, and for other
+    stages."""
     if job.engine.zero_stage < _STAGE_3:
         return ""
     launch, _ = host_seconds(job, num_ranks=num_ranks)

@@ -1,1 +1,1 @@
-"""The ranks of a run: who they are, how they meet, their devices and their collectives."""
+"""The ranks of a run: their numbers, how they meet, their devices, and their collectives."""

@@ -1,4 +1,4 @@
-"""Small exchanges between ranks: JSON in uint8 tensors (object collectives would unpickle) and tiny reductions."""
+"""Small exchanges between ranks: JSON in uint8 tensors (object collectives would unpickle), and small reductions."""
 
 import json
 from datetime import timedelta
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 
 def gather_json(value: object, *, device: torch.device) -> list[Any]:
-    """Every rank's value, in rank order, on every rank."""
+    """Returns every rank's value, in rank order, on every rank."""
     encoded = _encode(value, device)
     sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size())]
     dist.all_gather(sizes, torch.tensor([encoded.numel()], device=device))
@@ -22,7 +22,7 @@ def gather_json(value: object, *, device: torch.device) -> list[Any]:
 
 
 def broadcast_json(value: object, *, device: torch.device) -> Any:
-    """Rank 0's value on every rank; what the others pass is ignored."""
+    """Returns rank 0's value on every rank. The values of the other ranks are ignored."""
     encoded = _encode(value, device)
     size = torch.tensor([encoded.numel()], device=device)
     dist.broadcast(size, src=0)
@@ -33,7 +33,7 @@ def broadcast_json(value: object, *, device: torch.device) -> Any:
 
 
 def all_agree(mine: bool, *, device: torch.device) -> bool:
-    """True if it is True on every rank."""
+    """Returns True if `mine` is True on every rank."""
     verdict = torch.tensor([int(mine)], device=device)
     dist.all_reduce(verdict, op=dist.ReduceOp.MIN)
     return bool(int(verdict))
@@ -45,21 +45,21 @@ def barrier(*, device: torch.device) -> None:
 
 
 def sums(values: list[float], *, device: torch.device) -> list[float]:
-    """Element-wise sum over ranks, in float64."""
+    """Returns the element-wise sum over ranks, in float64."""
     total = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(total)
     return [float(x) for x in total.tolist()]
 
 
 def summed(values: torch.Tensor, *, device: torch.device) -> torch.Tensor:
-    """Element-wise sum over ranks, on the CPU."""
+    """Returns the element-wise sum over ranks, on the CPU."""
     total = values.to(device)
     dist.all_reduce(total)
     return total.cpu()
 
 
 def gather_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Every rank's rows, [n, ...] on each, below one another in rank order, on every rank."""
+    """Returns every rank's rows, [n, ...] on each rank, concatenated in rank order, on every rank."""
     rows = rows.contiguous()
     gathered = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, rows)
@@ -67,12 +67,14 @@ def gather_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def gather_into(gathered: torch.Tensor, own: torch.Tensor) -> None:
-    """Puts every rank's flat tensor, equally long on all, into `gathered`, one after the other in rank order."""
+    """Puts every rank's flat tensor into `gathered`, one after the other in rank order. The tensors have equal
+    lengths."""
     dist.all_gather(list(torch.split(gathered, own.numel())), own)
 
 
 def second_group() -> dist.ProcessGroup:
-    """Another group of all ranks, with the timeout of the first: torch would give it 10 minutes on GPUs. Collective."""
+    """Returns another group of all ranks, with the timeout of the default group; torch's own default is 10 minutes on
+    GPUs. Collective."""
     first = dist.distributed_c10d._get_default_group()
     (timeout,) = timeouts(first)
     group: dist.ProcessGroup = dist.new_group(timeout=timeout)
@@ -80,7 +82,7 @@ def second_group() -> dist.ProcessGroup:
 
 
 def timeouts(group: dist.ProcessGroup) -> set[timedelta]:
-    """The time after which an exchange in a group fails, on each kind of device."""
+    """Returns the times after which an exchange in a group fails, over all kinds of devices."""
     return {group._get_backend(device).options._timeout for device in group._device_types}
 
 

@@ -1,14 +1,14 @@
-"""Which device a rank computes on, and how to make it compute the same bits again.
+"""Which device a rank computes on, and how to make its results repeatable to the bit.
 
-The choice is a pure function of what torch sees and what the environment announces. No rank takes the CPU by itself
-where a GPU was meant: a node whose driver is broken would join the others with gloo while they use NCCL, or train a
-hundred times slower. All ranks compute on the same kind of device, and each on a GPU of its own. They agree over the
-store at which they meet, because the backend of the process group depends on it. There rank 0 also sees which ranks
-have not arrived.
+The choice is a pure function of what torch sees and what the environment announces. A rank never falls back to the CPU
+if a GPU was meant: a node with a broken driver would use gloo while the others use NCCL, or train a hundred times
+slower. All ranks compute on the same kind of device, and each on its own GPU. They agree on that over the store at
+which they meet, because the backend of the process group depends on the device. At the store, rank 0 also sees which
+ranks have not arrived.
 
 By default, several GPU kernels may give different bits each time: attention's backward pass and cuDNN's convolutions
-add in whatever order their blocks finish. Sources: PyTorch's notes on reproducibility, and NVIDIA's on cuBLAS ("Results
-reproducibility").
+add in the order in which their blocks happen to finish. Sources: PyTorch's notes on reproducibility, and NVIDIA's notes
+on cuBLAS ("Results reproducibility").
 """
 
 import json
@@ -29,19 +29,21 @@ from shards.errors import TransientError, UserError, WillNotSucceedError
 from shards.files.typed_json import read_record
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-WORKSPACES = (":4096:8", ":16:8")  # with any other, cuBLAS may add in another order when several streams use it
+WORKSPACES = (":4096:8", ":16:8")  # with other values, cuBLAS may add in another order if several streams use it
 _VERDICT, _READ = "device/verdict", "device/read"
 _FAREWELL = timedelta(seconds=10)
 _POLL_SECONDS = 0.02
 _MOST_NAMED = 3
-Hosts = Callable[[Mapping[int, str]], Sequence[str]]  # of all ranks, from those of the ranks that have arrived
-_HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES: no GPU on purpose; the last is Slurm's
+# Maps the hosts of the ranks that have arrived to those of all ranks.
+Hosts = Callable[[Mapping[int, str]], Sequence[str]]
+_HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs on purpose; the last is Slurm's
 _ANNOUNCING = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS")
 
 
 def use_deterministic_kernels(environ: MutableMapping[str, str]) -> None:
-    """Lets PyTorch take deterministic kernels only, and raise where an operator has none. UserError if the environment
-    asks cuBLAS for something else. Call it before the first product on a GPU: cuBLAS reads the environment then."""
+    """Makes PyTorch use only deterministic kernels, and raise an error if an operator has none. Raises UserError if the
+    environment sets another workspace for cuBLAS. Call this before the first matrix product on a GPU, when cuBLAS reads
+    the environment."""
     found = environ.setdefault(WORKSPACE, WORKSPACES[0])
     if found not in WORKSPACES:
         raise UserError(
@@ -49,15 +51,16 @@ def use_deterministic_kernels(environ: MutableMapping[str, str]) -> None:
             allowed=" or ".join(WORKSPACES),
             todo="unset it, or give --engine.no-deterministic",
         )
-    torch.use_deterministic_algorithms(True)  # flash and memory-efficient attention follow it in their backward passes
+    # Also holds for the backward passes of flash and memory-efficient attention.
+    torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time; not needed
     torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention has no deterministic backward pass
     torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False  # it chooses by timing
+    torch.backends.cudnn.benchmark = False  # it would choose kernels by timing them
 
 
 def refuse_missing_kernel(error: RuntimeError) -> None:
-    """WillNotSucceedError if PyTorch has raised this error for an operator without a deterministic kernel."""
+    """Raises WillNotSucceedError if PyTorch has raised this error for an operator without a deterministic kernel."""
     operator, _, rest = str(error).partition(" ")
     if "does not have a deterministic implementation" in rest:
         raise WillNotSucceedError(
@@ -68,7 +71,8 @@ def refuse_missing_kernel(error: RuntimeError) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A rank's device: its kind (`cpu`, `cuda`), why it was chosen, and the GPU's own id, empty if it has none."""
+    """A rank's device: its `kind` (`cpu` or `cuda`), the `reason` for the choice, and the GPU's unique id, empty on a
+    CPU."""
 
     rank: Annotated[int, Range(0)]
     host: str
@@ -79,7 +83,8 @@ class Claim:
 
 @dataclass(frozen=True, kw_only=True)
 class _Verdict:
-    """The verdict of rank 0: what is wrong, empty if nothing is. `num_ranks`: the ranks that have arrived."""
+    """The verdict of rank 0. `fault`: what is wrong; empty if nothing is. `num_ranks`: the number of ranks that have
+    arrived. `is_complete`: whether all have."""
 
     fault: str
     num_ranks: Annotated[int, Range(0)]
@@ -87,8 +92,9 @@ class _Verdict:
 
 
 def agree_on_device(store: Store, claim: Claim, *, num_ranks: int, limit: timedelta, hosts: Hosts) -> None:
-    """Returns on every rank, or raises the same error on every rank: UserError if their devices do not fit together,
-    TransientError if a rank has not arrived within `limit` after rank 0. `hosts` says where all ranks should be."""
+    """Checks that the devices of all ranks fit together, with the same result on every rank. Raises UserError if they
+    do not, and TransientError if a rank has not arrived within `limit` after rank 0. `hosts` says where all ranks
+    should be."""
     store.set(_key(claim.rank), json.dumps(asdict(claim)))
     if claim.rank == 0:
         store.set(_VERDICT, json.dumps(asdict(_verdict(store, num_ranks, limit=limit, hosts=hosts))))
@@ -100,13 +106,13 @@ def agree_on_device(store: Store, claim: Claim, *, num_ranks: int, limit: timede
         return
     if store.add(_READ, 1) == verdict.num_ranks:
         store.set(f"{_READ}/all", "1")
-    if claim.rank == 0:  # it may serve the store, which the others still read
+    if claim.rank == 0:  # rank 0 may serve the store, from which the others still read
         _wait(store, f"{_READ}/all", _FAREWELL)
     raise (UserError if verdict.is_complete else TransientError)(verdict.fault)
 
 
 def _verdict(store: Store, num_ranks: int, *, limit: timedelta, hosts: Hosts) -> _Verdict:
-    """What rank 0 finds at the store, once all ranks are there or the time is over."""
+    """Returns what rank 0 finds at the store once all ranks have arrived or the time is over."""
     keys, deadline, pause = [_key(rank) for rank in range(num_ranks)], time.monotonic() + limit.total_seconds(), 0.0
     while not store.check(keys) and time.monotonic() < deadline:
         pause = min(pause + _POLL_SECONDS / 10, _POLL_SECONDS)
@@ -122,7 +128,7 @@ def _verdict(store: Store, num_ranks: int, *, limit: timedelta, hosts: Hosts) ->
 
 
 def disagreement(claims: Sequence[Claim]) -> str:
-    """What is wrong with the devices of all ranks, in rank order; empty if nothing is. Pure."""
+    """Returns what is wrong with the devices of all ranks; empty if nothing is. `claims` are in rank order. Pure."""
     kinds = sorted({claim.kind for claim in claims})
     if len(kinds) > 1:
         odd = [claim for claim in claims if claim.kind == "cpu"]
@@ -144,7 +150,8 @@ def disagreement(claims: Sequence[Claim]) -> str:
 
 
 def _wait(store: Store, key: str, limit: timedelta) -> bool:
-    """Waits until the key is there; False if that takes too long, as when a rank has ended without its part."""
+    """Waits until the key is in the store. Returns False if that takes too long, for example because a rank has
+    ended."""
     try:
         store.wait([key], limit)
     except DistStoreError:
@@ -158,9 +165,9 @@ def _key(rank: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """The GPUs that this process finds. `num_visible`: those that torch can use. `names_one`: CUDA_VISIBLE_DEVICES has
-    one entry. `announced`: what says that there is one, such as `/dev/nvidia0 is there`; empty if nothing does.
-    `build`: torch's CUDA version, empty if it was built without CUDA."""
+    """The GPUs that this process finds. `num_visible`: the number that torch can use. `names_one`: whether
+    CUDA_VISIBLE_DEVICES has one entry. `announced`: the sign that there is a GPU, such as `/dev/nvidia0 is there`;
+    empty if there is none. `build`: torch's CUDA version; empty if torch was built without CUDA."""
 
     num_visible: int
     names_one: bool = False
@@ -177,7 +184,8 @@ class DeviceChoice:
 
 
 def gpus_from(environ: Mapping[str, str], device_files: Sequence[str], *, num_visible: int, build: str) -> Gpus:
-    """GPUs as an environment announces them. `device_files`: such as `/dev/nvidia0`."""
+    """Returns the GPUs as the environment announces them. `device_files`: the GPUs' device files, such as
+    `/dev/nvidia0`."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     announced = ""
     if visible is not None and visible.strip() not in _HIDDEN:
@@ -191,7 +199,7 @@ def gpus_from(environ: Mapping[str, str], device_files: Sequence[str], *, num_vi
 
 
 def choose_device(wish: Device, local_rank: int, gpus: Gpus) -> DeviceChoice:
-    """The device of a rank. UserError if it has no GPU and should have one."""
+    """Returns the device of a rank. Raises UserError if it has no GPU and should have one."""
     if wish == "cpu":
         return DeviceChoice(device=torch.device("cpu"), reason="--device cpu")
     if wish == "auto" and not gpus.num_visible:
@@ -203,7 +211,7 @@ def choose_device(wish: Device, local_rank: int, gpus: Gpus) -> DeviceChoice:
         return DeviceChoice(device=torch.device("cpu"), reason="torch sees no GPU there, and nothing announces one")
     if local_rank < gpus.num_visible:
         return DeviceChoice(device=torch.device("cuda", local_rank), reason=f"{gpus.num_visible} GPUs are visible")
-    if gpus.num_visible == 1 and gpus.names_one:  # srun --gpus-per-task=1: each task sees its own as the first
+    if gpus.num_visible == 1 and gpus.names_one:  # srun --gpus-per-task=1: each task sees its own GPU as the first
         return DeviceChoice(device=torch.device("cuda", 0), reason="CUDA_VISIBLE_DEVICES names one GPU")
     cause = f" ({_cause(gpus)})" if not gpus.num_visible else ""
     raise UserError(

@@ -1,8 +1,8 @@
-"""A rank's place as its environment gives it: pure, and every value is checked before it counts.
+"""A rank's place, as its environment describes it. All functions are pure, and every value is checked before it counts.
 
-Four ways to start, one result: a single process, `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_*),
-`srun` (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID; the batch script exports MASTER_ADDR and MASTER_PORT), or
-`mpirun` (Open MPI's and MPICH's names; MASTER_ADDR and MASTER_PORT are the user's).
+There are four ways to start, with one result: a single process, `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK,
+LOCAL_WORLD_SIZE, MASTER_*), `srun` (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID; the batch script exports
+MASTER_ADDR and MASTER_PORT), or `mpirun` (Open MPI's and MPICH's names; MASTER_ADDR and MASTER_PORT are the user's).
 """
 
 import re
@@ -24,7 +24,7 @@ _ADVICE = "torchrun, srun and --processes set it: start with one of them, or uns
 
 @dataclass(frozen=True, kw_only=True)
 class TimeLimits:
-    """How long ranks wait for each other. A training run sets both by its HangConfig."""
+    """How long ranks wait for each other. A training run takes both limits from its HangConfig."""
 
     join_seconds: float = 300.0
     """Until all ranks have arrived where they meet; NCCL or gloo then has as long to connect them."""
@@ -34,7 +34,7 @@ class TimeLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """Which rank this is, and where it meets the others. Alone, the port is 0."""
+    """Which rank this is, and where it meets the others. The port of a single rank is 0."""
 
     rank: int
     num_ranks: int
@@ -45,12 +45,12 @@ class RankPlace:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the run, if each but the last has as many ranks as this one."""
+        """The number of nodes of the run, if all nodes except the last have as many ranks as this one."""
         return -(-self.num_ranks // self.num_local_ranks)
 
 
 def place_from(environ: Mapping[str, str]) -> RankPlace:
-    """The place that an environment describes. UserError if a value is missing or wrong.
+    """Returns the place that an environment describes. Raises UserError if a value is missing or wrong.
 
     If all ranks are known to be on this host, they meet at its loopback address, whatever MASTER_ADDR says.
     """
@@ -75,20 +75,20 @@ def place_from(environ: Mapping[str, str]) -> RankPlace:
 
 
 def numbers_from(environ: Mapping[str, str]) -> tuple[int, int]:
-    """The rank and the number of ranks that a launcher gives, without an address to meet at; (0, 1) if none has started
-    this process. UserError if a value is missing or wrong."""
+    """Returns the rank and the number of ranks that a launcher gives; no address to meet at is needed. Returns (0, 1)
+    if no launcher has started this process. Raises UserError if a value is missing or wrong."""
     launcher = _launcher(environ)
     if launcher:
         return _numbers(environ, launcher)
     _refuse_half(environ)
-    if environ.get("RANK", "") not in ("", "0"):  # another process takes itself for rank 0
+    if environ.get("RANK", "") not in ("", "0"):  # another process would also be rank 0
         shown = shown_value(environ["RANK"])
         raise UserError(f"the environment variable RANK is {shown}, and WORLD_SIZE is not set", todo=_ADVICE)
     return 0, 1
 
 
 def contradictions(environ: Mapping[str, str], *, rank: int, num_ranks: int) -> list[str]:
-    """The variables that contradict these numbers, such as `RANK is '1'`."""
+    """Returns texts about the variables that contradict these numbers, such as `RANK is '1'`."""
     launcher = _launcher(environ) or _TORCHRUN
     known = {launcher.rank: str(rank), launcher.num_ranks: str(num_ranks)}
     return [
@@ -133,16 +133,16 @@ _SRUN = _Launcher(
 
 
 def _launcher(environ: Mapping[str, str]) -> _Launcher | None:
-    """The launcher that has started this process as one of several, or None. The innermost counts: mpirun inside a
-    Slurm job starts one task per node through srun."""
+    """Returns the launcher that has started this process, or None. If there are several, the innermost counts: mpirun
+    inside a Slurm job starts one task per node through srun."""
     for launcher in (_TORCHRUN, _OPEN_MPI, _SRUN, _MPICH):
-        if environ.get(launcher.rank) and environ.get(launcher.num_ranks):  # empty is as good as unset
+        if environ.get(launcher.rank) and environ.get(launcher.num_ranks):  # an empty value counts as unset
             return launcher
     return None
 
 
 def _refuse_half(environ: Mapping[str, str]) -> None:
-    if environ.get("WORLD_SIZE", "") not in ("", "1"):  # each of them would train alone, in one run directory
+    if environ.get("WORLD_SIZE", "") not in ("", "1"):  # each process would train alone, all in the same run directory
         shown = shown_value(environ["WORLD_SIZE"])
         raise UserError(f"the environment variable WORLD_SIZE is {shown}, and RANK is not set", todo=_ADVICE)
 
@@ -153,19 +153,20 @@ def _numbers(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int, int]
 
 
 def launch_from(environ: Mapping[str, str]) -> str:
-    """An identifier of this start of the run, equal on all of its ranks and different from other starts on the host."""
+    """Returns an identifier of this start of the run. It is equal on all of its ranks, and differs from those of other
+    starts on the host."""
     return "|".join(environ.get(name, "") for name in _OF_LAUNCH)
 
 
 def threads_from(environ: Mapping[str, str], *, num_local_ranks: int) -> int:
-    """The threads of each rank that the environment demands: OMP_NUM_THREADS, else srun's cores for each task; 0 if
-    neither is set.
+    """Returns the number of threads per rank that the environment asks for: OMP_NUM_THREADS, else srun's cores per
+    task, else 0.
 
-    With several ranks per node, torchrun sets OMP_NUM_THREADS to 1 if it is unset (and warns). A user's own 1 looks the
-    same, so it is ignored there; --threads 1 is not.
+    With several ranks per node, torchrun sets OMP_NUM_THREADS to 1 if it is unset (and warns). A 1 that the user has
+    set looks the same, so a 1 is ignored in that case; --threads 1 is not.
     """
     name = "OMP_NUM_THREADS"
-    text = environ.get(name, "").partition(",")[0].strip()  # the others are of nested regions
+    text = environ.get(name, "").partition(",")[0].strip()  # later numbers are for nested regions
     is_torchruns_own = text == "1" and num_local_ranks > 1 and "TORCHELASTIC_RUN_ID" in environ
     if text and not is_torchruns_own:
         todo = "set it to the number of threads of each rank, or unset it"
@@ -176,7 +177,7 @@ def threads_from(environ: Mapping[str, str], *, num_local_ranks: int) -> int:
 
 
 def refuse_for_deepspeed(environ: Mapping[str, str]) -> None:
-    """UserError for a value with which DeepSpeed cannot be imported."""
+    """Raises UserError for a value with which DeepSpeed cannot be imported."""
     todo = "unset it: Patchline sets its own time limits"
     _number(environ, "DEEPSPEED_TIMEOUT", 0, least=1, most=1 << 20, todo=todo)
 
@@ -207,8 +208,8 @@ def _address(environ: Mapping[str, str], num_ranks: int, *, is_one_host: bool) -
 
 
 def _tasks_on_this_node(environ: Mapping[str, str], num_ranks: int) -> int:
-    """The number of tasks on this node; 0 if Slurm does not say. Slurm writes `4(x2),3` for four tasks on each of two
-    nodes and three on the third."""
+    """Returns the number of tasks on this node; 0 if Slurm does not say. Slurm writes `4(x2),3` for four tasks on each
+    of two nodes and three on the third. Raises UserError if the variable is wrong."""
     name = "SLURM_STEP_TASKS_PER_NODE"
     text = environ.get(name, "")
     counts: list[int] = []

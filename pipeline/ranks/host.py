@@ -1,11 +1,11 @@
 """What this host offers a process: bf16 instructions, memory, and a free port.
 
-PyTorch cannot tell whether a CPU computes bf16 with its own instructions: `torch.cpu` lists what the CPU has, even if
-oneDNN was told not to use it, and oneDNN claims to support bf16 on every CPU with AVX-512, although it converts each
-number to fp32 and back.
+PyTorch cannot tell whether a CPU computes bf16 with its own instructions. `torch.cpu` lists what the CPU has, even if
+oneDNN was told not to use it. oneDNN claims to support bf16 on every CPU with AVX-512, although on some it converts
+each number to fp32 and back.
 
-Memory is read from /proc and the control groups; see proc(5) and the kernel's cgroup-v2.rst. A group's limit counts
-page cache, too, of which the inactive part can be reclaimed at any time.
+Memory is read from /proc and the control groups; see proc(5) and the kernel's cgroup-v2.rst. A group's use includes
+page cache, whose inactive part can be reclaimed at any time.
 """
 
 import re
@@ -15,28 +15,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _MEMINFO, _GROUPS, _MOUNT = Path("/proc/meminfo"), Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-_FILES = (  # limit, used, statistics with the reclaimable part: of version 2, then of version 1
+_FILES = (  # (limit, use, name of the reclaimable part in memory.stat), for control groups of version 2 and 1
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
 _NOT_KNOWN = 1 << 60
-_LEAST_MAJOR = 8  # compute capability of the first GPUs with bf16 (Ampere)
-# ONEDNN_MAX_CPU_ISA's words for CPUs without AVX-512, with it but not for bf16, and for bf16 but without AMX.
+_LEAST_MAJOR = 8  # the major compute capability of the first GPUs with bf16 (Ampere)
+# Values of ONEDNN_MAX_CPU_ISA: below AVX-512; AVX-512 without bf16; AVX-512 with bf16, but without AMX.
 _BELOW_AVX512 = {"sse41", "avx", "avx2", "avx2_vnni", "avx2_vnni_2"}
 _BELOW_BF16 = {"avx512_core", "avx512_core_vnni"}
 _BELOW_AMX = {"avx512_core_bf16", "avx512_core_fp16"}
 
 
 def free_port() -> int:
-    """A loopback port that is free at the moment."""
+    """Returns a loopback port that is free at the moment."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
 
 
 def available_bytes(*, meminfo: Path = _MEMINFO, groups: Path = _GROUPS, mount: Path = _MOUNT) -> int:
-    """Bytes that this process and its siblings may still take: the host's available memory, or the rest of the tightest
-    group's limit; 1 << 60 if neither is known."""
+    """Returns how many bytes this process and its siblings may still take: the host's available memory or, if it is
+    less, what the tightest group's limit leaves. Returns 1 << 60 if neither is known."""
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", _text(meminfo), re.MULTILINE)
     available = int(found[1]) << 10 if found else _NOT_KNOWN
     for folder in _group_folders(_text(groups), mount):
@@ -45,8 +45,8 @@ def available_bytes(*, meminfo: Path = _MEMINFO, groups: Path = _GROUPS, mount: 
 
 
 def _group_folders(groups: str, mount: Path) -> list[Path]:
-    """The folders of the memory groups of this process, each with those above it. A container may see its own group at
-    the top, in version 1 under another name than /proc has."""
+    """Returns the folders of this process's memory groups and of all groups above them. A container may see its own
+    group at the top; in version 1, its path may then differ from the one in /proc."""
     found = [mount / "memory"]
     for line in groups.splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -59,7 +59,8 @@ def _group_folders(groups: str, mount: Path) -> list[Path]:
 
 
 def _left_in(folder: Path) -> int:
-    """Bytes up to the limit of one group; a very large number if it has none. Version 1 writes one near 1 << 63."""
+    """Returns how many bytes are left up to the limit of one group; a very large number if it has no limit. Version 1
+    then reports a limit near 1 << 63."""
     for limit_name, used_name, reclaimable in _FILES:
         limit, used = _text(folder / limit_name).strip(), _text(folder / used_name).strip()
         if limit.isdecimal() and used.isdecimal():
@@ -85,7 +86,7 @@ class Bf16:
 
 
 def bf16_of_gpu(name: str, *, capability: tuple[int, int]) -> Bf16:
-    """Whether a GPU computes bf16, by its name and compute capability."""
+    """Returns whether a GPU computes bf16 natively, from its name and compute capability."""
     number = f"compute capability {capability[0]}.{capability[1]}"
     if capability[0] >= _LEAST_MAJOR:
         return Bf16(is_native=True, reason=f"{name} computes bf16 natively ({number})")
@@ -93,9 +94,10 @@ def bf16_of_gpu(name: str, *, capability: tuple[int, int]) -> Bf16:
 
 
 def bf16_of_cpu(flags: frozenset[str], environ: Mapping[str, str]) -> Bf16:
-    """Whether a CPU computes bf16, by its flags, without those that the environment tells PyTorch or oneDNN not to use.
+    """Returns whether a CPU computes bf16 natively, from its flags.
 
-    With ONEDNN_MAX_CPU_ISA and ATEN_CPU_CAPABILITY a CPU acts as an older one. The factors are of a training step of
+    Flags that the environment tells PyTorch or oneDNN not to use do not count: with ONEDNN_MAX_CPU_ISA or
+    ATEN_CPU_CAPABILITY, a CPU acts like an older one. The factors in the reasons were measured with a training step of
     digits_smoke.
     """
     flags = _used(flags, environ)
@@ -113,7 +115,8 @@ def bf16_of_cpu(flags: frozenset[str], environ: Mapping[str, str]) -> Bf16:
 
 
 def flags_of(cpuinfo: str) -> frozenset[str]:
-    """The flags in the text of /proc/cpuinfo: `flags` on x86, `Features` on Arm; none if it has neither."""
+    """Returns the flags in the text of /proc/cpuinfo: `flags` on x86, `Features` on Arm. Returns none if it has
+    neither."""
     for line in cpuinfo.splitlines():
         name, _, words = line.partition(":")
         if name.strip() in ("flags", "Features"):
@@ -122,9 +125,10 @@ def flags_of(cpuinfo: str) -> frozenset[str]:
 
 
 def _used(flags: frozenset[str], environ: Mapping[str, str]) -> frozenset[str]:
-    """The flags that PyTorch and oneDNN use. oneDNN reads its own name before the older one, in any case of letters."""
+    """Returns the flags that PyTorch and oneDNN use. oneDNN's newer variable has precedence over DNNL_MAX_CPU_ISA, and
+    the case of its value does not matter."""
     isa = (environ.get("ONEDNN_MAX_CPU_ISA") or environ.get("DNNL_MAX_CPU_ISA") or "").lower()
-    if "sse2" not in flags:  # Arm: these words are of x86
+    if "sse2" not in flags:  # on Arm, these variables have no effect
         return flags
     if isa in _BELOW_AVX512 or environ.get("ATEN_CPU_CAPABILITY") in ("default", "avx2"):
         return frozenset(flag for flag in flags if not flag.startswith(("avx512", "amx")))

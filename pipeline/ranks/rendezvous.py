@@ -1,14 +1,14 @@
 """Where the ranks of a run meet: the store that rank 0 serves, and the interface on which gloo listens.
 
-Neither the store nor gloo asks who connects, so each listens only at the address that the ranks share. By default,
-torch's TCPStore listens on every interface, and gloo on the one that the host's name resolves to.
+Neither the store nor gloo authenticates who connects, so each listens only at the address that the ranks share. By
+default, torch's TCPStore would listen on every interface, and gloo on the one to which the host's name resolves.
 
-All ranks are expected within a limit after the first. Rank 0 sees at the store who has arrived, and tells the others,
-so that all ranks end with one message about those that have not, instead of a timeout in their next exchange.
+All ranks must arrive within a time limit. Rank 0 sees at the store which ranks have arrived, and tells the others. So
+all ranks end with the same message about the missing ones, instead of a timeout in their next exchange.
 
-A rank that is alone opens no socket, although Gloo and NCCL would listen on a port even then: its process group copies
-from itself to itself. It has the methods of `torch.distributed.ProcessGroup` in Python that Patchline and DeepSpeed
-call, as in torch/testing/_internal/distributed/multi_threaded_pg.py.
+A single rank opens no socket, although gloo and NCCL would listen on a port even then. Its process group is written in
+Python, and copies from each input to its output. It implements the methods of `torch.distributed.ProcessGroup` that
+Patchline and DeepSpeed call, like torch/testing/_internal/distributed/multi_threaded_pg.py.
 """
 
 import errno
@@ -35,8 +35,9 @@ from shards.errors import TransientError
 _NAME = "alone"
 _DEVICES = ["cpu", "cuda"]
 log = logging.getLogger("patchline")
-_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 0.5  # of each of 512 ranks, until rank 0 listens
-_BACKLOG = 4096  # connections that wait, of which the kernel allows net.core.somaxconn
+# Between two tries of a rank, of which there may be 512, until rank 0 listens.
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 0.5
+_BACKLOG = 4096  # connections that may wait; the kernel's limit is net.core.somaxconn
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
 _MOST_HOSTS = 8
@@ -51,7 +52,7 @@ def join_alone() -> None:
 
 
 class _Done(dist.Work):
-    """An exchange that has ended before it was asked for."""
+    """An exchange that is already complete."""
 
     def wait(self, *_timeout: Any, **_options: Any) -> bool:
         return True
@@ -61,9 +62,9 @@ class _Done(dist.Work):
 
 
 class _Alone(dist.ProcessGroup):
-    """A process group of one rank: each collective leaves in its tensors what it would leave without another rank.
-    Sums, means, minima and maxima over one rank are its own values. Names that torch 2.13 has replaced are those of
-    earlier versions."""
+    """A process group of one rank. Each collective gives its tensors the values that it would give with a single rank:
+    sums, means, minima and maxima over one rank are its own values. Methods that torch 2.13 has renamed also have their
+    earlier names."""
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return _NAME
@@ -72,17 +73,18 @@ class _Alone(dist.ProcessGroup):
         return _Done()
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Nothing is put off."""
+        """Does nothing, since no operation is deferred."""
 
     def _copy(self, *tensors: Any, **_options: Any) -> dist.Work:
-        """Copies an input to an output; options follow."""
+        """Copies an input to an output. The arguments after these two are options."""
         output, tensor = tensors[:2]
         with torch.no_grad():  # like a collective's kernel, which autograd does not see
             output.view(-1).copy_(tensor.reshape(-1))
         return _Done()
 
     def _copy_all(self, *lists: Any, **_options: Any) -> dist.Work:
-        """Copies lists of inputs to outputs: tensors, or lists of one tensor for each rank."""
+        """Copies a list of inputs to a list of outputs. Each entry is a tensor, or a list with one tensor for each
+        rank."""
         for output, tensor in zip(*lists[:2], strict=True):
             self._copy(_only(output), _only(tensor))
         return _Done()
@@ -106,7 +108,8 @@ def _group(_store: object, rank: int, num_ranks: int, _timeout: timedelta) -> di
 
 
 def serve_store(address: str, port: int, *, num_ranks: int, timeout: timedelta) -> TCPStore:
-    """Rank 0's store, at `address` only; returns at once. TransientError if the port is taken."""
+    """Returns rank 0's store, which listens at `address` only. Does not wait for the other ranks. Raises TransientError
+    if the port is taken."""
     return TCPStore(
         address,
         port,
@@ -114,13 +117,13 @@ def serve_store(address: str, port: int, *, num_ranks: int, timeout: timedelta) 
         is_master=True,
         timeout=timeout,
         wait_for_workers=False,
-        master_listen_fd=listen_at(address, port).detach(),  # the store closes it
+        master_listen_fd=listen_at(address, port).detach(),  # the store closes the descriptor
     )
 
 
 def listen_at(address: str, port: int) -> socket.socket:
-    """A socket that listens where `address` says; on every interface, with a warning, if that is no address of this
-    host at which others could find it. TransientError if the port is taken."""
+    """Returns a socket that listens at `address`. If that is not an address of this host that others can reach, logs a
+    warning and listens on every interface. Raises TransientError if the port is taken."""
     for family, place in _places(address, port):
         try:
             return socket.create_server(place, family=family, backlog=_BACKLOG)
@@ -142,7 +145,8 @@ def listen_at(address: str, port: int) -> socket.socket:
 
 
 def reach_store(address: str, port: int, *, num_ranks: int, timeout: timedelta) -> TCPStore:
-    """The store that another process serves. TransientError if nothing answers there within `timeout`."""
+    """Returns a client of the store that another process serves. Raises TransientError if nothing answers within
+    `timeout`."""
     deadline, seconds = time.monotonic() + timeout.total_seconds(), timeout.total_seconds()
     pause = _FIRST_PAUSE_SECONDS
     while True:  # torch's client would wait twice as long, and print a C++ trace
@@ -162,11 +166,11 @@ def reach_store(address: str, port: int, *, num_ranks: int, timeout: timedelta) 
 
 
 def interface_towards(address: str) -> str:
-    """The network interface from which this host reaches `address`; empty if it cannot be told."""
+    """Returns the network interface from which this host reaches `address`; empty if that is unknown."""
     for family, place in _places(address, 1):
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             try:
-                probe.connect(place)  # sends nothing
+                probe.connect(place)  # for UDP, this sends nothing
             except OSError:
                 continue
             own = probe.getsockname()[0]
@@ -184,9 +188,10 @@ def _taken(address: str, port: int, error: OSError) -> TransientError:
 
 
 def _places(address: str, port: int) -> list[tuple[socket.AddressFamily, tuple[str, int]]]:
-    """What the name resolves to, IPv6 first, as torch's clients try it; none if it does not resolve.
+    """Returns what the name resolves to, with IPv6 first, which is the order in which torch's clients try addresses.
+    Returns nothing if it does not resolve.
 
-    Some systems resolve a host's own name to 127.0.1.1 there, which other hosts do not: that counts as unresolved.
+    Some systems resolve their own host's name to 127.0.1.1, unlike other hosts. Such an address is left out.
     """
     try:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
@@ -198,7 +203,7 @@ def _places(address: str, port: int) -> list[tuple[socket.AddressFamily, tuple[s
 
 
 def _is_only_here(address: str) -> bool:
-    """Whether it is a loopback address or `localhost`, which other hosts take for themselves."""
+    """Returns whether this is a loopback address or `localhost`, which on any other host means that host itself."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -206,13 +211,13 @@ def _is_only_here(address: str) -> bool:
 
 
 def _addresses(interface: str) -> set[str]:
-    """An interface's first IPv4 address and its IPv6 addresses."""
+    """Returns an interface's first IPv4 address and its IPv6 addresses."""
     found = set()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
             found.add(socket.inet_ntoa(answer[20:24]))
-        except OSError:  # it has none
+        except OSError:  # it has no IPv4 address
             pass
     if _IPV6_ADDRESSES.exists():
         for line in _IPV6_ADDRESSES.read_text().splitlines():
@@ -223,7 +228,8 @@ def _addresses(interface: str) -> set[str]:
 
 
 def missing_message(missing: Sequence[int], hosts: Sequence[str], *, seconds: float) -> str:
-    """Who has not arrived, by host. `hosts`: of all ranks, UNKNOWN for some. Pure."""
+    """Returns the message that says which ranks have not arrived, by host. `hosts`: the hosts of all ranks; UNKNOWN if
+    a host is not known. Pure."""
     by_host: dict[str, list[int]] = {}
     for rank in missing:
         by_host.setdefault(hosts[rank], []).append(rank)
@@ -240,7 +246,7 @@ def missing_message(missing: Sequence[int], hosts: Sequence[str], *, seconds: fl
 
 
 def ranks_words(ranks: Sequence[int]) -> str:
-    """`rank 3`, `ranks 0, 2` or `ranks 0, 8-15`; the ranks are in rising order."""
+    """Returns a text such as `rank 3`, `ranks 0, 2` or `ranks 0, 8-15`. `ranks` must be in rising order."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -252,9 +258,11 @@ def ranks_words(ranks: Sequence[int]) -> str:
 
 
 def hosts_of(environ: Mapping[str, str], place: RankPlace, arrived: Mapping[int, str]) -> list[str]:
-    """The host of each rank: as the rank itself reports if it has arrived, else where its launcher has put it; UNKNOWN
-    if that cannot be told. Pure. `arrived`: hosts by rank. Slurm lists the nodes of a step, and fills them one after
-    another unless it is told otherwise. torchrun and `--processes` start equally many ranks on each host."""
+    """Returns the host of each rank: the one that the rank itself reports if it has arrived, else the one where its
+    launcher has put it, else UNKNOWN. `arrived`: the hosts of the ranks that have arrived, by rank. Pure.
+
+    Slurm lists the nodes of a step and, by default, fills them one after another. torchrun and `--processes` start
+    equally many ranks on each host."""
     hosts = [UNKNOWN] * place.num_ranks
     if "RANK" not in environ:
         found = _slurms(environ)
@@ -266,7 +274,8 @@ def hosts_of(environ: Mapping[str, str], place: RankPlace, arrived: Mapping[int,
 
 
 def _slurms(environ: Mapping[str, str]) -> list[str]:
-    """The node of each task of a Slurm step, in the order of the tasks; empty if they are not in blocks."""
+    """Returns the node of each task of a Slurm step, in the order of the tasks. Returns nothing if the tasks are not
+    distributed in blocks, or if Slurm's variables cannot be read."""
     if not environ.get("SLURM_DISTRIBUTION", "block").startswith("block"):
         return []
     nodes = nodes_in(environ.get("SLURM_STEP_NODELIST", ""))
@@ -280,7 +289,7 @@ def _slurms(environ: Mapping[str, str]) -> list[str]:
 
 
 def nodes_in(text: str) -> list[str]:
-    """The names in one of Slurm's lists, such as `n[1-3,07],login`; empty if it has another form."""
+    """Returns the names in one of Slurm's lists, such as `n[1-3,07],login`. Returns nothing if it has another form."""
     nodes: list[str] = []
     if "".join(match[0] for match in _LIST.finditer(text)) != text:
         return []

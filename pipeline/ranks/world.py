@@ -1,5 +1,5 @@
 """This process's place among the ranks, and the process group. Only this file and the command line read the
-environment; pipeline/ranks/environment.py says what it means."""
+environment; pipeline/ranks/environment.py interprets it."""
 
 import logging
 import os
@@ -35,7 +35,7 @@ from shards.errors import TransientError, UserError
 log = logging.getLogger(__name__)
 _LIMITS = TimeLimits()
 _GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-_GLOO_PLACE = re.compile(r"^\[\S*gloo\S*:\d+\] ")  # file and line of its source
+_GLOO_PLACE = re.compile(r"^\[\S*gloo\S*:\d+\] ")  # the file and line in gloo's source
 _CPUINFO = Path("/proc/cpuinfo")
 QUIET_PROFILER = {"KINETO_LOG_LEVEL": "6"}
 """Its library writes into the live line otherwise; it is read when a profiler is first started."""
@@ -44,8 +44,8 @@ _GPU_FILES = Path("/dev"), "nvidia[0-9]*"
 
 @dataclass(frozen=True, kw_only=True)
 class World(RankPlace):
-    """The processes of one run and this one's place among them. `device_reason`: why it has this device. `launch`:
-    tells this start of the run from others on the same host."""
+    """The processes of one run and this one's place among them. `device_reason`: why this rank has its device.
+    `launch`: an identifier that tells this start of the run from others on the same host."""
 
     device: torch.device
     num_threads: int
@@ -58,15 +58,16 @@ class World(RankPlace):
 
     @property
     def is_first(self) -> bool:
-        """Rank 0: the one that logs and writes what only one may write."""
+        """Whether this is rank 0, which logs, and writes what only one rank may write."""
         return self.rank == 0
 
 
 def current_world(device: Device = "auto", *, threads: int = 0) -> World:
-    """This process's world, from the environment of torchrun or srun; alone if neither started it.
+    """Returns this process's world, from the environment of torchrun, srun or mpirun; a world of one rank if none of
+    them started it.
 
-    `threads`: of each rank; 0: as `world_from` says. From here on, CUDA is used on this rank's GPU only: whatever is
-    asked of it before would take memory on the first GPU.
+    `threads`: the number of threads of each rank; 0: as in `world_from`. Makes this rank's GPU the current one. Using
+    CUDA before that call would take memory on the first GPU.
     """
     world = world_from(os.environ, device=device, num_cpus=len(os.sched_getaffinity(0)))
     if world.device.type == "cuda":
@@ -75,9 +76,11 @@ def current_world(device: Device = "auto", *, threads: int = 0) -> World:
 
 
 def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> World:
-    """The world that an environment describes (pure but for asking torch for GPUs). UserError if a value is wrong.
+    """Returns the world that an environment describes. It is pure except that it asks torch for GPUs and looks for
+    their device files. Raises UserError if a value is wrong.
 
-    A rank's threads are OMP_NUM_THREADS, else the cores that srun gave each task, else its share of this machine's.
+    The number of a rank's threads is OMP_NUM_THREADS, else the number of cores that srun gave each task, else its share
+    of this machine's cores.
     """
     refuse_for_deepspeed(environ)
     place = place_from(environ)
@@ -103,11 +106,12 @@ def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> 
 
 
 def rank_and_size(rank: int | None = None, num_ranks: int | None = None) -> tuple[int, int]:
-    """Which of how many processes this one is, for a loop of the user's own: as the arguments say, else as
-    torch.distributed does if it is initialised, else as torchrun, srun or mpirun does in the environment, else (0, 1).
+    """Returns (rank, number of ranks) of this process, for a user's own loop. They come from the arguments, else from
+    torch.distributed if it is initialised, else from the environment that torchrun, srun or mpirun sets, else they are
+    (0, 1).
 
-    UserError for numbers out of range, if the last two contradict each other, or if only `num_ranks` is given and
-    they know another number.
+    Raises UserError for numbers that are out of range, if torch.distributed and the environment contradict each other,
+    or if only `num_ranks` is given and another number is known.
     """
     if num_ranks is not None and num_ranks < 1:
         raise UserError(f"num_ranks is {num_ranks}; allowed: 1 or more")
@@ -125,7 +129,8 @@ def rank_and_size(rank: int | None = None, num_ranks: int | None = None) -> tupl
 
 
 def known_numbers() -> tuple[int, int]:
-    """The rank and the number of ranks as torch.distributed says, else as the environment does; (0, 1) if neither."""
+    """Returns the rank and the number of ranks from torch.distributed if it is initialised, else from the environment,
+    else (0, 1). Raises UserError if the two contradict each other."""
     advice = "give rank= and num_ranks="
     if not dist.is_available() or not dist.is_initialized():
         try:
@@ -142,20 +147,20 @@ def known_numbers() -> tuple[int, int]:
 
 
 def bf16_of(device: torch.device) -> Bf16:
-    """Whether this device computes bf16 natively, as the environment lets it."""
+    """Returns whether this device computes bf16 natively, and the environment allows that."""
     if device.type == "cuda":
         return bf16_of_gpu(torch.cuda.get_device_name(device), capability=torch.cuda.get_device_capability(device))
     return bf16_of_cpu(flags_of(_CPUINFO.read_text() if _CPUINFO.exists() else ""), os.environ)
 
 
 def set_defaults(values: Mapping[str, str]) -> None:
-    """Sets what a library is about to read from the environment, unless the user has set it."""
+    """Sets environment variables that a library is about to read, unless the user has set them."""
     for name, value in values.items():
         os.environ.setdefault(name, value)
 
 
 def fix_kernels(world: World) -> None:
-    """From now on, this process uses only GPU kernels that compute the same bits again; CPUs always do."""
+    """Makes this process use only deterministic GPU kernels from now on. CPU kernels always are deterministic."""
     if world.device.type == "cuda":
         use_deterministic_kernels(os.environ)
 
@@ -163,15 +168,15 @@ def fix_kernels(world: World) -> None:
 def enter(world: World, *, limits: TimeLimits = _LIMITS, has_backend: bool = False) -> None:
     """Joins the process group and sets the number of threads, which torchrun and srun would set differently.
 
-    `has_backend`: even a rank that is alone exchanges with itself through NCCL or gloo. Raises UserError if the ranks
-    do not fit together, TransientError if one is missing.
+    `has_backend`: whether a single rank uses NCCL or gloo, too. Raises UserError if the devices of the ranks do not fit
+    together, and TransientError if a rank is missing.
     """
     torch.set_num_threads(world.num_threads)
     if world.device.type == "cpu":
-        os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed would pick a GPU it sees, whatever the model's device is
+        os.environ["DS_ACCELERATOR"] = "cpu"  # otherwise DeepSpeed would use a GPU that it sees
     else:
         torch.cuda.set_device(world.device)
-    # DeepSpeed insists on it, and takes it for the number of the GPU.
+    # DeepSpeed requires LOCAL_RANK and uses it as the number of the GPU.
     os.environ["LOCAL_RANK"] = str(world.local_rank if world.device.index is None else world.device.index)
     if world.num_ranks == 1 and not has_backend:
         join_alone()
@@ -180,14 +185,14 @@ def enter(world: World, *, limits: TimeLimits = _LIMITS, has_backend: bool = Fal
 
 
 def _meet(world: World, limits: TimeLimits) -> None:
-    """Joins the other ranks. Only the addresses that they share are listened on (pipeline/ranks/rendezvous.py)."""
+    """Joins the other ranks. It listens only at the addresses that the ranks share (pipeline/ranks/rendezvous.py)."""
     address, port = world.master_address, world.master_port
     join, exchange = timedelta(seconds=limits.join_seconds), timedelta(seconds=limits.exchange_seconds)
     choose_interface(world)
-    # Under torchrun its agent serves the store: rank 0 is a client, too.
+    # Under torchrun, the agent serves the store, and rank 0 is a client like the others.
     serves = world.is_first and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     open_store = serve_store if serves else reach_store
-    store = PrefixStore(  # torchrun's store outlives the ranks that it restarts
+    store = PrefixStore(  # torchrun's store survives a restart of the ranks
         f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
         open_store(address, port, num_ranks=world.num_ranks, timeout=join),
     )
@@ -198,28 +203,28 @@ def _meet(world: World, limits: TimeLimits) -> None:
         limit=join,
         hosts=lambda arrived: hosts_of(os.environ, world, arrived),
     )
-    # Rank and size are arguments: in the environment, processes started from here would take them for their own.
+    # Rank and size are passed as arguments: processes started from here would inherit them from the environment.
     dist.init_process_group(
         "nccl" if world.device.type == "cuda" else "gloo",
         store=store,
         rank=world.rank,
         world_size=world.num_ranks,
-        timeout=join,  # it connects the ranks; a later exchange may take longer
+        timeout=join,  # the time to connect the ranks; later exchanges may take longer
         device_id=world.device if world.device.type == "cuda" else None,
     )
     dist.distributed_c10d._set_pg_timeout(exchange)
-    store.set_timeout(exchange)  # later groups meet at it, too
+    store.set_timeout(exchange)  # later groups meet at this store, too
 
 
 def choose_interface(world: World) -> None:
-    """Has gloo and NCCL use the network interface that leads to the address at which the ranks meet, unless the user
-    has set another. NCCL finds InfiniBand by itself."""
+    """Makes gloo and NCCL use the network interface that leads to the address at which the ranks meet, unless the user
+    has set another one. NCCL finds InfiniBand by itself."""
     found = interface_towards(world.master_address)
     name, value = (_NCCL_INTERFACE, f"={found}") if world.device.type == "cuda" else (_GLOO_INTERFACE, found)
     how = "set by the user" if os.environ.get(name) else "the one towards that address"
-    os.environ.setdefault(_GLOO_INTERFACE, found)  # read for every group, DeepSpeed's too
+    os.environ.setdefault(_GLOO_INTERFACE, found)  # gloo reads it for every group, also DeepSpeed's
     if found:
-        os.environ.setdefault(_NCCL_INTERFACE, f"={found}")  # "=": this name, and none that begins with it
+        os.environ.setdefault(_NCCL_INTERFACE, f"={found}")  # "=": exactly this name, not a prefix
     if world.is_first and world.master_address != LOOPBACK:
         used = os.environ.get(name, value).removeprefix("=") or "that each host chooses"
         log.info("the ranks meet at %s, over the network interface %s (%s: %s)", world.master_address, used, name, how)
@@ -233,7 +238,7 @@ def _claim(world: World) -> Claim:
 
 
 def leave() -> None:
-    """Leaves the process group."""
+    """Leaves the process group if it was joined."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -241,8 +246,8 @@ def leave() -> None:
 @contextmanager
 def joined(world: World, *, limits: TimeLimits = _LIMITS) -> Iterator[None]:
     """Joins the process group inside the `with` block. Raises TransientError if an exchange with the other ranks fails.
-    After an error, several ranks do not leave the group: NCCL's teardown may wait for ever for the others, which wait
-    for this rank. The process ends, and the group with it."""
+    If there are several ranks, the group is not left after an error: NCCL's teardown could wait forever for the others,
+    which wait for this rank. The group ends with the process."""
     unset = [name for name in (_GLOO_INTERFACE, _NCCL_INTERFACE) if name not in os.environ]
     is_whole = world.num_ranks == 1
     try:
@@ -259,19 +264,19 @@ def joined(world: World, *, limits: TimeLimits = _LIMITS) -> Iterator[None]:
     finally:
         if is_whole:
             leave()
-        for name in unset:  # a job submitted from here may run on other hosts
+        for name in unset:  # a job that is submitted from here may run on other hosts
             os.environ.pop(name, None)
 
 
 def _fault_of(error: RuntimeError) -> str:
-    """The first line of an error, without the place in gloo's source and gloo's advice."""
+    """Returns the first line of an error, without the place in gloo's source and gloo's advice."""
     line = str(error).partition("\n")[0].partition(" This is typically caused by")[0]
     return _GLOO_PLACE.sub("", line).rstrip(".")
 
 
 def _is_of_exchange(error: RuntimeError) -> bool:
-    """Whether torch.distributed has raised the error. An error of gloo has no type of its own, but a place in the
-    source."""
+    """Returns whether torch.distributed has raised the error. Gloo's errors have no type of their own, so they are
+    recognised by the module that raised them."""
     trace = error.__traceback__
     while trace and trace.tb_next:
         trace = trace.tb_next

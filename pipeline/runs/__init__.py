@@ -1,1 +1,1 @@
-"""What a run directory says about its run, read without torch."""
+"""Reads what a run directory says about its run, without loading torch."""

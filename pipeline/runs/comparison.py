@@ -1,8 +1,8 @@
 """Compares two runs of one job: their losses step by step, and the tensors of their checkpoints.
 
-Equal means the same bits. What differs is said with its relative difference: of losses, of the larger one; of tensors,
-the norm of the difference over the norm of the expected one. One tensor of each run is in memory, beside what
-RankFiles holds.
+Values are equal if they have the same bits. Differences are relative: for losses, to the larger of the two; for
+tensors, the norm of the difference over the norm of the expected tensor. One tensor of each run is in memory at a time,
+besides what RankFiles holds.
 """
 
 import math
@@ -25,7 +25,7 @@ from shards.store import Store
 
 @dataclass(frozen=True, kw_only=True)
 class LossDifference:
-    """The losses of one step in two runs. None means that a run has no line of this step."""
+    """The losses of one step in two runs. None means that a run's metrics have no loss for this step."""
 
     step: int
     expected: float | None
@@ -33,7 +33,7 @@ class LossDifference:
 
     @property
     def relative(self) -> float:
-        """The relative difference; infinite if a loss is missing or not finite."""
+        """The relative difference, which is infinite if a loss is missing or not finite."""
         if self.expected is None or self.found is None:
             return math.inf
         largest = max(abs(self.expected), abs(self.found))
@@ -43,7 +43,8 @@ class LossDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorDifference:
-    """A tensor of a checkpoint, and the first of its elements, counted from 0, that differs."""
+    """A tensor that differs between two checkpoints. `num_elements`: how many of its elements differ. `element`: the
+    first of these, counted from 0. `expected` and `found`: its values."""
 
     step: int
     slot: str
@@ -57,7 +58,8 @@ class TensorDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointComparison:
-    """The checkpoints of one step. `first`: in the order of the model; `largest`: by relative difference."""
+    """Compares the checkpoints of one step. `first`: the first tensor, in the model's order, that differs. `largest`:
+    the tensor with the largest relative difference."""
 
     step: int
     num_tensors: int
@@ -68,18 +70,19 @@ class CheckpointComparison:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRun:
-    """A run directory, and where its checkpoints are."""
+    """A run directory, and the store with its checkpoints."""
 
     run_dir: Path
     store: Store
 
     def checkpoints(self) -> dict[int, CheckpointId]:
-        """The checkpoints that count, by step, in ascending order."""
+        """Returns the standing checkpoints (pipeline/checkpoints/stored.py) by step, in ascending order."""
         standing = standing_in(self.store, recorded=last_saved(self.run_dir))
         return {each.step: each for each in sorted(standing, key=lambda each: each.step)}
 
     def engine(self) -> tuple[int, str]:
-        """The micro-batch and the precision that its newest checkpoint records. InvalidDataError if it has none."""
+        """Returns the micro-batch and the precision that the newest checkpoint records. Raises InvalidDataError if no
+        checkpoint records them."""
         try:
             newest = list(self.checkpoints().values())[-1]
             record = manifest_from_json(self.store.read(f"{newest.folder}/{MANIFEST_NAME}")).record
@@ -91,13 +94,14 @@ class StoredRun:
         return micro_batch, precision
 
     def losses(self) -> dict[int, float]:
-        """The loss of each step in its metrics."""
+        """Returns the loss of each step in the run's metrics."""
         lines = read_metrics(self.run_dir)
         return {int(line["step"]): float(line["loss"]) for line in lines if isinstance(line.get("loss"), int | float)}
 
 
 def different_losses(expected: StoredRun, found: StoredRun) -> tuple[int, list[LossDifference]]:
-    """How many steps were compared, and those whose losses are not the same bits, in order."""
+    """Returns the number of steps that were compared, and the differences of those whose losses do not have the same
+    bits, in order."""
     before, after = expected.losses(), found.losses()
     steps = sorted(before.keys() | after.keys())
     pairs = [LossDifference(step=step, expected=before.get(step), found=after.get(step)) for step in steps]
@@ -105,8 +109,8 @@ def different_losses(expected: StoredRun, found: StoredRun) -> tuple[int, list[L
 
 
 def compare_checkpoints(expected: StoredRun, found: StoredRun, *, step: int) -> CheckpointComparison:
-    """Every tensor of both checkpoints of a step: masters, moments and EMA. InvalidDataError if one cannot be read, or
-    if they have other tensors."""
+    """Compares every tensor of both checkpoints of a step: masters, moments and EMA. Raises InvalidDataError if a
+    checkpoint cannot be read, or if the two do not have the same tensors."""
     opened = [open_checkpoint(run.store, _of_step(run, step)) for run in (expected, found)]
     different: list[TensorDifference] = []
     num_tensors = 0
@@ -127,7 +131,7 @@ def compare_checkpoints(expected: StoredRun, found: StoredRun, *, step: int) -> 
 def different_tensor(
     expected: torch.Tensor, found: torch.Tensor, *, step: int, slot: str, name: str
 ) -> TensorDifference | None:
-    """How two float32 tensors of the same shape differ; None if they have the same bits."""
+    """Returns how two float32 tensors of the same shape differ, or None if they have the same bits."""
     one, other = expected.flatten(), found.flatten()
     wrong = one.view(torch.int32) != other.view(torch.int32)
     num_wrong = int(wrong.sum())
@@ -160,7 +164,8 @@ def _of_step(run: StoredRun, step: int) -> CheckpointId:
 
 
 def _tensors_of(expected: CheckpointManifest, other: CheckpointManifest) -> list[tuple[str, str]]:
-    """Names and slots, in the order of the model. InvalidDataError if the two have others."""
+    """Returns the names and slots of the tensors, in the model's order. Raises InvalidDataError if the two checkpoints
+    do not have the same tensors and shapes."""
     before, after = (
         {(name, slot): tensor.shape for name, tensor in manifest.tensors.items() for slot in tensor.slots}
         for manifest in (expected, other)

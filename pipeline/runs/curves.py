@@ -1,8 +1,8 @@
-"""The curves in a run's metrics.jsonl, each reduced to the least and the most of every column of a picture. Loads no
-torch.
+"""Reads the curves in a run's metrics.jsonl, and reduces each to the smallest and the largest value of every column of
+a picture. Does not load torch.
 
-The file is read line by line, so 300,000 steps take seconds and little memory. A step that is a spike is the most of
-its column: none is lost.
+The file is read line by line, so 300,000 steps take seconds and little memory. No spike is lost, because a spike is the
+largest value of its column.
 """
 
 import re
@@ -22,12 +22,13 @@ _GROUPS = re.compile(
 )
 _MOST_CURVES = 48
 _MOST_LINE_BYTES = 1 << 20
-_LEAST = 1e-250  # what is nearer to 0 is 0: scales cannot divide by it
+_LEAST = 1e-250  # smaller values become 0, because scales cannot divide by them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """A value over the steps. `steps` rise; `values` are finite. `num_not_finite`: the steps without a point."""
+    """A value over the steps. `steps` are ascending, and `values` are finite. `num_not_finite`: the number of steps
+    that are left out because their value is not finite."""
 
     name: str
     steps: "array[int]"
@@ -35,7 +36,7 @@ class Curve:
     num_not_finite: int
 
     def envelope(self, columns: int = COLUMNS) -> list[tuple[int, float]]:
-        """Keeps at most four points of every column: its first, least, most and last, in order."""
+        """Returns at most four points of every column, in order: its first, smallest, largest and last."""
         first, last = self.steps[0], self.steps[-1]
         if len(self.steps) <= 2 * columns:
             return list(zip(self.steps, self.values, strict=True))
@@ -49,19 +50,19 @@ class Curve:
         return [(self.steps[at], self.values[at]) for at in kept]
 
     def samples(self, number: int = 8) -> list[tuple[int, float]]:
-        """A few points, the first and the last among them, for a table."""
+        """Returns `number` points for a table, including the first and the last."""
         count = len(self.steps)
         places = sorted({round(at * (count - 1) / max(number - 1, 1)) for at in range(number)})
         return [(self.steps[at], self.values[at]) for at in places]
 
     def extreme(self, *, most: bool) -> tuple[int, float]:
-        """The step with the least or the most value."""
+        """Returns the step with the smallest or, if `most`, the largest value, and that value."""
         at = (max if most else min)(range(len(self.values)), key=self.values.__getitem__)
         return self.steps[at], self.values[at]
 
 
 def _runs(steps: "array[int]", first: int, width: float) -> Iterator[tuple[int, int]]:
-    """The ranges of indices whose steps fall into the same column."""
+    """Yields the ranges of indices whose steps fall into the same column."""
     begin, column = 0, 0
     for at, step in enumerate(steps):
         own = int((step - first) / width)
@@ -80,9 +81,9 @@ class _Growing:
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """The curves in the order in which they are shown, and what was left out: lines that are no lines of metrics, and
-    lines of steps that an earlier line has passed already, which a run that continues cuts. `has_half_line`: the file
-    ends within a line, because it is being written or the run was killed."""
+    """The curves in the order in which they are shown, and what was left out. `num_unusable`: lines that are not
+    metrics. `num_repeated`: lines of steps that an earlier line has reached, which a resumed run removes.
+    `has_half_line`: whether the file ends within a line, because it is being written or the run was killed."""
 
     curves: tuple[Curve, ...]
     num_unusable: int
@@ -90,7 +91,7 @@ class Curves:
     has_half_line: bool = False
 
     def named(self, name: str) -> Curve | None:
-        """The curve of this name; None if there is none."""
+        """Returns the curve with this name, or None."""
         return next((one for one in self.curves if one.name == name), None)
 
 
@@ -98,8 +99,8 @@ NO_CURVES = Curves(curves=(), num_unusable=0, num_repeated=0)
 
 
 def read_curves(path: Path) -> Curves:
-    """The curves of a file that may be written meanwhile; none if it is missing. Raises OSError and InvalidDataError
-    if it is no regular file that can be read."""
+    """Returns the curves in a file, which may be written meanwhile, or no curves if it is missing. Raises OSError if it
+    cannot be read, and InvalidDataError if it is not a regular file."""
     grown: dict[str, _Growing] = {}
     counts: Counter[str] = Counter()
     last = -1
@@ -150,5 +151,5 @@ def _add(grown: dict[str, _Growing], step: int, line: dict[str, object]) -> None
 
 def _rank(name: str) -> tuple[int, str]:
     order = ("loss", "test_accuracy", "test_loss", "learning_rate", "grad_norm", "images_per_second", "data_wait_share")
-    place = 2 if name.startswith("ranks/") else int(name == "time/other")  # behind the parts of a step
+    place = 2 if name.startswith("ranks/") else int(name == "time/other")  # after the parts of a step
     return (order.index(name), "") if name in order else (len(order) + place, name)

@@ -1,16 +1,16 @@
-"""What a run's folder says about the run, and the state that follows from it. Loads no torch.
+"""Reads from a run's folder what is known about the run, and derives its state. Does not load torch.
 
-Only the ends of files are read. Any file may be missing, half-written, damaged, or written meanwhile: each fault is
-a reason beside the other facts. The state is a pure function of them (`state_of`):
+Only the ends of long files are read. Any file may be missing, half-written or damaged, or be written meanwhile: each
+fault becomes a reason beside the other facts. The state is a pure function of the facts (`state_of`):
 
-    done            the DONE marker is that of the recorded number of steps
-    running         the process of its first rank is there, or wrote a heartbeat a moment ago, and has not ended
-    stopped         it ended with a checkpoint of its last step: the same command continues
-    failed          it ended otherwise, hangs, or has been without a heartbeat for longer than a running one can be
-    never started   there is nothing but its record
+    done the DONE marker names at least the recorded number of steps
+    running the process of its first rank exists, or wrote a heartbeat a moment ago, and has not ended
+    stopped it ended with a checkpoint of its last step; the same command continues it
+    failed it ended otherwise, hangs, or has not written a heartbeat for longer than a running one can take
+    never started the folder has nothing but the run's record
 
-Rank 0 writes all that a reader needs, since a run lives no longer than any of its ranks. On the host of rank 0, its
-process decides; elsewhere only what it writes.
+Rank 0 writes all that a reader needs, because a run ends when any of its ranks ends. On the host of rank 0, the state
+depends on whether its process exists; elsewhere, only on what it has written.
 """
 
 import math
@@ -33,11 +33,11 @@ from shards.output.quantities import duration, short_time
 
 State = Literal["running", "done", "stopped", "failed", "never started"]
 STATES: tuple[State, ...] = ("running", "done", "stopped", "failed", "never started")
-SILENT_SECONDS = 60.0  # heartbeats come every 15 s at the longest
-GONE_SECONDS = 20.0  # for a process that is not on this host any more
-QUIET_SECONDS = 300.0  # between two lines of metrics, for a run without heartbeats
-_FIRST_BEAT_SECONDS = 30.0  # after a start; it comes after 15 s at the latest
-METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"  # as in metrics.py and ledger.py, which load much more
+SILENT_SECONDS = 60.0  # heartbeats come at least every 15 s
+GONE_SECONDS = 20.0  # for a process that has vanished from this host
+QUIET_SECONDS = 300.0  # the longest time between two lines of metrics, for a run without heartbeats
+_FIRST_BEAT_SECONDS = 30.0  # after a start; the first heartbeat comes after at most 15 s
+METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"  # not imported from metrics.py and ledger.py, which load much more
 SIGNS_OF_A_RUN = (METRICS, LEDGER, FOLDER, "DONE")
 _TAIL_BYTES, _LONG_TAIL_BYTES = 1 << 16, 1 << 24
 _MOST_BEAT_BYTES, _MOST_DONE_BYTES = 4096, 16 << 20
@@ -45,14 +45,14 @@ _OF_RANKS = (
     *("ranks/own_step", "ranks/own_step_rank", "ranks/own_step_median", "ranks/data_wait", "ranks/data_wait_rank"),
     *("time/communication", "time/step"),
 )
-_COPIED_SECONDS = 60.0  # between the time in a heartbeat and its file's: more, and the folder is a copy
+_COPIED_SECONDS = 60.0  # if a heartbeat's time and its file's differ by more, the folder is a copy
 
 
 @dataclass(frozen=True, kw_only=True)
 class LastBeat:
-    """What the file of rank 0 says, and its age in seconds. `is_gone`: its host is this one, which has no process of
-    this number. `is_hanging`: a rank of its attempt told that one hangs. `asked_by`, `error`: as in the file.
-    `trouble`: as in the file, with what to do about it."""
+    """What rank 0's heartbeat file says, and its age in seconds. `is_gone`: whether its host is this one, which no
+    longer has the process. `is_hanging`: whether a rank of its attempt has reported a hang. `asked_by` and `error` are
+    those of the file; `trouble` is, too, with what to do about it."""
 
     place: Place
     age_seconds: float
@@ -65,8 +65,8 @@ class LastBeat:
 
 @dataclass(frozen=True, kw_only=True)
 class LastStart:
-    """The last recorded start, its age in seconds, and whether the process of its first rank still runs (None if that
-    cannot be told from here)."""
+    """The last recorded start. `age_seconds`: its age. `is_there`: whether the process of its first rank still runs, or
+    None if this host cannot tell."""
 
     attempt: str
     host: str
@@ -76,10 +76,12 @@ class LastStart:
 
 @dataclass(frozen=True, kw_only=True)
 class Signs:
-    """What is in a run's folder. None means missing or unusable.
+    """The facts in a run's folder that its state depends on. None means missing or unusable.
 
-    `num_steps`: of the job. `done_step`: in the DONE marker. `saved_step`: in the ledger. `told_step`: in the metrics.
-    `quiet_seconds`: since the metrics or the ledger were written. `has_attempts`: the run has begun at least once.
+    `num_steps`: the job's number of steps. `done_step`: the step in the DONE marker. `saved_step`: the last step in the
+    ledger. `told_step`: the last step in the metrics. `quiet_seconds`: the time since the metrics, the ledger or the
+    file of starts was written.
+    `has_attempts`: whether the run has begun at least once.
     """
 
     num_steps: int | None = None
@@ -93,8 +95,8 @@ class Signs:
 
 
 class Standing(NamedTuple):
-    """A run's state and its explanation, which is empty if the state explains itself. `has_vanished`: nothing tells how
-    the run ended, only that its process is gone or silent."""
+    """A run's state and its explanation, which is empty if the state explains itself. `has_vanished`: whether the
+    process is gone or silent and no file says how the run ended."""
 
     state: State
     why: str = ""
@@ -102,7 +104,7 @@ class Standing(NamedTuple):
 
 
 def state_of(signs: Signs) -> Standing:
-    """Returns where a run stands by what is in its folder."""
+    """Returns the state of a run and its explanation, according to its folder."""
     if signs.done_step is not None and (signs.num_steps is None or signs.done_step >= signs.num_steps):
         return Standing("done")
     if signs.start and signs.start.is_there is not None:
@@ -119,7 +121,8 @@ def state_of(signs: Signs) -> Standing:
 
 
 def _by_process(signs: Signs, *, is_there: bool) -> Standing:
-    """The state by rank 0's process, on its host. Its heartbeat, if there is one, says how it ended."""
+    """Returns the state on the host of rank 0, according to its process. The heartbeat, if there is one, says how it
+    ended."""
     beat = signs.beat
     if beat and beat.is_hanging:
         return _by_beat(signs, beat)
@@ -127,7 +130,7 @@ def _by_process(signs: Signs, *, is_there: bool) -> Standing:
         return _ended(signs, beat.place.step)
     if not is_there:
         if not beat and _ended(signs, signs.told_step).state == "stopped":
-            return Standing("stopped")  # a run without heartbeats
+            return Standing("stopped")  # the run writes no heartbeats
         where = f"last in {beat.place.words()}" if beat else "before its first heartbeat"
         return Standing("failed", f"its process is gone, {where}; {_saved(signs)}", has_vanished=True)
     if beat and beat.age_seconds > SILENT_SECONDS:
@@ -137,7 +140,7 @@ def _by_process(signs: Signs, *, is_there: bool) -> Standing:
 
 
 def _without_a_beat(signs: Signs) -> str:
-    """What is known about a start on another host that has written no heartbeat."""
+    """Returns what is known about a start on another host that has not written a heartbeat."""
     start = signs.start
     if start is None or start.age_seconds < _FIRST_BEAT_SECONDS:
         return ""
@@ -146,7 +149,8 @@ def _without_a_beat(signs: Signs) -> str:
 
 
 def _began_again(signs: Signs, beat: LastBeat) -> bool:
-    """Whether the heartbeat is that of an earlier start: the first of a start comes seconds after its first steps."""
+    """Says whether the heartbeat is that of an earlier start, because the metrics are newer. A start's first heartbeat
+    comes seconds after its first steps."""
     is_over = beat.place.phase is Phase.ENDED or beat.age_seconds > SILENT_SECONDS
     return (
         is_over and signs.quiet_seconds is not None and signs.quiet_seconds < min(SILENT_SECONDS, beat.age_seconds - 2)
@@ -165,7 +169,7 @@ def _by_beat(signs: Signs, beat: LastBeat) -> Standing:
 
 
 def _ended(signs: Signs, last_step: int | None) -> Standing:
-    """The state of a run that ended by itself. A stop saves the step that it ends with."""
+    """Returns the state of a run that ended by itself. A run that is stopped saves the step that it ends with."""
     if signs.saved_step is not None and last_step is not None and signs.saved_step >= last_step > 0:
         return Standing("stopped")
     where = f"in step {last_step:,}" if last_step else "before its first step"
@@ -179,10 +183,11 @@ def _saved(signs: Signs) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What is known about a run; None means unknown. `step`: the last one that was reported or saved. `last_seen`:
-    seconds since 1970. `reasons`: why it is in this state, and what in its folder cannot be used. `damaged`: the
-    notes about files. `has_vanished`: nothing tells how it ended. `origin`: where its job is from, if a start tells.
-    `ranks`: which of several ranks take the longest, and how much of a step is communication."""
+    """What is known about a run; None means unknown. `step`: the last step that was reported or saved. `last_seen`: the
+    time of the last sign of the run, in seconds since 1970. `reasons`: why the run is in this state, and which of its
+    files cannot be used. `damaged`: a finding for each file that cannot be used. `has_vanished`: whether no file says
+    how the run ended. `origin`: where its job comes from, if a start recorded it. `ranks`: which of several ranks take
+    the longest, and the share of a step that is communication."""
 
     state: State
     step: int | None
@@ -198,7 +203,7 @@ class RunFacts:
     ranks: str = ""
 
     def readings(self) -> list[str]:
-        """The last loss, accuracy and throughput in words, those that are known."""
+        """Returns the last loss, accuracy and throughput in words, as far as they are known."""
         rate = self.images_per_second
         words = (
             "" if self.loss is None else f"loss {self.loss:.4g}",
@@ -216,23 +221,23 @@ class Notes:
         self.damaged: list[Finding] = []
 
     def fault(self, name: str, words: str) -> None:
-        """Notes that the file `name` cannot be used as a whole."""
+        """Notes that the file `name` cannot be used at all."""
         self.all.append(words)
         self.damaged.append(Finding(found=words, seen=name))
 
 
 class _Reader(Notes):
-    """Reads the files of one folder, and keeps what was wrong with them."""
+    """Reads the files of one folder, and collects their faults and their times."""
 
     def __init__(self, run_dir: Path) -> None:
         super().__init__()
         self.run_dir = run_dir
         self.times: list[float] = []
-        self.copied_from: float | None = None  # of a copy: when the run itself was last seen
+        self.copied_from: float | None = None  # if the folder is a copy: when the original run was last seen
 
     @contextmanager
     def judging(self, name: str) -> Iterator[None]:
-        """Turns a fault inside into a reason."""
+        """Turns an error inside the block into a reason. A missing file is no reason."""
         try:
             yield
         except FileNotFoundError:
@@ -243,13 +248,13 @@ class _Reader(Notes):
             self.fault(name, f"{name} is damaged: {str(error).removeprefix(f'{self.run_dir / name} ')}")
 
     def tail(self, name: str, *, most_bytes: int = _TAIL_BYTES) -> Tail | None:
-        """The end of a file of lines."""
+        """Returns the end of a file of lines, or None if it cannot be read."""
         with self.judging(name):
             return read_tail(self.run_dir / name, most_bytes=most_bytes)
         return None
 
     def last(self, name: str, tail: Tail | None, is_usable: Callable[[Line], bool]) -> Line:
-        """The last usable line; empty if there is none."""
+        """Returns the last usable line, or {} if there is none."""
         if tail is None:
             return {}
         self.times.append(tail.modified)
@@ -259,7 +264,7 @@ class _Reader(Notes):
         return found or {}
 
     def small(self, name: str, *, most_bytes: int) -> bytes | None:
-        """A whole small file."""
+        """Returns the contents of a small file, or None if it cannot be read."""
         with self.judging(name):
             path = self.run_dir / name
             data = read_local_file(path, most_bytes=most_bytes)
@@ -268,20 +273,21 @@ class _Reader(Notes):
         return None
 
     def last_seen(self, state: State) -> float | None:
-        """The last sign of the run. The files of a copy have the time of the copy, but for a run that began again in
-        it."""
+        """Returns the time of the last sign of the run. The files of a copy have the time of copying, so a copy counts
+        only if the run continues in it."""
         if self.copied_from is not None and state != "running":
             return self.copied_from
         return max(self.times) if self.times else self.recorded()
 
     def recorded(self) -> float | None:
-        """The time at which the run's record, its first file, was written."""
+        """Returns the time at which the run's record, its first file, was written."""
         with self.judging("job.yaml"):
             return (self.run_dir / "job.yaml").stat().st_mtime
         return None
 
     def has_attempts(self) -> bool:
-        """Whether the run has begun; if its checkpoints are in a bucket, this is not known here."""
+        """Says whether the run has begun. Returns False if its checkpoints are in a bucket, because that is not looked
+        up here."""
         with self.judging("checkpoints"):
             return (self.run_dir / "checkpoints" / "attempts").is_dir()
         return False
@@ -290,10 +296,10 @@ class _Reader(Notes):
 def read_facts(
     run_dir: Path, *, num_steps: int | None, is_scored: bool, score: str = "test_accuracy", now: float | None = None
 ) -> RunFacts:
-    """What is known of the run. Raises nothing, whatever is in the folder.
+    """Returns what is known about the run. Raises no error for any contents of the folder.
 
-    `num_steps`: of its job; `is_scored`: whether it is evaluated as it trains, so that a score may stand further back;
-    `score`: what the metrics call the share that is its accuracy.
+    `num_steps`: the job's number of steps. `is_scored`: whether the run is evaluated while it trains, so that the last
+    score may be many lines back. `score`: the name of the accuracy in the metrics.
     """
     reader, now = _Reader(run_dir), time.time() if now is None else now
     tail = reader.tail(METRICS)
@@ -338,7 +344,8 @@ def _has_ranks(line: Line) -> bool:
 
 
 def _ranks(run_dir: Path, line: Line) -> str:
-    """Names the ranks that take the longest, from a line of metrics; empty for a rank that is alone."""
+    """Names the ranks that take the longest, according to a line of metrics. Returns "" if there is no such line, as
+    with a single rank."""
     if not line:
         return ""
     own, median, wait = (line[f"ranks/{name}"] for name in ("own_step", "own_step_median", "data_wait"))
@@ -360,14 +367,14 @@ def _is_of_ledger(line: Line) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """A number of a line; a loss may be NaN."""
+    """Returns the value as a float, or None if it is not a number. A float may be NaN, as a loss may."""
     if type(value) is float:
         return value
     return float(value) if is_finite(value) else None
 
 
 def _accuracy(reader: _Reader, tail: Tail | None, name: str, *, is_scored: bool) -> float | None:
-    """The last score; evaluations may be many lines apart."""
+    """Returns the last score. Reads further back if needed, because evaluations may be many lines apart."""
 
     def is_score(line: Line) -> bool:
         value = line.get(name)
@@ -382,7 +389,7 @@ def _accuracy(reader: _Reader, tail: Tail | None, name: str, *, is_scored: bool)
 
 
 def _goodput(saved: Line) -> float | None:
-    """The share of compute in all seconds, in the ledger's last line."""
+    """Returns the share of all seconds that is compute, from the ledger's last line."""
     seconds = saved.get("seconds", {})
     compute, total = seconds.get("compute"), seconds.get("total")
     if not (is_finite(compute) and is_finite(total)) or not 0 <= compute <= total or not total:
@@ -391,7 +398,7 @@ def _goodput(saved: Line) -> float | None:
 
 
 def _done_step(reader: _Reader) -> int | None:
-    """The step of the DONE marker, if the marker is whole and the weights are there."""
+    """Returns the step in the DONE marker, or None unless the marker is complete and the weights exist."""
     data = reader.small("DONE", most_bytes=_MOST_DONE_BYTES)
     if data is None:
         return None
@@ -409,7 +416,7 @@ def _done_step(reader: _Reader) -> int | None:
 
 
 def _start(line: Line, now: float) -> LastStart | None:
-    """The last start on record, and whether its process is still there."""
+    """Returns the last recorded start, and whether its process still exists."""
     if not line:
         return None
     start = start_in(line)
@@ -422,7 +429,8 @@ def _start(line: Line, now: float) -> LastStart | None:
 
 
 def _beat(reader: _Reader, now: float, *, attempt: str) -> LastBeat | None:
-    """Rank 0's last heartbeat; None if it is of an earlier start than `attempt`, if that is known."""
+    """Returns rank 0's last heartbeat. Returns None if `attempt` is known and the heartbeat is that of an earlier
+    start."""
     name = f"{FOLDER}/rank-00000.json"
     data = reader.small(name, most_bytes=_MOST_BEAT_BYTES)
     if data is None:
@@ -432,7 +440,7 @@ def _beat(reader: _Reader, now: float, *, attempt: str) -> LastBeat | None:
     with reader.judging(name):
         beat = read_record(Beat, data)
         if attempt and beat.attempt != attempt and _number_of(beat.attempt) <= _number_of(attempt):
-            return None  # a later one is the same start's, which the guard has rewound
+            return None  # a later attempt belongs to the same start, after a rewind by the guard
         if abs(written - beat.unix_time) > _COPIED_SECONDS:
             reader.copied_from = beat.unix_time
         place = Place(phase=Phase(beat.phase), step=beat.step, batch=beat.batch)

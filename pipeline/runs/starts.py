@@ -1,8 +1,8 @@
-"""RUN/starts.jsonl: for each start of a run, what the start before it left behind, and the time up to its first step.
-Loads no torch.
+"""Reads and writes RUN/starts.jsonl: for each start of a run, what the earlier start left behind, and the time up to
+the first step. Does not load torch.
 
-A killed process cannot say why it ended. The next start can: it finds the last heartbeat and the last line of metrics,
-before it overwrites the one and cuts the other.
+A killed process cannot record why it ended. The next start can: it reads the last heartbeat and the last line of
+metrics before it overwrites the heartbeat and shortens the metrics.
 """
 
 import logging
@@ -32,20 +32,21 @@ from shards.files.typed_json import read_record, record_from
 
 log = logging.getLogger(__name__)
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-_STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat behind the name, as in proc(5)
+_STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat after the name, see proc(5)
 _ENDED = ("Z", "X")
 _Natural = Annotated[int, Range(0)]
 FILE_NAME = "starts.jsonl"
 _MOST_BEAT_BYTES, _TAIL_BYTES = 4096, 1 << 16
 MOST_SECONDS = 1e12
-_MOST_WORDS = 400  # of an error
+_MOST_WORDS = 400  # characters of an error's text
 _Count = Annotated[int, Range(0, 1 << 62)]
 _Seconds = Annotated[float, Range(0, MOST_SECONDS)]
 StartSpan = Literal["imports", "data", "rendezvous", "checkpoint", "model", "load", "loop", "first_batch", "first_step"]
-# Each ends where the next begins. `imports`: from the kernel's start of the process to the job, with the libraries;
-# `data`: the job is checked against its data, and torch.compile is tried; `checkpoint`: found and verified; `model`:
-# with the check of gradients and DeepSpeed; `load`: the checkpoint's tensors, or initial weights; `loop`: curves,
-# batches and saves; `first_step`: until it is launched, which on a CPU is its end; blocks are compiled there.
+# The spans of a start. Each ends where the next begins. `imports`: from the start of the process until the job is
+# known, including the imports of libraries. `data`: the job is checked against its data, and torch.compile is tried.
+# `checkpoint`: the checkpoint is found and verified. `model`: the model is built, with the check of gradients and
+# DeepSpeed. `load`: the checkpoint's tensors are loaded, or initial weights are set. `loop`: curves, batches and saves
+# are set up. `first_step`: the first step is compiled and launched; on a CPU, it also ends here.
 START_SPANS: tuple[StartSpan, ...] = (
     *("imports", "data", "rendezvous", "checkpoint", "model", "load", "loop", "first_batch", "first_step"),
 )
@@ -53,8 +54,8 @@ START_SPANS: tuple[StartSpan, ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessMark:
-    """What identifies a process. `kernel`: the boot and the namespace of its number. `began`: ticks since the boot.
-    Empty and 0 mean unknown."""
+    """What identifies a process. `kernel`: the boot and the namespace in which `pid` is valid. `began`: when it began,
+    in ticks since the boot. Empty values and 0 mean unknown."""
 
     host: str = ""
     kernel: str = ""
@@ -62,7 +63,7 @@ class ProcessMark:
     began: _Natural = 0
 
     def is_there(self) -> bool | None:
-        """Whether the process still runs; None if that cannot be told from here."""
+        """Says whether the process still runs. Returns None if this host cannot tell."""
         is_known = self.pid and self.began and self.kernel
         if not is_known or (self.host, self.kernel) != (socket.gethostname(), _kernel()):
             return None
@@ -76,7 +77,7 @@ class ProcessMark:
 
 
 def has_process(pid: int) -> bool:
-    """Whether this host has a process of this number, even another user's."""
+    """Says whether this host has a process with this number, even if it is another user's."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -87,13 +88,13 @@ def has_process(pid: int) -> bool:
 
 
 def own_mark() -> ProcessMark:
-    """The mark of this process."""
+    """Returns the mark of this process."""
     found = _stat(os.getpid())
     return ProcessMark(host=socket.gethostname(), kernel=_kernel(), pid=os.getpid(), began=found[1] if found else 0)
 
 
 def age_of_process() -> float:
-    """Seconds since the kernel started this process, to a hundredth; 0 if that cannot be told."""
+    """Returns the seconds since the kernel started this process, to a hundredth, or 0 if they are unknown."""
     found = _stat(os.getpid())
     if found is None:
         return 0.0
@@ -108,7 +109,8 @@ def _kernel() -> str:
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """The state of a process, a letter, and when it began; None if it cannot be read."""
+    """Returns the state of a process, a letter, and when it began, in ticks since the boot. Returns None if they cannot
+    be read."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
         values = text.rpartition(")")[2].split()
@@ -119,8 +121,9 @@ def _stat(pid: int) -> tuple[str, int] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Left:
-    """What an earlier start left: the last step in its metrics (0: none), and its last heartbeat. `attempt` is empty if
-    there is none. `is_hung`: a rank of it told that one hangs. `asked_by`, `error` and `is_done`: as in a heartbeat."""
+    """What an earlier start left behind: `reached`, the last step in the metrics (0: none), and its last heartbeat.
+    `attempt` is empty if there is no heartbeat. `is_hung`: whether one of its ranks has reported a hang. `asked_by`,
+    `error` and `is_done` are those of the heartbeat."""
 
     reached: _Count = 0
     attempt: str = ""
@@ -134,8 +137,8 @@ class Left:
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """A job's origin: the recipe's name or FILE.py:FUNCTION, and the YAML file, if one was given. Either is empty
-    if there is none; of a record of another run, both are those of that run."""
+    """Where a job comes from: the recipe's name or FILE.py:FUNCTION, and the YAML file. Either is empty if it was not
+    given. If the job is the record of another run, both are those of that run."""
 
     recipe: str = ""
     file: str = ""
@@ -146,8 +149,8 @@ NO_ORIGIN = Origin()
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """A start: when it was recorded, the time ledger at that moment, the step that it resumed from (None: it began
-    from scratch), its ranks, what it found, where its job is from, and the process of its first rank."""
+    """A start: when it was recorded, the time ledger at that moment, the step that it resumed from (None: from
+    scratch), its ranks, what the earlier start left, where its job comes from, and the process of its first rank."""
 
     attempt: str
     unix_time: _Seconds
@@ -163,7 +166,8 @@ class Start:
 
 
 def left_behind(run_dir: Path) -> Left:
-    """Reads what the earlier start left, before this one writes anything. What cannot be read counts as missing."""
+    """Reads what the earlier start left. Must be called before this start writes anything. A file that cannot be read
+    counts as missing."""
     reached, beat, is_hung = 0, None, False
     try:
         tail = read_tail(run_dir / "metrics.jsonl", most_bytes=_TAIL_BYTES)
@@ -202,7 +206,8 @@ def add_start(
     left: Left,
     origin: Origin = NO_ORIGIN,
 ) -> None:
-    """Appends a line; on rank 0. `topology`: ranks, ZeRO stage, device. `seconds`: the ledger's record."""
+    """Appends a start's line to the file. Called on rank 0. `topology`: ranks, ZeRO stage, device. `seconds`: the
+    ledger's totals."""
     num_ranks, zero_stage, device = topology
     start = Start(
         attempt=attempt,
@@ -221,12 +226,12 @@ def add_start(
 
 
 def read_starts(run_dir: Path) -> list[Start]:
-    """The recorded starts, in order. Unusable lines are left out."""
+    """Returns the recorded starts, in order. Unusable lines are left out."""
     return [start_in(line) for line in read_lines(run_dir / FILE_NAME, is_usable=is_start).objects]
 
 
 def last_origin(run_dir: Path) -> Origin:
-    """The origin of the run's latest job, as far as the end of its starts file tells."""
+    """Returns the origin of the run's latest job, or NO_ORIGIN if the end of the file does not name one."""
     try:
         tail = read_tail(run_dir / FILE_NAME, most_bytes=_TAIL_BYTES)
     except (OSError, InvalidDataError):
@@ -235,18 +240,18 @@ def last_origin(run_dir: Path) -> Origin:
 
 
 def origin_in(tail: Tail) -> Origin:
-    """The origin of the latest job, from the end of the file."""
+    """Returns the origin of the latest job in the end of a file."""
     found = tail.last(lambda line: is_start(line) and start_in(line).origin != NO_ORIGIN)
     return start_in(found).origin if found else NO_ORIGIN
 
 
 def start_in(line: Line) -> Start:
-    """The start of a line that `is_start`. ValueError for any other line."""
+    """Returns the start in a line. Raises ValueError if the line does not record one."""
     return record_from(Start, line)
 
 
 def is_start(line: Line) -> bool:
-    """Whether a line records a start."""
+    """Says whether a line records a start."""
     try:
         start_in(line)
     except ValueError:
@@ -255,22 +260,22 @@ def is_start(line: Line) -> bool:
 
 
 class StartTimes:
-    """A stopwatch of one start, made when the imports have ended. Rank 0 writes what it shows once the first step is
-    launched, as a line of its own: the line of the start itself is written earlier, so that a start that is killed is
-    on record, too. Spans that a start does not have take no time."""
+    """A stopwatch for one start, created when the imports have ended. Rank 0 writes the times when the first step is
+    launched, in a line of their own. The line of the start itself is written earlier, so that a killed start is
+    recorded, too. Spans that a start does not have count as 0."""
 
     def __init__(self) -> None:
         self.seconds: dict[StartSpan, float] = {"imports": age_of_process()}
-        self.decided: list[dict[str, str | int]] = []  # each with its setting, value and reason
+        self.decided: list[dict[str, str | int]] = []  # settings that were decided, each with its value and reason
         self._until, self._is_over = time.monotonic(), False
 
     def ends(self, span: StartSpan) -> None:
-        """A span ends now; it began when the one before it ended."""
+        """Records that a span ends now. It began when the span before it ended."""
         began, self._until = self._until, time.monotonic()
         self.seconds[span] = self.seconds.get(span, 0.0) + self._until - began
 
     def step_launched(self, run_dir: Path, *, attempt: str) -> None:
-        """A step has been launched: after the first, appends a line to RUN/starts.jsonl."""
+        """Called when a step has been launched. The first call appends a line to RUN/starts.jsonl."""
         if self._is_over:
             return
         self._is_over = True
@@ -281,8 +286,8 @@ class StartTimes:
 
 
 def read_start_times(run_dir: Path) -> list[Line]:
-    """The lines of RUN/starts.jsonl with the spans of a start: `attempt`, `unix_time` of its first step, `parts` in
-    seconds."""
+    """Returns the lines of RUN/starts.jsonl with the spans of a start: `attempt`, `unix_time` of the first step, and
+    `parts` in seconds."""
     return read_lines(run_dir / FILE_NAME, is_usable=_has_spans).objects
 
 
@@ -297,7 +302,7 @@ def _has_spans(line: Line) -> bool:
 
 
 def cause_of(left: Left, *, resumed_from: int | None, attempt_before: str) -> str:
-    """Why the start before ended, in words. `attempt_before`: its token."""
+    """Returns in words why the earlier start ended. `attempt_before`: that start's attempt."""
     if left.attempt != attempt_before:
         return f"killed or crashed after step {left.reached:,}" if left.reached else "killed or crashed before a step"
     where = f"in step {left.step:,} ({left.phase})" if left.step else "while starting"

@@ -1,8 +1,8 @@
-"""Where a run's wall time went over all its starts, and what every restart cost. Pure.
+"""Computes where a run's wall time went over all its starts, and what every restart cost. All functions are pure.
 
 Wall time runs from the first start to the last sign of the run. Each line of the ledger has the totals of the run up to
-a moment; what no line has is the time before the first save of a run that was killed before it, the time since the last
-line, and what no account of the ledger timed.
+a moment. Three times are in no line: that of starts that were killed before the run's first save, the time since the
+last line, and what the ledger's accounts do not measure.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from itertools import pairwise
 from pipeline.runs.starts import Start, cause_of
 from shards.files.local_files import Line
 
-ACCOUNTS = ("compute", "data_wait", "checkpoint", "evaluation", "startup", "restarts")  # as in ledger.py
+ACCOUNTS = ("compute", "data_wait", "checkpoint", "evaluation", "startup", "restarts")  # the same as in ledger.py
 WORDS = {
     "compute": "compute",
     "data_wait": "waiting for data",
@@ -27,10 +27,10 @@ WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """A start after the first, or a rewind. `step`: the one that it continued from, None from scratch. `lost_steps`:
-    those that were done and lost, as far as the metrics told. `seconds`: lost work and waiting; `startup_seconds`: of
-    the new start; if that saved nothing, until it was recorded. `topology`: ranks, ZeRO stage, device, if they
-    changed."""
+    """A start after the first, or a rewind. `step`: the step that it continued from (None: from scratch). `lost_steps`:
+    the number of steps that were done and lost, according to the metrics (None: unknown). `seconds`: the time of lost
+    work and waiting. `startup_seconds`: the start-up time of the new start, or the part before it was recorded if it
+    saved nothing. `topology`: the change of ranks, ZeRO stage and device, or empty."""
 
     attempt: str
     cause: str
@@ -43,7 +43,8 @@ class Restart:
 
 @dataclass(frozen=True, kw_only=True)
 class RunTime:
-    """`parts`: seconds by the names of WORDS, which sum to `wall_seconds`. `unix_begin`: None if nothing tells."""
+    """The wall time of a run. `parts`: seconds by the names of WORDS, which sum to `wall_seconds`. `unix_begin`: when
+    the run began, or None if that is unknown."""
 
     wall_seconds: float
     parts: dict[str, float]
@@ -52,8 +53,8 @@ class RunTime:
 
 
 def time_of(lines: Sequence[Line], starts: Sequence[Start], *, unix_end: float | None) -> RunTime:
-    """Computes a run's time from the ledger's lines and the starts, each in order. `unix_end`: the last sign of the
-    run, or now."""
+    """Computes a run's time from the ledger's lines and the starts, both in order. `unix_end`: the time of the last
+    sign of the run, or now."""
     begins = [one["unix_time"] - _seconds(one, "total") for one in lines[:1]]
     begins += [start.unix_time - start.total_seconds for start in starts[:1]]
     if not begins:
@@ -82,24 +83,24 @@ def time_of(lines: Sequence[Line], starts: Sequence[Start], *, unix_end: float |
 
 
 def _before_first(line: Line, starts: Sequence[Start], begin: float) -> float:
-    """The time of starts that saved nothing, before the one that wrote the first line."""
+    """Returns the time of starts that saved nothing, before the start that wrote the ledger's first line."""
     is_first = sum(start.unix_time <= line["unix_time"] for start in starts) == 1
     return 0.0 if is_first else max(0.0, line["unix_time"] - _seconds(line, "total") - begin)
 
 
 def _seconds(line: Line, account: str) -> float:
-    """The seconds of a line of the ledger; the total is that of its accounts, which it may not have."""
+    """Returns an account's seconds in a line of the ledger. `total` is computed as the sum of the accounts."""
     seconds = line["seconds"]
     return float(sum(seconds[name] for name in ACCOUNTS) if account == "total" else seconds[account])
 
 
 def _before(lines: Sequence[Line], unix_time: float) -> Line | None:
-    """The last line that had been written at this time."""
+    """Returns the last line that had been written at this time, or None."""
     return next((line for line in reversed(lines) if line["unix_time"] <= unix_time), None)
 
 
 def _began(start: Start, lines: Sequence[Line]) -> float:
-    """The time at which a start began, which is before it was recorded."""
+    """Returns the time at which a start began, which is before it was recorded."""
     base = _before(lines, start.unix_time)
     return start.unix_time - max(0.0, start.startup_seconds - (_seconds(base, "startup") if base else 0.0))
 
@@ -155,7 +156,7 @@ def _rewinds(lines: Sequence[Line]) -> list[Restart]:
 
 
 def _unrecorded(lines: Sequence[Line]) -> list[Restart]:
-    """The starts that saved something, for a run whose starts.jsonl is lost."""
+    """Returns the restarts that saved something, for a run whose starts.jsonl is lost."""
     return [
         Restart(
             attempt=str(line.get("attempt")),

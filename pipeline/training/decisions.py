@@ -70,7 +70,7 @@ class Decision:
 class Undecided:
     """A job whose classes and precision are decided, and what the other decisions depend on. `plan`: the plan with a
     rank's whole share in one pass, unless the job names a micro-batch. `budget`: this rank's memory. `is_compiled`:
-    whether blocks will be compiled. `record`: that of the checkpoint to continue, if there is one."""
+    whether blocks will be compiled. `record`: the record of the checkpoint to continue, if there is one."""
 
     job: TrainingJob
     plan: BatchPlan

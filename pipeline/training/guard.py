@@ -31,8 +31,8 @@ from shards.errors import WillNotSucceedError
 from shards.files.local_files import append_or_say
 
 _NORMAL = 1.4826  # MADs in a standard deviation
-_LEAST_SCALE = 0.01  # relative to the median
-_TINY = 1e-12  # the scale if the losses before are all 0
+_LEAST_SCALE = 0.01  # the least scale, as a share of the median
+_TINY = 1e-12  # the least scale if the median is 0
 log = logging.getLogger(__name__)
 FILE_NAME = "guard.jsonl"
 LastSaved = Callable[[], int | None]  # waits for running saves, returns the newest checkpoint's step; collective

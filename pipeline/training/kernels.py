@@ -23,7 +23,7 @@ from pipeline.training.settings.job import EngineConfig, TrainingJob
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
-_MOST_LOOKS = 3  # steps that are looked at, at most
+_MOST_LOOKS = 3  # the most steps that are watched
 
 
 def watches_kernel(job: TrainingJob, world: World) -> bool:

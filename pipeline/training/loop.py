@@ -136,8 +136,8 @@ class Loop:
         return max(request, self._read()) if is_last or self.held_out.is_due(self.step) else request
 
     def _read(self) -> StopRequest:
-        """Reads and reports the outcome of the last launched step, unless that is done. Returns what the ranks were
-        asked to do in that step."""
+        """Reads and reports the outcome of the last launched step, unless it has been read already. Returns what the
+        ranks were asked to do in that step."""
         if self._unread is None:
             return StopRequest.NOTHING
         result, self._unread = self.train_step.read(self._unread), None

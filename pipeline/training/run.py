@@ -276,7 +276,7 @@ def _in_its_folder(run_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def _retried(loop: Loop) -> Iterator[None]:
-    """Turns the errors of a run that has started into those of the right exit code. A UserError becomes a
+    """Turns the errors of a run that has started into errors with the right exit code. A UserError becomes a
     TransientError: the command was right, so it can be repeated. Damaged data does not get better: before the first
     step it is the user's mistake, and later it is final, even if no steps remain and only the weights are to be
     written."""

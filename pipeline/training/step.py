@@ -45,8 +45,8 @@ class StepResult:
     `loss` is the mean over the global batch, `grad_norm` the gradient's norm before clipping, `rate` the learning rate,
     `request` the highest stop request of any rank. `counts`: what all ranks have read, under COUNT_NAMES. `sums`: all
     sums over ranks, by name. `num_without_data`: the number of ranks whose data has failed; unless it is 0, no rank
-    made the update. The others are empty in steps in which they are not due. `norms`: the norms of gradients and
-    parameters by group. `ranks`: the ranks' times as metrics show them. `own_seconds`: each rank's own seconds per
+    made the update. The following fields are empty in steps in which they are not due. `norms`: the norms of gradients
+    and parameters by group. `ranks`: the ranks' times as metrics show them. `own_seconds`: each rank's own seconds per
     step. `similarity`: a picture of how similar the position embeddings are after the update, on rank 0 only.
     """
 

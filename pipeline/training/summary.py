@@ -107,7 +107,7 @@ def _batch(plan: BatchPlan) -> str:
 
 
 def num_parameters(shapes: Iterable[tuple[int, ...]]) -> int:
-    """The number of parameters in tensors of these shapes."""
+    """Returns the number of parameters in tensors of these shapes."""
     return sum(math.prod(shape) for shape in shapes)
 
 

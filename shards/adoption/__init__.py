@@ -1,1 +1,1 @@
-"""Turns existing tars into a dataset, in place."""
+"""Turns existing tars into a dataset without changing them."""

@@ -1,8 +1,8 @@
-"""Turns existing tars into a dataset, in place: writes index, blocks, labels and manifest, and touches no tar.
+"""Turns existing tars into a dataset without changing them: writes an index, blocks, labels and a manifest.
 
-It has three phases, and each can be killed and run again: every tar is read once and described in the work folder; the
-record of all tars is frozen as plan/plan.json; indexes, tables and, last, the manifest are made from the descriptions.
-The record also says whether labels must be integers, and with how many refused samples the command gives up.
+There are three phases, each of which can be killed and run again. First, every tar is read once and described in the
+work folder. Then the record of all tars is written to plan/plan.json; it also says whether labels must be integers.
+Last, indexes, tables and the manifest are made from the descriptions.
 """
 
 import json
@@ -59,7 +59,8 @@ _DESCRIPTION = re.compile(r"work/adopted-\d{6,}\.parquet")
 
 @dataclass(frozen=True, kw_only=True)
 class Adoption:
-    """Tars at `tars_url` and where their index goes; both are a folder or an S3 prefix, often the same."""
+    """Tars at `tars_url`, and the place of their index. Both URLs are a folder or an S3 prefix, and often the same
+    one."""
 
     tars_url: str
     index_url: str
@@ -69,7 +70,7 @@ class Adoption:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What is in all tars. With `integers_only`, samples with a label that is not an integer are refused."""
+    """What was found in all tars. `integers_only`: whether samples with a label that is not an integer are refused."""
 
     facts: tuple[TarFacts, ...]
     meaning: Meaning
@@ -77,13 +78,13 @@ class _Found:
     integers_only: bool
 
     def rows(self, store: Store, number: int) -> pa.Table:
-        """The samples of a tar, with their classes or the reason why they are refused."""
+        """Returns the samples of a tar, with their classes or the reason why they are refused."""
         return adopted_rows(store, number, self.meaning, integers_only=self.integers_only)
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexTask:
-    """Tar `number` becomes shard `shard`; `plan_hash` is of the record that has the label names."""
+    """A task: index tar `number` as shard `shard`. `plan_hash`: the hash of the record, which has the label names."""
 
     index_url: str
     plan_hash: str
@@ -93,11 +94,11 @@ class IndexTask:
 
 
 def adopt(adoption: Adoption, *, workers: int, max_quarantined: float) -> Manifest:
-    """Indexes the tars and returns the manifest. Raises UserError if more than the share `max_quarantined` is
-    refused."""
+    """Indexes the tars and returns the manifest. Raises UserError if more than the share `max_quarantined` of the
+    samples is refused."""
     store = open_store(adoption.index_url)
     if (there := _manifest_there(store, adoption)) is not None:
-        _discard_descriptions(store)  # left if the command was killed just before this
+        _discard_descriptions(store)  # left behind if the command was killed after writing the manifest
         log.info("%s is already indexed: %d samples; its tars were not read again", store.url, there.num_samples)
         return there
     facts = _described(adoption, workers)
@@ -119,7 +120,8 @@ def adopt(adoption: Adoption, *, workers: int, max_quarantined: float) -> Manife
 
 
 def _manifest_there(store: Store, adoption: Adoption) -> Manifest | None:
-    """The manifest, if these same tars are indexed already. Raises UserError if it describes anything else."""
+    """Returns the manifest if these tars are indexed already; None if there is no manifest. Raises UserError if the
+    manifest or the record is of other tars or settings, or damaged."""
     try:
         manifest, _ = read_manifest(store)
         record = json.loads(store.read(PLAN_PATH))
@@ -175,8 +177,8 @@ def _settled(adoption: Adoption, facts: Sequence[TarFacts], workers: int) -> _Fo
 
 
 def are_mostly_integers(facts: Sequence[TarLabels]) -> bool:
-    """Whether more than half of the labels, but not all, are integers. The others are then mistakes: taken as names,
-    they would turn every integer into a name too, with another id."""
+    """Whether more than half of the labels, but not all, are integers. The others are then taken for mistakes: as
+    names, they would make every integer a name too, with another id."""
     num_labels, num_integers = sum(some.num_labels for some in facts), sum(some.num_integers for some in facts)
     if num_integers == num_labels or 2 * num_integers <= num_labels:
         return False
@@ -206,8 +208,8 @@ def _refuse_quarantine(found: "_Found", store: Store, max_quarantined: float) ->
 
 
 def commonest_reason(table: pa.Table) -> tuple[str, str | None]:
-    """Finds the kind of reason that most refused samples of a description have; returns its most frequent reason and
-    the cause."""
+    """Finds the most common kind of reason among the refused samples of a description. Returns the most common reason
+    of this kind and its cause."""
     refused = table.filter(table["reason"].is_valid())
     columns = (general_reasons(refused["reason"]), refused["reason"], refused["cause"])
     rows = list(zip(*(column.to_pylist() for column in columns), strict=True))
@@ -217,7 +219,8 @@ def commonest_reason(table: pa.Table) -> tuple[str, str | None]:
 
 
 def label_names(found: set[str], meaning: Meaning) -> tuple[str, ...]:
-    """The name of each class: the known names, or the integers up to the largest, or the names found, sorted."""
+    """Returns the name of each class: the known names, or the integers up to the largest, or the names found, sorted.
+    Raises UserError if an integer is too large for the number of a class."""
     if meaning.names is not None:
         return meaning.names
     if not all(is_integer(label) for label in found):
@@ -253,7 +256,7 @@ def _record(adoption: Adoption, found: _Found, names: tuple[str, ...]) -> dict[s
 
 
 def write_index(task: IndexTask) -> int:
-    """Writes the index file of one shard unless it exists; returns the shard."""
+    """Writes the index file of one shard unless it exists. Returns the shard's number."""
     store = open_store(task.index_url)
     if not _is_indexed(store, task):
         tars, ids, integers_only = _plan_of(task.index_url, task.plan_hash)
@@ -283,7 +286,7 @@ def _is_indexed(store: Store, task: IndexTask) -> bool:
 
 @lru_cache(maxsize=1)
 def _plan_of(index_url: str, plan_hash: str) -> tuple[list[dict[str, Any]], dict[str, int], bool]:
-    """The tars of the record, the ids of its label names, and whether all labels must be integers."""
+    """Reads the record: the tars, the ids of the label names, and whether all labels must be integers."""
     data = open_store(index_url).read(PLAN_PATH)
     if sha256_hex(data) != plan_hash:
         raise UserError(f"{index_url}/{PLAN_PATH} changed meanwhile; run one patchline index at a time")
@@ -293,7 +296,7 @@ def _plan_of(index_url: str, plan_hash: str) -> tuple[list[dict[str, Any]], dict
 
 
 def _merged(adoption: Adoption, store: Store, found: _Found, names: tuple[str, ...], plan_hash: str) -> Manifest:
-    """Writes the tables, and the manifest last."""
+    """Writes the tables and, last, the manifest."""
     merged = Merged(num_classes=len(names), files={PLAN_PATH: plan_hash})
     quarantine: list[pa.Table] = [QUARANTINE_SCHEMA.empty_table()]
     position = 0
@@ -321,7 +324,8 @@ def _merged(adoption: Adoption, store: Store, found: _Found, names: tuple[str, .
 
 
 def _refused(adopted: pa.Table, position: int) -> pa.Table:
-    """The refused samples of a tar as rows of the quarantine list."""
+    """Returns the refused samples of a tar as rows of the quarantine list. `position`: the position of the tar's first
+    sample."""
     rows = enumerate(adopted.select(["source", "reason"]).to_pylist(), start=position)
     refused = [
         {**row, "position": place, "phase": "scan", "kind": "refused"}
@@ -332,19 +336,19 @@ def _refused(adopted: pa.Table, position: int) -> pa.Table:
 
 
 def _discard_descriptions(store: Store) -> None:
-    """Removes our own files from the work folder. Beside the tars, the folder may hold other files too."""
+    """Removes the descriptions of tars from the work folder, which may have other files if it is beside the tars."""
     for path in [path for path in store.list("work") if _DESCRIPTION.fullmatch(path)]:
         store.delete(path)
 
 
 def _discard_indexes(store: Store, *, first: int) -> None:
-    """Removes the indexes that an interrupted command with more tars left."""
+    """Removes the indexes from number `first` on, which an interrupted command with more tars left behind."""
     while store.exists(index_path(first)):
         store.delete(index_path(first))
         first += 1
 
 
 def _lasting(url: str) -> str:
-    """The full path of a folder, since the index may be read from any working directory."""
+    """Returns the URL with the full path of a folder, since the index may be read from any working directory."""
     store = open_store(url)
     return str(Path(url).absolute()) if isinstance(store, LocalStore) else store.url

@@ -1,7 +1,7 @@
-"""Finds samples in existing tars as webdataset does, so that its readers and ours see the same.
+"""Finds samples in existing tars as webdataset does, so that its readers and ours find the same ones.
 
-The rules are those of `webdataset/tariterators.py`: a key is a path up to the first dot of the file's own name;
-neighbours with the same key are one sample; the suffix after that dot, in lower case, tells its members apart.
+The rules are those of `webdataset/tariterators.py`: a key is a path up to the first dot of the file's name; consecutive
+members with the same key are one sample; the suffix after that dot, in lower case, tells them apart.
 """
 
 import json
@@ -19,14 +19,14 @@ from shards.sources.tables import written_labels
 from shards.sources.tar_members import AmbiguousMemberError, BrokenOffTarError, DamagedTarError, Member, is_hidden
 
 NO_LABEL = "no label"
-MOST_LABEL_BYTES = 4 << 20  # JSON takes thirty times its size in memory
+MOST_LABEL_BYTES = 4 << 20  # parsed JSON takes thirty times its size in memory
 _MOST_SHOWN = 8
 _NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
 _METADATA = re.compile(r"__[^/]*__($|/)")
 
 
 class RefusalCause(StrEnum):
-    """The cause of a refusal that an option may fix."""
+    """A cause of a refusal that an option may fix."""
 
     NO_IMAGE = "no_image"
     NO_LABEL = "no_label"
@@ -43,7 +43,7 @@ class SampleRefusedError(ImageRefusedError):
 
 
 def cause_of(error: ImageRefusedError) -> RefusalCause | None:
-    """The cause of a refusal, if an option may fix it."""
+    """Returns the cause of a refusal if an option may fix it, otherwise None."""
     return error.cause if isinstance(error, SampleRefusedError) else None
 
 
@@ -66,14 +66,14 @@ class SampleRules:
             raise UserError("--label-key is empty; give the label's suffix, e.g. cls, or --label-field")
 
     def is_needed(self, name: str) -> bool:
-        """Whether the bytes of a member are read."""
+        """Whether the bytes of a member have to be read."""
         suffix = (split_name(name) or ("", ""))[1].lower()
         return suffix in self.image_keys or suffix == ("json" if self.label_field else self.label_key)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """One sample, or the reason why it is refused. `suffix` and `labels` are as they are written in the tar."""
+    """One sample, or the reason why it is refused. `suffix` and `labels` are as written in the tar."""
 
     key: str
     name: str
@@ -87,20 +87,21 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class TarFault:
-    """A place at which webdataset's readers stop. They take it for the end of the tar, or fail (`is_fatal`)."""
+    """A fault in a tar at which webdataset's readers stop. They either take it for the end of the tar or fail
+    (`is_fatal`)."""
 
     reason: str
     is_fatal: bool
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key and suffix of a member's name; None if it belongs to no sample."""
+    """Returns the key and the suffix in a member's name; None if the member belongs to no sample."""
     found = _NAME.match(name)
     return (found.group(1), found.group(2)) if found and not _METADATA.match(name) else None
 
 
 def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[Sample | TarFault]:
-    """The samples of a tar in its order, and its faults between them."""
+    """Yields the samples and the faults of a tar, in the order of the tar."""
     group: _Group | None = None
     for member in members:
         if isinstance(member.data, DamagedTarError):
@@ -133,7 +134,7 @@ def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[Samp
 
 @dataclass(kw_only=True)
 class _Group:
-    """Neighbours with the same key."""
+    """Consecutive members with the same key."""
 
     key: str
     members: dict[str, Member] = field(default_factory=dict)
@@ -157,7 +158,7 @@ def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
             key=group.key,
             name=name,
             suffix=name[len(group.key) + 1 :],
-            image=cast(bytes, image.data),  # the rules request it
+            image=cast(bytes, image.data),  # `is_needed` is true for it
             offset=image.offset,
             labels=_labels(group.members, rules),
         )

@@ -1,4 +1,5 @@
-"""Reads one existing tar once, from its start: its sha256, and what the index will say about every sample."""
+"""Reads one existing tar once, from its start: computes its sha256, and gathers what the index says about every
+sample."""
 
 import hashlib
 import json
@@ -38,14 +39,14 @@ from shards.tables import MOST_ROWS, TableSchema, read_checked, table_bytes
 ADOPTED_SCHEMA = pa.schema(
     [
         *(INDEX_SCHEMA.field(name) for name in ("key", "offset", "size", "ext", "height", "width", "orientation")),
-        ("labels", pa.list_(pa.string())),  # as they are written
+        ("labels", pa.list_(pa.string())),  # as written in the tar
         *(INDEX_SCHEMA.field(name) for name in ("crc32", "source")),
-        ("reason", pa.string()),  # null: the sample is fit
-        ("cause", pa.string()),  # of the reason, if an option may fix it
+        ("reason", pa.string()),  # null: the sample is not refused
+        ("cause", pa.string()),  # a RefusalCause, if an option may fix it
     ]
 )
 _RULES = TableSchema(schema=ADOPTED_SCHEMA, may_be_null=frozenset(ADOPTED_SCHEMA.names))
-_FACTS_KEY = b"patchline.adopted.4"  # another number: descriptions of older versions are written again
+_FACTS_KEY = b"patchline.adopted.4"  # with another number, older descriptions are written again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +57,17 @@ class AdoptSpec(DatasetSettings):
     """Which members of a sample are its image and its label."""
 
     def known_labels(self) -> tuple[str, ...] | None:
-        """The only classes that are allowed; None: any."""
+        """Returns the allowed classes; None: any."""
         return _label_names(self.labels_file) if self.labels_file else None
 
     def settings(self) -> dict[str, object]:
-        """The settings as plan.json records them, with the names instead of their file."""
+        """Returns the settings as plan.json records them, with the class names instead of their file."""
         settings: dict[str, object] = json.loads(json.dumps(asdict(self)))
         return settings | {"labels_file": list(self.known_labels() or ())}
 
     def hash(self) -> str:
-        """The sha256 of everything that decides what is found in a tar. What its labels mean is decided later."""
+        """Returns the sha256 of everything that determines what is found in a tar. What its labels mean is decided
+        later."""
         names = ("rules", "limits")
         decides = {name: value for name, value in self.settings().items() if name in names}
         return sha256_hex(json.dumps(decides | {"pillow": version("pillow")}, sort_keys=True).encode())
@@ -73,7 +75,7 @@ class AdoptSpec(DatasetSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class TarTask:
-    """Tar `number` at `tars_url`, to be described in the work folder of `index_url`."""
+    """A task: describe tar `number` at `tars_url` in the work folder of `index_url`."""
 
     tars_url: str
     index_url: str
@@ -88,9 +90,9 @@ class TarTask:
 class TarFacts:
     """A summary of a tar.
 
-    `labels` are all labels of its fit samples as they are written; `num_labelled` and `num_vectors` are as in
-    `WrittenLabels`. `modified` is when a local tar was changed, in nanoseconds since 1970: a tar changed since then is
-    described again, even if its size is the same.
+    `num_fit`: the number of samples that are not refused. `labels`: all their labels, as written. `num_labelled`,
+    `num_vectors`: as in `WrittenLabels`. `modified`: when a local tar was last changed, in nanoseconds since 1970. A
+    tar that has changed since then is described again, even if its size is the same.
     """
 
     path: str
@@ -105,14 +107,15 @@ class TarFacts:
     num_vectors: dict[str, int]
 
     def written(self) -> WrittenLabels:
-        """The labels of the fit samples."""
+        """Returns the labels of the samples that are not refused."""
         num_vectors = {int(length): count for length, count in self.num_vectors.items()}
         return WrittenLabels(labels=frozenset(self.labels), num_labelled=self.num_labelled, num_vectors=num_vectors)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LabelTask:
-    """The description of tar `number` in the work folder of `index_url`, and what its labels mean."""
+    """A task: read the labels in the description of tar `number` in the work folder of `index_url`. `meaning`: what
+    they mean."""
 
     index_url: str
     number: int
@@ -123,8 +126,8 @@ class LabelTask:
 class TarLabels:
     """What the labels of a tar mean.
 
-    The fit samples have `num_labels` labels, of which `num_integers` are integers. `num_odd` samples have a label that
-    is not an integer, and `integers` are the labels of the other samples.
+    The samples that are not refused (fit) have `num_labels` labels, of which `num_integers` are integers. `num_odd` of
+    these samples have a label that is not an integer; `integers` are the labels of the others.
     """
 
     num_fit: int
@@ -136,14 +139,14 @@ class TarLabels:
     integers: tuple[str, ...]
 
     def of_integers(self) -> "TarLabels":
-        """The same tar if every sample is refused that has a label that is not an integer."""
+        """Returns the labels of the same tar if every sample with a label that is not an integer is refused."""
         return replace(
             self, num_fit=self.num_fit - self.num_odd, num_refused=self.num_refused + self.num_odd, labels=self.integers
         )
 
 
 def read_tar(task: TarTask) -> tuple[int, TarFacts]:
-    """Describes the tar unless that is done; returns its number and facts."""
+    """Describes a tar unless that is done. Returns its number and its facts."""
     store = open_store(task.index_url)
     facts = _facts_there(store, task)
     if facts is None:
@@ -156,15 +159,16 @@ def read_tar(task: TarTask) -> tuple[int, TarFacts]:
 
 
 def adopted_path(number: int) -> str:
-    """The path of a tar's description until the index is written."""
+    """Returns the path of a tar's description, which exists until the index is written."""
     return f"work/adopted-{number:06d}.parquet"
 
 
 def adopted_rows(store: Store, number: int, meaning: Meaning, *, integers_only: bool = False) -> pa.Table:
-    """The description of a tar: one row per sample, refused ones included, with the classes that its labels mean.
+    """Reads the description of a tar: one row per sample, including refused ones, with the classes that its labels
+    mean.
 
-    A sample is also refused if a label is not a class and, with `integers_only`, if a label is not an integer. The
-    stored description does not have these reasons, since they depend on all tars.
+    Here a sample is also refused if a label is not a class or, with `integers_only`, not an integer. These reasons are
+    not in the stored description, since they depend on all tars.
     """
     table = _read_adopted(store, number)
     rows = table.select(["labels", "reason", "cause"]).to_pylist()
@@ -181,7 +185,7 @@ def adopted_rows(store: Store, number: int, meaning: Meaning, *, integers_only: 
 
 
 def read_labels(task: LabelTask) -> tuple[int, TarLabels]:
-    """Reads what the labels of a described tar mean; returns the tar's number and the labels."""
+    """Reads what the labels of a described tar mean. Returns the tar's number and the labels."""
     table = adopted_rows(open_store(task.index_url), task.number, task.meaning)
     fit = table.filter(table["reason"].is_null())["labels"].to_pylist()
     even = [some for some in fit if _odd(some) is None]
@@ -198,7 +202,7 @@ def read_labels(task: LabelTask) -> tuple[int, TarLabels]:
 
 
 def _meant(written: list[str], meaning: Meaning) -> dict[str, object]:
-    """The classes of a sample, or why it has none."""
+    """Returns the classes of a sample, or why it is refused, as columns of its row."""
     try:
         labels, _ = meaning.of(written)
     except UnknownLabelError as error:
@@ -209,7 +213,7 @@ def _meant(written: list[str], meaning: Meaning) -> dict[str, object]:
 
 
 def _odd(labels: Sequence[str]) -> str | None:
-    """The first label that is not an integer; None if all are."""
+    """Returns the first label that is not an integer; None if all are integers."""
     return next((label for label in labels if not is_integer(label)), None)
 
 
@@ -218,7 +222,7 @@ def _read_adopted(store: Store, number: int) -> pa.Table:
 
 
 def is_integer(label: str) -> bool:
-    """Whether a label is the number of a class."""
+    """Whether a label is an integer, and so may be the number of a class."""
     return label.isascii() and label.isdecimal()
 
 
@@ -228,7 +232,8 @@ def _label_names(path: str) -> tuple[str, ...]:
 
 
 def _modified(task: TarTask) -> int:
-    """When a local tar was changed. 0 for a tar in a bucket, and for one that is gone, which its reader reports."""
+    """Returns when a local tar was last changed. Returns 0 for a tar in a bucket, and for a missing tar, which is
+    reported when it is read."""
     path = open_store(task.tars_url).local_path(task.path)
     return path.stat().st_mtime_ns if path is not None and path.exists() else 0
 
@@ -251,7 +256,8 @@ def _facts(task: TarTask, table: pa.Table, sha256: str, modified: int) -> TarFac
 
 
 def _facts_there(store: Store, task: TarTask) -> TarFacts | None:
-    """The facts of a description that is complete; None if there is none, or it is of another tar or damaged."""
+    """Returns the facts from a tar's description; None if there is no description, or if it is of another tar or
+    damaged."""
     try:
         table = _read_adopted(store, task.number)
         facts = read_record(TarFacts, (table.schema.metadata or {}).get(_FACTS_KEY, b""))
@@ -263,7 +269,7 @@ def _facts_there(store: Store, task: TarTask) -> TarFacts | None:
 
 
 def _read(task: TarTask) -> tuple[pa.Table, str]:
-    """One row per sample, and the tar's sha256."""
+    """Returns one row per sample, and the tar's sha256."""
     rules, limits = task.spec.rules, task.spec.limits
     digest = hashlib.sha256()
     rows = _Rows(task)
@@ -280,13 +286,13 @@ def _read(task: TarTask) -> tuple[pa.Table, str]:
 
 
 class _Rows:
-    """The rows of a tar: fit samples, refused ones, and one row for each fault of the tar."""
+    """The rows of a tar: one for each sample, refused or not, and one for each fault of the tar."""
 
     def __init__(self, task: TarTask) -> None:
         self._task = task
         self._rows: list[dict[str, object]] = []
-        self._fault = ""  # after it, no other reader finds a sample
-        self._is_lost = False  # other readers fail, so no sample is adopted
+        self._fault = ""  # the first fault, after which other readers find no sample
+        self._is_lost = False  # other readers fail, so all samples are refused
 
     def add(self, found: Sample | TarFault) -> None:
         """Adds one sample or fault, in the order of the tar."""
@@ -311,7 +317,7 @@ class _Rows:
         self._rows.append(row)
 
     def finished(self) -> list[dict[str, object]]:
-        """All rows, once the whole tar is read."""
+        """Returns all rows, once the whole tar has been read."""
         later: set[object] = set()
         for row in reversed(self._rows):
             if self._is_lost and row["reason"] is None:

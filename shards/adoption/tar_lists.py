@@ -1,4 +1,5 @@
-"""Finds the tars that a URL stands for: all below a folder, those of a pattern with braces, or those of a list."""
+"""Finds the tars that a URL stands for: all below a folder, those that match a pattern with braces, or those in a
+list."""
 
 import re
 from collections.abc import Iterator
@@ -20,14 +21,14 @@ _MOST_LIST_BYTES = 1 << 30
 
 @dataclass(frozen=True, kw_only=True)
 class ListedTar:
-    """A tar by its path below the store that holds it."""
+    """A tar, given by its path in the store."""
 
     path: str
     num_bytes: int
 
 
 def split_pattern(url: str) -> tuple[str, str]:
-    """(store, pattern below it) of a URL; the pattern is empty if the URL has no braces."""
+    """Divides a URL into a store and a pattern below it. The pattern is empty if the URL has no braces."""
     if "{" not in url:
         return url, ""
     folder, slash, _ = url.partition("{")[0].rpartition("/")
@@ -35,10 +36,11 @@ def split_pattern(url: str) -> tuple[str, str]:
 
 
 def find_tars(tars_url: str, *, pattern: str = "", tars_file: str = "") -> list[ListedTar]:
-    """The tars below `tars_url`: all of them, sorted, or those of a pattern or a list, in its order.
+    """Returns the tars below `tars_url`: all of them, sorted, or those of a pattern or a list, in its order.
 
-    `tars_file` has one path below `tars_url` per line. Raises UserError if there are no tars, or if they belong to
-    several splits and `tars_file` does not list them: they would become one dataset.
+    `tars_file`: a file with one path below `tars_url` per line. Raises UserError if there are no tars, if a listed one
+    is missing or listed twice, or if tars belong to several splits without being listed in `tars_file`: they would
+    become one dataset.
     """
     if pattern and tars_file:
         raise UserError("the URL has a pattern in braces and --tars-file is given; give one of them")
@@ -75,10 +77,10 @@ def _refuse_mixed_splits(names: list[str], tars_url: str) -> None:
 
 
 def expanded(pattern: str) -> Iterator[str]:
-    """Yields the names of a pattern, with braces as in a shell: `{000..127}` counts, `{a,b}` lists, and several are
-    combined.
+    """Yields the names that a pattern with braces stands for, as in a shell: `{000..127}` counts, `{a,b}` lists, and
+    several braces are combined.
 
-    Raises UserError if a brace does neither.
+    Raises UserError if braces do not match, do neither, or give too many names.
     """
     pieces = _BRACES.split(pattern)  # text, braces, text, braces, ..., text
     if any("{" in text or "}" in text for text in pieces[::2]):

@@ -1,1 +1,1 @@
-"""One page that shows what is in a dataset."""
+"""Makes the card of a dataset: one page that shows what is in it."""

@@ -1,4 +1,4 @@
-"""Gathers what a dataset's card says, and its pictures, from the dataset's own files, one shard's index at a time."""
+"""Gathers what a dataset's card says, and its pictures, from the files of the dataset, one shard's index at a time."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ class Pick:
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """One picture of the mosaic; `shard_path` is the path of its tar."""
+    """A picture of the mosaic. `shard_path`: the path of its tar."""
 
     pick: Pick
     shard_path: str
@@ -78,7 +78,7 @@ class Tile:
 
 @dataclass(frozen=True, kw_only=True)
 class CardMatch:
-    """An image that was left out, and the evaluation image that it looks like; a picture may be missing."""
+    """An image that was left out, and the evaluation image that it looks like. Either thumbnail may be missing."""
 
     source: str
     evaluation: str
@@ -89,15 +89,16 @@ class CardMatch:
 
 
 class Mosaic:
-    """Chooses `num_tiles` samples, always the same ones, spread over the shards and over the classes.
+    """Chooses `num_tiles` samples, spread over the shards and the classes. The same dataset always gives the same
+    samples.
 
-    `shard_samples` is int64[num_shards].
+    `shard_samples`: the number of samples of each shard, int64[num_shards].
     """
 
     def __init__(self, shard_samples: NDArray[np.int64], *, num_tiles: int, num_classes: int) -> None:
         num_samples = int(shard_samples.sum())
         num_tiles = min(num_tiles, num_samples)
-        # Of num_tiles evenly spaced sample ids, a shard shows as many as it has.
+        # A shard shows as many samples as it has of num_tiles evenly spaced sample ids.
         sample_ids = ((2 * np.arange(num_tiles) + 1) * num_samples) // (2 * max(num_tiles, 1))
         shards = np.searchsorted(np.cumsum(shard_samples), sample_ids, side="right")
         self._wanted: NDArray[np.int64] = np.bincount(shards, minlength=len(shard_samples))
@@ -109,8 +110,8 @@ class Mosaic:
         return bool(self._wanted[shard])
 
     def add(self, shard: int, table: pa.Table) -> None:
-        """Chooses samples from a shard's index (columns key, offset, size, labels, source). Classes shown least come
-        first."""
+        """Chooses samples from a shard's index (columns key, offset, size, labels, source), preferring the classes
+        shown least so far."""
         by_hash = np.argsort(hash_array(np.arange(table.num_rows), key=derive_key(_MOSAIC, shard)), kind="stable")
         rows = by_hash[:_CANDIDATES]
         labels = first_labels(table.column("labels").combine_chunks())[rows].clip(-1, len(self._num_shown) - 2)
@@ -122,21 +123,21 @@ class Mosaic:
             self._picks.append(_pick(shard, int(rows[place]), table))
 
     def picks(self) -> list[Pick]:
-        """What was chosen, by class."""
+        """Returns the chosen samples, sorted by class."""
         return sorted(self._picks, key=lambda pick: (pick.labels, pick.shard, pick.row))
 
 
 def read_tiles(dataset: Dataset, picks: Sequence[Pick]) -> Iterator[Tile]:
-    """The pictures, without those that cannot be read or decoded."""
+    """Yields the pictures, without those that are missing or cannot be decoded."""
 
     def read(pick: Pick) -> bytes:
         return dataset.shard_store.read_range(dataset.shard_path(pick.shard), pick.offset, pick.offset + pick.size)
 
-    picks = [pick for pick in picks if pick.size <= MAX_IMAGE_BYTES]  # no loader reads larger ones either
+    picks = [pick for pick in picks if pick.size <= MAX_IMAGE_BYTES]  # no loader reads larger images
     images = in_order(read, picks, threads=READS_AHEAD, window=READS_AHEAD)
     for pick, image in zip(picks, images, strict=True):
         if isinstance(image, (MissingObjectError, EOFError)):
-            continue  # verify reports what is missing
+            continue  # `patchline verify` reports missing bytes
         if isinstance(image, Exception):
             raise image
         if small := picture(image):
@@ -144,7 +145,7 @@ def read_tiles(dataset: Dataset, picks: Sequence[Pick]) -> Iterator[Tile]:
 
 
 def read_matches(dataset: Dataset) -> tuple[CardMatch, ...]:
-    """The closest matches with evaluation sets, closest first; empty if the plan looked for none."""
+    """Reads the matches with evaluation sets that the plan keeps, closest first; empty if the plan looked for none."""
     if MATCHES_PATH not in dataset.manifest.files:
         return ()
     file = StoreFile(dataset.store, MATCHES_PATH)
@@ -182,7 +183,7 @@ def _pick(shard: int, row: int, table: pa.Table) -> Pick:
 
 @dataclass(frozen=True, kw_only=True)
 class LeftOutImage:
-    """One image in quarantine; `match` is what it is a copy of ("" if it is none)."""
+    """One image in quarantine. `match`: the image that it is a copy of (empty: none)."""
 
     source: str
     reason: str
@@ -192,7 +193,7 @@ class LeftOutImage:
 
 @dataclass(frozen=True, kw_only=True)
 class QuarantineGroup:
-    """Images left out in the same phase for the same kind of reason."""
+    """The images that were left out in the same phase for the same kind of reason."""
 
     phase: str
     kind: str
@@ -203,9 +204,10 @@ class QuarantineGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class CardFacts:
-    """Everything that the card shows. `url` is as the user gave it.
+    """Everything that the card shows. `url`: the URL of the dataset.
 
-    `class_counts` is int64[num_classes]; `modes` counts images by Pillow's names of pixel formats.
+    `class_counts`: the number of samples of each class, int64[num_classes]. `modes`: the number of images by Pillow's
+    name of the pixel format.
     """
 
     url: str
@@ -223,7 +225,8 @@ class CardFacts:
 
 
 def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
-    """Reads every index file once, and the bytes of `num_tiles` samples. Raises UserError if a file is damaged."""
+    """Gathers the facts. Reads every index file once, and the bytes of `num_tiles` samples. Raises UserError if a file
+    is damaged."""
     manifest = dataset.manifest
     labels = dataset.label_table
     counts = labels.column("num_samples").to_numpy().astype(np.int64)
@@ -251,7 +254,7 @@ def gather_facts(dataset: Dataset, *, num_tiles: int) -> CardFacts:
 
 
 def _look_at_samples(dataset: Dataset, tally: Tally, mosaic: Mosaic) -> None:
-    """Counts the samples and chooses those of the mosaic, reading every index file once."""
+    """Counts the samples and chooses those of the mosaic. Reads every index file once."""
     shards = dataset.manifest.shards
     with Progress("card", len(shards), unit="shards") as progress:
         for shard, data in enumerate(_index_files(dataset)):
@@ -264,7 +267,7 @@ def _look_at_samples(dataset: Dataset, tally: Tally, mosaic: Mosaic) -> None:
 
 
 def _index_files(dataset: Dataset) -> Iterator[bytes]:
-    """Every index file; several are read ahead."""
+    """Yields every index file. Several are read ahead."""
     shards = range(len(dataset.manifest.shards))
     read = in_order(
         lambda shard: dataset.checked_file(index_path(shard)), shards, threads=READS_AHEAD, window=READS_AHEAD
@@ -276,7 +279,7 @@ def _index_files(dataset: Dataset) -> Iterator[bytes]:
 
 
 def _batches(dataset: Dataset, path: str, rules: TableSchema) -> Iterator[pa.Table]:
-    """Yields the columns of the rules in pieces, so that a large table is never in memory as a whole."""
+    """Yields the columns that the rules name, in pieces, so that a large table is never in memory as a whole."""
     columns = rules.schema.names
     with dataset.naming(path), arrow_faults(), open_checked(StoreFile(dataset.store, path), rules) as file:
         for batch in file.batches(columns, rows=_ROWS_AT_ONCE):
@@ -296,8 +299,8 @@ def _modes(dataset: Dataset) -> Counter[str]:
 
 
 def _quarantine(dataset: Dataset) -> tuple[QuarantineGroup, ...]:
-    """Groups the images left out by phase, kind and the general part of the reason, the largest group first. Beyond
-    MOST_GROUPS, all others are one group."""
+    """Returns groups the left-out images by phase, kind and the general part of the reason, with the largest group
+    first. After MOST_GROUPS groups, all others form one group."""
     counts: Counter[tuple[str, str, str]] = Counter()
     examples: dict[tuple[str, str, str], list[LeftOutImage]] = {}
     for table in _batches(dataset, QUARANTINE_PATH, _QUARANTINE_RULES):
@@ -319,7 +322,7 @@ def _quarantine(dataset: Dataset) -> tuple[QuarantineGroup, ...]:
 def _grouped(table: pa.Table) -> pa.Table:
     reason = pc.fill_null(table.column("reason"), "")
     general = general_reasons(reason)
-    # an overlap's reason names the evaluation set, whose URL has to stay whole
+    # the reason of a match names the evaluation set, whose URL must stay complete
     return table.append_column("group", pc.if_else(pc.equal(table.column("kind"), "evaluation"), reason, general))
 
 

@@ -1,4 +1,4 @@
-"""The card as one HTML page: what the template shows of the facts."""
+"""Makes the card as one HTML page: turns the facts into what the template shows."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from shards.output.quantities import plural
 from shards.pages.page import page, shown, without_users_and_queries
 
 LISTED_SIZES = 16
-SMALL_PIXELS = 96  # smaller pictures are enlarged pixel by pixel
-MOST_BARS = 40  # classes that are drawn by name; more are a curve
-MOST_SEARCHED = 50_000  # at most 2 MB of usual names
+SMALL_PIXELS = 96  # smaller pictures are enlarged without smoothing
+MOST_BARS = 40  # classes with a bar each; more are drawn as a curve
+MOST_SEARCHED = 50_000  # about 2 MB if names have a usual length
 LISTED = 12
 MOST_MODES = 12
 _FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WebP"}
@@ -31,7 +31,7 @@ _MODES = {
     "RGBA": "RGB with transparency",
     "": "of unknown mode",
 }
-# What is done to a stored image to show it upright, by its EXIF orientation.
+# How a stored image is turned upright, by its EXIF orientation.
 _TURNS = {
     2: "mirrored",
     3: "by 180°",
@@ -45,7 +45,7 @@ _TURNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What can be done with a dataset next: a title, a sentence and the command."""
+    """What to do next with a dataset: a title, a sentence and the command."""
 
     title: str
     about: str
@@ -54,7 +54,7 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class BarRow:
-    """A line of a table: name, count, and the length of its bar in percent of the longest."""
+    """A row of a table: name, count, and the length of its bar in percent of the longest."""
 
     name: str
     count: int
@@ -62,7 +62,7 @@ class BarRow:
 
 
 def render(facts: CardFacts, *, use: Use | None = None) -> bytes:
-    """The page in UTF-8. Equal facts and use give equal bytes."""
+    """Returns the page in UTF-8. Equal facts and use give equal bytes."""
     groups = {kind: [group for group in facts.quarantine if group.kind == kind] for kind in KINDS}
     values = {
         "facts": facts,
@@ -86,13 +86,14 @@ def render(facts: CardFacts, *, use: Use | None = None) -> bytes:
 
 
 def title_of(url: str) -> str:
-    """The last part of a dataset's URL, without anything that could be a password."""
+    """Returns the last part of a dataset's URL, without anything that could be a password."""
     last = without_users_and_queries(url).rstrip("/").rpartition("/")[2]
     return last.rpartition("@")[2] or "dataset"
 
 
 def class_facts(facts: CardFacts) -> dict[str, object]:
-    """What the page says about the classes: the largest and the smallest, how they are spread, a list to search."""
+    """Returns what the page says about the classes: the largest and the smallest, how samples are distributed, and a
+    list to search."""
     counts = facts.class_counts
     filled = counts[counts > 0]
     shares = filled / max(int(filled.sum()), 1)
@@ -125,14 +126,15 @@ def _rows(facts: CardFacts, order: NDArray[np.int64]) -> list[BarRow]:
 
 
 def searched_of(num_classes: int) -> str:
-    """Which classes a search covers."""
+    """Returns which classes a search covers."""
     if num_classes <= MOST_SEARCHED:
         return plural(num_classes, "class")
     return f"the {MOST_SEARCHED:,} largest of {num_classes:,} classes"
 
 
 def _to_search(facts: CardFacts, order: NDArray[np.int64]) -> str:
-    """One line per class, largest first: label, number of samples, name. No name has a tab or a line break in it."""
+    """Returns one line per class, largest first: label, number of samples, name. `shown` leaves no tab or line break in
+    a name."""
     counts, names = facts.class_counts, facts.class_names
     return "\n".join(f"{place}\t{counts[place]}\t{shown(names[place])}" for place in order[:MOST_SEARCHED].tolist())
 
@@ -157,7 +159,7 @@ def _images(tally: Tally) -> dict[str, object]:
 
 
 def image_words(tally: Tally, modes: Counter[str]) -> str:
-    """What the images are: "500 JPEG; 486 RGB, 14 greyscale; 1 with EXIF rotation (by 90° clockwise)"."""
+    """Returns what the images are: "500 JPEG; 486 RGB, 14 greyscale; 1 with EXIF rotation (by 90° clockwise)"."""
     formats = [f"{count:,} {_FORMATS.get(ext, shown(ext))}" for ext, count in tally.exts.most_common()]
     is_one = len(modes) == 1
     named = [

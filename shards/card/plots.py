@@ -1,4 +1,4 @@
-"""The plots of a dataset's card: its classes, and the sizes and labels of its images."""
+"""Draws the plots of a dataset's card: its classes, and the sizes and labels of its images."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,8 @@ SHADES = 8
 
 
 def rank_curve(counts: NDArray[np.int64]) -> Markup:
-    """Draws the samples per class, the largest class first: the long tail. `counts` is int64[num_classes]."""
+    """Draws the samples per class, with the largest class first, which shows a long tail. `counts`:
+    int64[num_classes]."""
     falling = np.sort(counts)[::-1]
     most, least, num_classes = int(falling[0]), int(falling[falling > 0][-1]), len(falling)
     is_log = most >= 10 * least
@@ -42,7 +43,7 @@ def _from_one(last: int) -> Ticks:
 
 
 def coverage(counts: NDArray[np.int64]) -> Markup:
-    """Draws the share of all labels that the largest classes have, by the number of these classes."""
+    """Draws which share of all labels the n largest classes have, against n."""
     rising = np.cumsum(np.sort(counts)[::-1])
     num_classes, num_labels = len(rising), int(rising[-1])
     half = int(np.searchsorted(rising, num_labels / 2)) + 1
@@ -59,7 +60,7 @@ def coverage(counts: NDArray[np.int64]) -> Markup:
 def byte_sizes(tally: Tally) -> Markup:
     """Draws how many images have how many bytes, on a log axis."""
     used = np.flatnonzero(tally.byte_sizes)
-    # two bins of a sixteenth of an octave per bar, at least an octave and a half in all
+    # a bar is two bins of 1/16 octave; the axis has at least 1.5 octaves
     first = int(used[0]) // 2 * 2 - 4
     last = max(int(used[-1]) // 2 * 2 + 6, first + 3 * BYTE_STEPS // 2)
     first = max(first, 0)
@@ -87,7 +88,7 @@ def aspects(tally: Tally) -> Markup:
 
 
 def histogram(counts: NDArray[np.int64], x: Axis, *, about: str, marks: Sequence[tuple[float, str]] = ()) -> Markup:
-    """Draws bars of equal width over the whole axis. `marks` are places on it with their texts."""
+    """Draws bars of equal width over the whole axis. `marks`: places on the axis, with their texts."""
     most = int(counts.max())
     y = Axis(name="images", low=0, high=1.04 * max(most, 1), ticks=labelled(ticks(0, most, is_whole=True)))
     frame, step = Frame(x=x, y=y), (x.high - x.low) / len(counts)
@@ -101,7 +102,7 @@ def histogram(counts: NDArray[np.int64], x: Axis, *, about: str, marks: Sequence
 
 
 def byte_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Round numbers of bytes between two base-2 logarithms."""
+    """Returns round numbers of bytes between two base-2 logarithms, with their labels."""
     octaves = high - low
     steps = (1,) if octaves > 12 else (1, 2, 5) if octaves > 3 else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
     units = (("B", 1), ("kB", 10**3), ("MB", 10**6), ("GB", 10**9))
@@ -111,14 +112,14 @@ def byte_ticks(low: float, high: float) -> list[tuple[float, str]]:
 
 
 def aspect_ticks(low: float, high: float) -> list[tuple[float, str]]:
-    """Usual ratios of width to height between two base-2 logarithms."""
+    """Returns common ratios of width to height between two base-2 logarithms, with their labels."""
     sides = ((1, 8), (1, 4), (1, 3), (1, 2), (2, 3), (1, 1), (3, 2), (2, 1), (3, 1), (4, 1), (8, 1))
     found = [(math.log2(width / height), f"{width}:{height}") for width, height in sides]
     return [tick for tick in found if low <= tick[0] <= high and (high - low < 7 or tick[1] not in ("2:3", "3:2"))]
 
 
 def resolution(tally: Tally) -> Markup:
-    """Draws height against width on log axes, darker for more images (log), with both margins."""
+    """Draws height against width on log axes, with a darker cell for more images, and the histogram of each side."""
     height, width = np.flatnonzero(tally.sides.any(axis=1)), np.flatnonzero(tally.sides.any(axis=0))
     spans = [
         f"{2 ** (int(used[0]) / SIDE_STEPS):.0f} to {2 ** ((int(used[-1]) + 1) / SIDE_STEPS):.0f}"
@@ -129,7 +130,7 @@ def resolution(tally: Tally) -> Markup:
 
 
 def density(sides: NDArray[np.int64], *, about: str) -> Markup:
-    """Draws counts of height against width. `sides` is int64[height bin, width bin] with SIDE_STEPS bins per octave,
+    """Draws counts of height against width. `sides`: int64[height bin, width bin], with SIDE_STEPS bins per octave,
     from 1 pixel."""
     used = np.flatnonzero(sides.any(axis=0) | sides.any(axis=1))
     low, high = max(int(used[0]) - 1, 0), min(int(used[-1]) + 2, len(sides))
@@ -167,7 +168,7 @@ def _octaves(low: float, high: float) -> range:
 
 
 def _shaded(counts: NDArray[np.int64], *, base: int, cell: float) -> list[str]:
-    """Returns one path per shade, since a rectangle for every cell would be most of the page."""
+    """Returns one path per shade, since a rectangle for every cell would make the page much larger."""
     strength = np.log1p(counts) / max(math.log1p(int(counts.max())), 1e-9)
     shade = np.ceil(strength * SHADES).astype(int)
     paths = []
@@ -182,8 +183,8 @@ def _shaded(counts: NDArray[np.int64], *, base: int, cell: float) -> list[str]:
 
 
 def together(tally: Tally, names: Sequence[str]) -> Markup:
-    """Draws, for the samples with a row's label, the percentage that have the column's label as well. `names` are those
-    of the top classes."""
+    """Draws a matrix: the percentage of the samples with the row's label that also have the column's label. `names`:
+    the names of the top classes."""
     shares = tally.together / np.maximum(np.diag(tally.together), 1)[:, None]
     about = f"How often the {len(names)} most frequent labels occur together."
     return matrix(

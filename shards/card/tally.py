@@ -1,4 +1,4 @@
-"""Histograms over the index of a dataset, added up shard by shard, in memory that does not grow with the collection."""
+"""Makes histograms over the index of a dataset, shard by shard, in memory that does not grow with the dataset."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ MOST_LABELS = 64
 SIZES_HELD = 1 << 17
 
 TALLY_COLUMNS = ("size", "ext", "height", "width", "labels", "orientation")
-_SIDEWAYS = 5  # this and higher EXIF orientations swap height and width
+_SIDEWAYS = 5  # this and higher EXIF orientations exchange height and width
 
 
 def _zeros(*shape: int) -> NDArray[np.int64]:
@@ -24,7 +24,7 @@ def _zeros(*shape: int) -> NDArray[np.int64]:
 
 
 class Sizes:
-    """Counts of (height, width). In a collection with more than SIZES_HELD sizes, the rare ones are forgotten."""
+    """Counts of (height, width). If there are more than SIZES_HELD different sizes, the rare ones are forgotten."""
 
     def __init__(self) -> None:
         self._keys, self._counts = _zeros(0), _zeros(0)
@@ -32,14 +32,14 @@ class Sizes:
         self._num_new = 0
 
     def add(self, height: NDArray[np.int64], width: NDArray[np.int64]) -> None:
-        """Adds some images. They are counted many at a time, since each count sorts everything held."""
+        """Adds some images. They are counted many at a time, since each count sorts all sizes."""
         self._new.append(height << 32 | width)
         self._num_new += len(height)
         if self._num_new >= 4 * SIZES_HELD:
             self._count()
 
     def most_common(self, number: int) -> list[tuple[tuple[int, int], int]]:
-        """((height, width), count), the most frequent first."""
+        """Returns ((height, width), count) of the most common sizes, with the most common first."""
         self._count()
         order = np.argsort(-self._counts, kind="stable")[:number]
         pairs = zip(self._keys[order].tolist(), self._counts[order].tolist(), strict=True)
@@ -65,10 +65,10 @@ class Sizes:
 
 @dataclass(kw_only=True)
 class Tally:
-    """What is known about the images so far. `top_classes`: the label ids whose co-occurrence is counted.
+    """The counts of the images so far. `top_classes`: the label ids whose co-occurrence is counted.
 
-    `sides` is [height, width], in eighths of an octave, of the image as it is displayed (EXIF orientation applied).
-    `together[i, j]` counts the samples that have both top class i and j, so its diagonal counts those that have i.
+    `sides`: the number of images by [height, width], in eighths of an octave, of the image as displayed, with its EXIF
+    orientation applied. `together[i, j]`: the number of samples that have both top class i and top class j.
     """
 
     top_classes: NDArray[np.int64]
@@ -123,7 +123,7 @@ class Tally:
         side_bins = len(self.sides)
         rows, columns = (_bins(side, SIDE_STEPS, SIDE_OCTAVES) for side in (height, width))
         self.sides += np.bincount(rows * side_bins + columns, minlength=side_bins**2).reshape(side_bins, side_bins)
-        # half a bin on, so that square images are in the middle of a bin
+        # shifted by half a bin, so that square images are in the middle of a bin
         ratio = np.maximum(width, 1) / np.maximum(height, 1) * 2 ** (ASPECT_OCTAVES // 2 + 0.5 / ASPECT_STEPS)
         self.aspects += np.bincount(_bins(ratio, ASPECT_STEPS, ASPECT_OCTAVES), minlength=len(self.aspects))
         self.sizes.add(height, width)
@@ -142,7 +142,7 @@ class Tally:
 
 
 def first_labels(labels: pa.ListArray) -> NDArray[np.int64]:
-    """The first label of each row, -1 if it has none."""
+    """Returns the first label of each row; -1 if it has none."""
     num_labels = pc.list_value_length(labels).fill_null(0).to_numpy(zero_copy_only=False)
     values = labels.flatten().to_numpy(zero_copy_only=False)
     first = np.full(len(num_labels), -1, np.int64)
@@ -152,7 +152,7 @@ def first_labels(labels: pa.ListArray) -> NDArray[np.int64]:
 
 
 def quantile(counts: NDArray[np.int64], share: float) -> float:
-    """The place in the histogram (in bins, with a fraction) below which `share` of the counted lie."""
+    """Returns the place in the histogram (in bins, with a fraction) below which `share` of the values are."""
     total = np.cumsum(counts)
     wanted = share * total[-1]
     place = int(np.searchsorted(total, wanted))

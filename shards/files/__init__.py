@@ -1,1 +1,1 @@
-"""Local files, and JSON of known types."""
+"""Reads and writes local files, and JSON of declared types."""

@@ -1,8 +1,8 @@
-"""Reads and writes local files, whatever a killed process or another program has left in them.
+"""Reads and writes local files, even if a killed process or another program has damaged them.
 
-Files are read only if they are regular, and never beyond a bound. Files of one JSON object per line are appended to and
-read line by line, or from their end: the metrics of 300,000 steps are 200 MB. Other small files are written whole or
-not at all.
+Only regular files are read, up to a limit. Files with one JSON object per line are appended to, and are read line by
+line or from their end, since the metrics of 300,000 steps take 200 MB. Other small files are written completely or not
+at all.
 """
 
 import json
@@ -24,20 +24,20 @@ from shards.storage.local import open_regular, read_whole
 log = logging.getLogger(__name__)
 MOST_FILE_BYTES = 1 << 30
 _MOST_LINE_BYTES = 1 << 20
-_MOST_KEPT = 10_000  # writes, of a kilobyte or two
+_MOST_KEPT = 10_000  # writes of 1 or 2 kB each
 Line = dict[str, Any]
 
 
 def at_home(path: str) -> str:
-    """A path with `~` or `~user` at its beginning replaced by the home folder, as a shell does it; else as it is."""
+    """Returns the path with a leading `~` or `~user` replaced by the home folder, as in a shell."""
     return os.path.expanduser(path) if path.startswith("~") else path  # noqa: PTH111 - Path raises for unknown users
 
 
 def read_local_file(path: str | Path, *, most_bytes: int) -> bytes:
-    """The file's bytes, whatever links lead to it.
+    """Reads a file, following links.
 
-    Raises OSError if it is missing, a folder or unreadable; InvalidDataError if it is a pipe, a socket or a device, or
-    has more than `most_bytes`.
+    Raises OSError if it is missing, a folder or unreadable, and InvalidDataError if it is a pipe, a socket or a device,
+    or has more than `most_bytes`.
     """
     name = os.fspath(path)
     try:
@@ -51,8 +51,8 @@ def read_local_file(path: str | Path, *, most_bytes: int) -> bytes:
 
 
 def read_local_text(path: str | Path, *, most_bytes: int) -> str:
-    """The text of a UTF-8 file, without a byte order mark. Raises as `read_local_file`; InvalidDataError if it is not
-    UTF-8."""
+    """Reads a UTF-8 file as text, without a byte order mark. Raises the same errors as `read_local_file`, and
+    InvalidDataError if the file is not UTF-8."""
     data = read_local_file(path, most_bytes=most_bytes)
     try:
         return data.decode("utf-8-sig")
@@ -63,7 +63,8 @@ def read_local_text(path: str | Path, *, most_bytes: int) -> str:
 
 
 def open_local_file(path: str | Path) -> BufferedReader:
-    """The file, open for reading its parts. Raises as `read_local_file`."""
+    """Opens a file to read parts of it. Raises OSError if it is missing, a folder or unreadable, and InvalidDataError
+    if it is not a regular file."""
     name = os.fspath(path)
     try:
         return open(name, "rb", opener=open_regular)
@@ -75,7 +76,7 @@ def open_local_file(path: str | Path) -> BufferedReader:
 class Lines:
     """The usable lines of a file in order, as bytes and as objects, and the number of other lines.
 
-    `has_half_line`: the last of the other lines ends without a line break, as while it is being written.
+    `has_half_line`: whether the last of the other lines has no line break, as if it were still being written.
     """
 
     texts: list[bytes]
@@ -85,9 +86,9 @@ class Lines:
 
 
 def read_lines(path: Path, *, is_usable: Callable[[Line], bool], containing: bytes = b"") -> Lines:
-    """The lines that are usable objects and contain `containing`; none if there is no such file.
+    """Reads the lines that are usable objects and contain `containing`. There are none if the file is missing.
 
-    Raises InvalidDataError if it is not a regular file, or is larger than MOST_FILE_BYTES.
+    Raises InvalidDataError if the file is not regular, or is larger than MOST_FILE_BYTES.
     """
     try:
         data = read_local_file(path, most_bytes=MOST_FILE_BYTES)
@@ -114,8 +115,7 @@ def read_lines(path: Path, *, is_usable: Callable[[Line], bool], containing: byt
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Adds the name of this file or folder to errors of writing inside the block, since a full disk does not say where
-    it is."""
+    """Adds this path to OSErrors inside the block that name no file, such as those of a full disk."""
     try:
         yield
     except OSError as error:
@@ -127,7 +127,7 @@ def naming(path: Path) -> Iterator[None]:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields the path of a file to write, PATH.part. It replaces `path` if the block ends without an error; otherwise
-    it is removed, and `path` stays as it was. Nothing is synced to the disk."""
+    it is removed, and `path` is unchanged. Nothing is synced to the disk."""
     waiting = path.with_name(f"{path.name}.part")
     try:
         yield waiting
@@ -139,19 +139,19 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file with exactly these bytes. If that fails, the file from before stays as it was."""
+    """Writes a file with exactly these bytes. If that fails, an earlier file is unchanged."""
     with naming(path), replacing(path) as waiting:
         waiting.write_bytes(data)
 
 
 def append_line(path: Path, line: Mapping[str, object]) -> None:
-    """Appends an object, on a line of its own even if a killed process has left half a line."""
+    """Appends an object as a separate line, even if a killed process has left half a line."""
     with naming(path), open_to_append(path) as file:
         append_to(file, line)
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """Opens a file for `append_to`. Ends the half line that a killed process or a full disk has left."""
+    """Opens a file for `append_to`. If a killed process or a full disk has left half a line, adds a line break."""
     file = path.open("a+b", buffering=0)
     try:
         end = file.seek(0, os.SEEK_END)
@@ -165,16 +165,16 @@ def open_to_append(path: Path) -> BinaryIO:
 
 
 def append_to(file: BinaryIO, line: Mapping[str, object]) -> None:
-    """Appends an object to a file from `open_to_append`. If it raises OSError, half a line may be there: open the file
-    again."""
+    """Appends an object to a file from `open_to_append`. After an OSError the file may end with half a line, so it must
+    be opened again."""
     text = json.dumps(line).encode() + b"\n"
-    while text:  # a disk with little room takes the beginning
+    while text:  # a nearly full disk takes only the beginning
         text = text[file.write(text) :]
 
 
 def append_or_say(path: Path, line: Mapping[str, object], *, what: str) -> None:
-    """Appends an object. If the file cannot be written, a log message says so, and `what` is missing from it. Raises
-    OSError if the folder is gone."""
+    """Appends an object. If the file cannot be written, a log message says so, and that `what` is missing from the
+    file. Raises OSError if the folder is gone."""
     try:
         append_line(path, line)
     except OSError as error:
@@ -184,11 +184,11 @@ def append_or_say(path: Path, line: Mapping[str, object], *, what: str) -> None:
 
 
 class KeptWrites:
-    """Repeats writes to one file that a full, read-only or failing disk refuses, so that the caller can go on
+    """Repeats writes to one file that a full, read-only or failing disk refuses, so that the caller can continue
     meanwhile.
 
-    Refused writes are kept, in order, and repeated before the next one. Beyond `_MOST_KEPT` of them, the disk's error
-    is raised. `path` is for messages.
+    Refused writes are kept in order, and repeated before the next one. If more than `_MOST_KEPT` are kept, the disk's
+    error is raised. `path`: the file, for messages.
     """
 
     def __init__(self, path: Path) -> None:
@@ -197,7 +197,7 @@ class KeptWrites:
         self._fault: OSError | None = None
 
     def do(self, write: Callable[[], object]) -> None:
-        """Writes, now or later: `write` can be repeated after an OSError."""
+        """Writes now or later. It must be possible to call `write` again after an OSError."""
         self._kept.append(write)
         try:
             while self._kept:
@@ -216,7 +216,7 @@ class KeptWrites:
         self._fault = None
 
     def settle(self) -> None:
-        """Raises the disk's error if something is still to be written."""
+        """Tries the kept writes again, and raises the disk's error if one is still refused."""
         if self._kept:
             self.do(lambda: None)
         if self._fault:
@@ -224,22 +224,22 @@ class KeptWrites:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of a line is a number, which may be NaN."""
+    """Whether a value in a line is a number, including NaN."""
     return type(value) is int or type(value) is float
 
 
 def is_finite(value: object) -> bool:
-    """Whether a value of a line is a finite number that a float can hold."""
+    """Whether a value in a line is a finite number that fits in a float."""
     return is_number(value) and abs(value) < 1e300 and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def is_step(value: object) -> bool:
-    """Whether a value of a line is a number of steps."""
+    """Whether a value in a line is a number of steps."""
     return type(value) is int and 0 <= value < 1 << 62
 
 
 def object_in(text: bytes) -> Line | None:
-    """The object in a line; None if there is none, or if the line is too long or nested too deeply.
+    """Returns the object in a line; None if there is none, or if the line is too long or nested too deeply.
 
     NaN and Infinity are read as this program writes them, since a loss may be either.
     """
@@ -254,15 +254,16 @@ def object_in(text: bytes) -> Line | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Tail:
-    """The last bytes of a file that has `num_bytes`, last changed at `modified` (seconds since 1970)."""
+    """The last bytes of a file. `num_bytes`: the length of the whole file. `modified`: when it was last changed, in
+    seconds since 1970."""
 
     data: bytes
     num_bytes: int
     modified: float
 
     def last(self, is_usable: Callable[[Line], bool], *, containing: bytes = b"") -> Line | None:
-        """The last usable line that contains `containing`; None if there is none. A line that begins before these bytes
-        does not count."""
+        """Returns the last usable line that contains `containing`; None if there is none. A line that begins before
+        `data` does not count."""
         end = len(self.data)
         while end > 0:
             if containing:
@@ -277,7 +278,7 @@ class Tail:
         return None
 
     def _end_of_line(self, position: int, *, most: int) -> int:
-        """The end, up to `most`, of the line with this position; -1 if `position` is negative."""
+        """Returns the end, up to `most`, of the line that contains this position; -1 if `position` is negative."""
         if position < 0:
             return -1
         end = self.data.find(b"\n", position, most)
@@ -285,7 +286,7 @@ class Tail:
 
 
 def read_tail(path: Path, *, most_bytes: int) -> Tail | None:
-    """The last `most_bytes` of a file, or all of it; None if it is missing.
+    """Reads the last `most_bytes` of a file, or all of it; None if it is missing.
 
     Raises OSError if it is a folder or unreadable, and InvalidDataError if it is not a regular file.
     """

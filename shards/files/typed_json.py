@@ -1,4 +1,5 @@
-"""JSON from strangers as typed values: bounded in depth, without repeated keys, checked against dataclasses.
+"""Reads untrusted JSON as typed values. Its depth is limited, repeated keys are refused, and values are checked against
+dataclasses.
 
     @dataclass(frozen=True, kw_only=True)
     class ShardFacts:
@@ -7,9 +8,9 @@
 
     facts = read_record(ShardFacts, data)
 
-Lists of many objects of one kind are checked column by column, since a manifest may have tens of thousands of them.
-A sealed text ends with a digest of itself, the sha256 of all bytes before it, so that a single changed bit is found
-before anything in the JSON counts.
+Lists of many objects of one kind are checked column by column, since a manifest may have tens of thousands of them. A
+sealed text ends with a digest: the sha256 of all bytes before it. So a single changed bit is found before the JSON is
+used.
 """
 
 import hashlib
@@ -23,11 +24,11 @@ from typing import Any, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 from shards.config_values import allowed_instead, shown_value, without_none, without_range
 
 Record = TypeVar("Record")
-MOST_DEPTH = 64  # of lists and objects inside each other
+MOST_DEPTH = 64  # levels of lists and objects inside each other
 _CONTAINERS = frozenset({dict, list})
 _TOO_DEEP = f"lists and objects are nested more than {MOST_DEPTH} deep"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_MOST_PATH_CHARACTERS = 1024  # S3's bound for a key is as many bytes
+_MOST_PATH_CHARACTERS = 1024  # an S3 key has at most as many bytes
 _PLAIN_PATH = re.compile(r"(?:(?:\A|(?<=[^/])/)(?!\.{1,2}(?:/|\Z))[^/\0\ud800-\udfff]+)+")
 _NOT_PLAIN = tuple(
     f"{before}{part}{after}" for part in ("", ".", "..") for before in ("/", "\n") for after in ("/", "\n")
@@ -36,9 +37,10 @@ _BEFORE, _AFTER = b', "digest": "', b'"}\n'
 
 
 def parse_json(data: bytes | str) -> Any:
-    """The value of a JSON text. Raises ValueError if it is broken, nested deeper than MOST_DEPTH, or names a key twice.
+    """Returns the value of a JSON text. Raises ValueError if it is broken, nested deeper than MOST_DEPTH, or has a key
+    twice.
 
-    NaN and Infinity are refused: they are not JSON, though Python writes them.
+    NaN and Infinity are refused: they are not JSON, although Python writes them.
     """
     text = data.decode() if isinstance(data, bytes) else data
     try:
@@ -50,15 +52,16 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def read_record(kind: type[Record], data: bytes | str) -> Record:
-    """The dataclass `kind` from a JSON object. ValueError names the first field that is missing, unknown, of the wrong
-    type or out of its range."""
+    """Returns the dataclass `kind` from a JSON object. Raises ValueError, which names the field, if a field is missing,
+    unknown, of the wrong type or out of its range."""
     return record_from(kind, parse_json(data))
 
 
 def record_from(kind: type[Record], value: Any, *, where: str = "") -> Record:
-    """The dataclass `kind` from a parsed JSON object; `where` comes before a field's name in messages.
+    """Returns the dataclass `kind` from a parsed JSON object. `where` comes before a field's name in messages.
 
-    Lists become tuples, objects become the dataclasses or dicts that the fields declare. ValueError as `read_record`.
+    Lists become tuples, and objects become the dataclasses or dicts that the fields declare. Raises the same errors as
+    `read_record`.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{where.rstrip('.') or 'the JSON'} is {shown_value(value)}; allowed: an object")
@@ -74,13 +77,13 @@ def record_from(kind: type[Record], value: Any, *, where: str = "") -> Record:
 
 @lru_cache(maxsize=64)
 def _declared(kind: type) -> dict[str, tuple[Field[Any], Any]]:
-    """Each field of a dataclass, and its type with the range beside it."""
+    """Returns each field of a dataclass, and its type with the declared range."""
     types = get_type_hints(kind, include_extras=True)
     return {field.name: (field, types[field.name]) for field in fields(kind) if field.init}
 
 
 def _converted(value: Any, kind: Any, name: str) -> Any:
-    """The value as its field declares it."""
+    """Returns the value in the type that its field declares. Raises ValueError if it does not fit."""
     kinds = without_none(kind)
     if value is None and len(get_args(kind)) > len(kinds):
         return None
@@ -126,7 +129,7 @@ def _refuse_depth(value: Any) -> None:
             inner
             for outer in level
             for inner in (outer.values() if type(outer) is dict else outer)
-            if type(inner) in _CONTAINERS  # by identity: twice as fast, and a JSON text has no other kinds
+            if type(inner) in _CONTAINERS  # `type` is twice as fast as isinstance; JSON has no subclasses
         ]
     if level:
         raise ValueError(_TOO_DEEP)
@@ -146,10 +149,10 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def records_from(kind: type[Record], values: Any, *, name: str) -> tuple[Record, ...]:
-    """A list of JSON objects as dataclasses whose fields are all plain texts or numbers.
+    """Returns a list of JSON objects as dataclasses whose fields are all plain texts or numbers.
 
-    Raises ValueError for the first value that is missing, unknown, of the wrong type or out of its range. It compares
-    whole columns with their types and ranges, in a twentieth of the time that `record_from` takes.
+    Raises ValueError for the first value that is missing, unknown, of the wrong type or out of its range. It checks
+    types and ranges column by column, 20 times as fast as `record_from`.
     """
     if not isinstance(values, list):
         raise ValueError(f"{name} is {shown_value(values)}; allowed: a list")
@@ -163,8 +166,8 @@ def records_from(kind: type[Record], values: Any, *, name: str) -> tuple[Record,
 
 
 def not_plain(paths: Sequence[str]) -> str | None:
-    """The first path that is not plain and relative (no empty part, no . or .., no NUL, valid Unicode); None if all
-    are."""
+    """Returns the first path that is not plain and relative (no empty part, no . or .., no NUL, valid Unicode, not too
+    long); None if all are."""
     joined = "\n".join(("", *paths, ""))
     is_safe = joined.count("\n") == len(paths) + 1 and max(map(len, paths), default=0) <= _MOST_PATH_CHARACTERS
     if not paths or (is_safe and is_unicode(joined) and not any(part in joined for part in (*_NOT_PLAIN, "\0"))):
@@ -173,12 +176,12 @@ def not_plain(paths: Sequence[str]) -> str | None:
 
 
 def not_sha256(texts: Sequence[str]) -> str | None:
-    """The first text that is not a sha256 of 64 lower-case hex digits; None if all are."""
+    """Returns the first text that is not a sha256 of 64 lower-case hex digits; None if all are."""
     return next((text for text in texts if not _SHA256.fullmatch(text)), None)
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be written as UTF-8: JSON may contain half of a surrogate pair."""
+    """Whether a text can be encoded as UTF-8. JSON may contain half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -187,8 +190,8 @@ def is_unicode(text: str) -> bool:
 
 
 def _refuse_column(column: list[Any], type_: Any, *, name: str, field: str) -> None:
-    """Checks a column by the types of its values and by the least and the greatest; only if these are wrong is each
-    value looked at."""
+    """Raises ValueError for the first wrong value of a column. Looks at single values only if the types, the least or
+    the greatest value are wrong."""
     is_right = set(map(type, column)) <= {without_range(type_)}
     ends = () if type_ is str or not (is_right and column) else (min(column), max(column))
     if is_right and not any(allowed_instead(value, type_) for value in ends):
@@ -203,13 +206,13 @@ def _is_plain(path: str) -> bool:
 
 
 def sealed(text: bytes) -> bytes:
-    """The text of a JSON object, with its digest added."""
+    """Returns the text of a JSON object, with its digest added."""
     body = text.rstrip().removesuffix(b"}").rstrip()
     return body + _BEFORE + _digest(body) + _AFTER
 
 
 def unsealed(data: bytes) -> bytes:
-    """The text without its digest. Raises ValueError if the digest is missing, or is not that of the text."""
+    """Returns the text without its digest. Raises ValueError if the digest is missing or does not match the text."""
     body, mark, rest = data.rpartition(_BEFORE)
     if not mark:
         raise ValueError("it does not end with its digest")

@@ -1,1 +1,1 @@
-"""Single images: headers, smaller copies, perceptual hashes."""
+"""Works on single images: headers, smaller copies, perceptual hashes."""

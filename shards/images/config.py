@@ -1,6 +1,6 @@
-"""Settings for which images are packed, and which of them as smaller copies.
+"""Settings for which images are packed, and which of these are stored as smaller copies.
 
-They load neither NumPy nor Pillow, since the command line reads them.
+This module loads neither NumPy nor Pillow, so that the command line starts quickly.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from shards.config_values import Range, refuse_wrong_values
 PACKED_FORMATS = ("jpg", "png", "webp")
 MAX_IMAGE_BYTES = 64 << 20
 MAX_IMAGE_PIXELS = 1 << 27  # 134 megapixels, 400 MB once decoded to RGB
-MOST_JPEG_PIXELS = 65_500  # libjpeg's bound for a side
-CODEC_PACKAGES = ("pillow",)  # the bytes of a copy depend on its version, which goes into the plan
+MOST_JPEG_PIXELS = 65_500  # per side, the limit of libjpeg
+CODEC_PACKAGES = ("pillow",)  # its version determines the bytes of copies, so the plan records it
 
 PERCEPTUAL_HASH = "imagehash-phash-256-by-frequency-1"
 HASH_PACKAGES = ("imagehash", "pillow", "scipy")
@@ -20,15 +20,15 @@ HASH_BITS = 256
 DEFAULT_MAX_DISTANCE = 64  # measured in docs/benchmarks.md
 
 _MOST_BYTES = (1 << 31) - 1
-_MOST_PIXELS = 178_956_970  # Pillow opens nothing larger
+_MOST_PIXELS = 178_956_970  # Pillow opens no larger image
 _MOST_SCANS, _MOST_SCAN_PIXELS, _MOST_MEMORY_BYTES, _MOST_CHUNKS = 10_000, 1 << 34, 1 << 32, 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLimits:
-    """The largest image that is packed, and the costliest to decode. Both are checked before anything is decoded.
+    """Limits for the size of images and for the cost of decoding them. Both are checked before anything is decoded.
 
-    If they are not the defaults, the dataset's manifest has them, so that readers of its images allow the same.
+    Other limits than the defaults are stored in the dataset's manifest, so that readers of its images allow the same.
     """
 
     max_bytes: Annotated[int, Range(1, _MOST_BYTES)] = MAX_IMAGE_BYTES

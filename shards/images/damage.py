@@ -1,4 +1,5 @@
-"""Finds JPEGs and PNGs of which a part is missing: zeroed by a bad disk, or cut off and closed with a sound end.
+"""Finds JPEGs and PNGs of which a part is missing because a bad disk zeroed it, or because the file was cut and given a
+valid end.
 
 Pillow, like most decoders, fills what is missing with grey, black or noise, and reports nothing.
 """
@@ -10,40 +11,40 @@ import zlib
 import simplejpeg
 
 _JPEG = b"\xff\xd8\xff"
-_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)  # restarts have no length, and may be millions
+_MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]", re.DOTALL)  # restarts have no length, and there may be millions
 _END, _SCAN, _PROGRESSIVE = 0xD9, 0xDA, 0xC2
 _COEFFICIENTS = 64
 _LOST = ("Corrupt JPEG data", "Premature end of JPEG file")
 _PNG = b"\x89PNG\r\n\x1a\n"
-_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by colour type
-# First column and row of each pass of Adam7, and the steps from one to the next (PNG specification, section 8.2).
+_CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # by PNG colour type
+# First column and row of each pass of Adam7, then the steps between columns and rows (PNG specification, section 8.2).
 _ADAM7 = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 _PIECE_BYTES = 1 << 16
 
 
 def jpeg_damage(data: bytes | memoryview) -> str:
-    """Returns what a strict decoder says of a JPEG with missing parts; "" for a sound JPEG, and for other formats.
+    """Returns what a strict decoder says about a JPEG with missing parts; "" for a sound JPEG and for other formats.
 
-    It decodes an eighth of the size in grey, which reads every coded coefficient in less time than a whole decode.
-    libjpeg also warns of oddities that change no pixel; only its messages about lost data count.
+    It decodes in grey at an eighth of the size, which reads every coefficient in less time than a full decode. libjpeg
+    also warns about oddities that change no pixel; only its messages about lost data count.
     """
     if data[:3] != _JPEG:
         return ""
     try:
         simplejpeg.decode_jpeg(data, colorspace="GRAY", min_height=1, min_width=1, min_factor=8)
-    except Exception as error:  # a ValueError, unless it meets what it does not expect
+    except Exception as error:  # usually a ValueError
         reason = " ".join(str(error).split())
         return reason if reason.startswith(_LOST) else ""
     try:
         return "scans of a progressive JPEG are missing" if _lacks_scans(data) else ""
-    except (IndexError, KeyError, ValueError):  # the decoder accepted it, so this is no damage
+    except (IndexError, KeyError, ValueError):  # the decoder accepted the file, so it is not damaged
         return ""
 
 
 def _lacks_scans(data: bytes | memoryview) -> bool:
     """Whether the scans of a progressive JPEG leave out a coefficient, or a part of its precision (ITU-T T.81, annex
-    G). A decoder does not notice if a file was cut between two scans. False for a baseline JPEG."""
-    missing_bits: dict[int, list[int]] = {}  # bits of each coefficient, by component; 16: no scan has it yet
+    G). A decoder does not notice that a file was cut between two scans. Returns False for a baseline JPEG."""
+    missing_bits: dict[int, list[int]] = {}  # per coefficient, by component; 16: in no scan yet
     position = 2
     while found := _MARKER.search(data, position):
         marker, body = data[found.end() - 1], found.end() + 2
@@ -63,8 +64,8 @@ def _lacks_scans(data: bytes | memoryview) -> bool:
 
 
 def png_damage(data: bytes | memoryview) -> str:
-    """Returns how many of its bytes of pixels a PNG has; "" for a whole PNG, another format, or a file that a decoder
-    refuses. The pixel data is inflated in pieces, and none of it is kept."""
+    """Returns a text that says how many bytes of pixel data a PNG has, of how many; "" for a complete PNG, another
+    format, or a file that a decoder refuses. The pixel data is inflated in pieces, and none of it is kept."""
     if data[: len(_PNG)] != _PNG:
         return ""
     wanted = found = 0
@@ -79,13 +80,14 @@ def png_damage(data: bytes | memoryview) -> str:
             elif kind == b"IDAT":
                 found += _num_inflated(inflate, body, most=wanted - found)
             position += 12 + size
-    except (zlib.error, struct.error, KeyError):  # whoever decodes it says why
+    except (zlib.error, struct.error, KeyError):  # the decoder says why
         return ""
     return f"its pixel data has {found:,} of {wanted:,} bytes" if found < wanted else ""
 
 
 def _raw_bytes(header: bytes | memoryview) -> int:
-    """The number of bytes of the pixel data: rows of whole bytes, each after the byte of its filter."""
+    """Returns the number of bytes of the pixel data. Each row is rounded up to whole bytes and follows a byte for its
+    filter."""
     width, height, depth, colour, _, _, is_interlaced = struct.unpack_from(">IIBBBBB", header)
     bits = depth * _CHANNELS[colour]
     passes = _ADAM7 if is_interlaced else ((0, 0, 1, 1),)
@@ -94,8 +96,8 @@ def _raw_bytes(header: bytes | memoryview) -> int:
 
 
 def _num_inflated(inflate: "zlib._Decompress", body: bytes | memoryview, *, most: int) -> int:
-    """How many bytes a part of the stream inflates to, up to about `most`. The part is passed on in pieces, since zlib
-    copies what it has not consumed."""
+    """Returns how many bytes a part of the stream inflates to, up to about `most`. zlib gets the part in pieces, since
+    it copies all bytes that it has not consumed."""
     found = 0
     for begin in range(0, len(body), _PIECE_BYTES):
         left = bytes(body[begin : begin + _PIECE_BYTES])

@@ -1,8 +1,8 @@
-"""Refuses images that would cost far more to decode than others of their size, from their markers alone.
+"""Refuses images that would cost far more to decode than others of their size. It reads only their markers.
 
 A file of 25 kB can have 882 scans, each a pass over the whole image in C that nothing interrupts, and a file of 34
-bytes can ask for a gigabyte. All that opens or decodes an image comes through here first. The walk follows libjpeg,
-Pillow and libwebp: what they skip it skips, and where they stop with an error it stops, since then they decode no more.
+bytes can ask for a gigabyte. All code that opens or decodes an image calls this first. The markers are read as libjpeg,
+Pillow and libwebp read them: what these skip is skipped, and reading stops where they stop with an error.
 """
 
 import re
@@ -17,27 +17,27 @@ from shards.orientation import EXIF_PREFIX
 from shards.output.quantities import plural
 
 Data = bytes | memoryview
-_NEXT_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]", re.DOTALL).search  # restarts have no length
+_NEXT_MARKER = re.compile(rb"\xff[^\x00\x01\xd0-\xd7\xff]", re.DOTALL).search  # restart markers have no length
 _START, _END, _SCAN, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = frozenset((0xC2, 0xCA))
-_SAFE_FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))  # sequential and progressive, with either kind of codes
-_COEFFICIENT_BYTES, _PIXEL_BYTES, _WEBP_PIXEL_BYTES = 2, 3, 16  # libwebp: colours, two canvases, its own pixels
+_SAFE_FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))  # sequential and progressive, Huffman or arithmetic
+_COEFFICIENT_BYTES, _PIXEL_BYTES, _WEBP_PIXEL_BYTES = 2, 3, 16  # WebP: colours, two canvases, libwebp's pixels
 _PNG_CHUNK, _WEBP_CHUNK = struct.Struct(">I4s"), struct.Struct("<4sI")
 _ADAM7_PASSES = 7
-_PROFILE_CHUNKS = 1024  # a profile counts as this many: Pillow inflates each, to at most 1 MB
-_EXIF_CHUNKS = 1024  # each part of an EXIF block counts as this many: Pillow copies all parts before it again
-_TIFF_TEXT = frozenset((1, 2, 7))  # types that Pillow keeps as bytes; of other types, each value becomes a number
-_TIFF_PARTS = frozenset((273, 279, 324, 325))  # tags of strips and tiles; Pillow makes an object of each
+_PROFILE_CHUNKS = 1024  # what a colour profile counts as, since Pillow inflates it, to at most 1 MB
+_EXIF_CHUNKS = 1024  # what a part of an EXIF block counts as, since Pillow copies all earlier parts again
+_TIFF_TEXT = frozenset((1, 2, 7))  # types that Pillow keeps as bytes; values of other types become numbers
+_TIFF_PARTS = frozenset((273, 279, 324, 325))  # tags of strips and tiles; Pillow makes an object of each value
 
 
 def refuse_costly(data: Data, limits: ImageLimits) -> None:
-    """Raises ImageRefusedError, with the flag that lifts the limit, if decoding costs more than `limits` allow.
+    """Raises ImageRefusedError, which names the flag that raises the limit, if decoding costs more than `limits` allow.
 
-    Damaged images and unknown formats pass: they are for the decoder to refuse. Lossless and hierarchical JPEGs do not:
-    libjpeg-turbo 3 writes beyond its memory when it decodes a lossless one at a reduced scale. A baseline JPEG takes 5
-    microseconds; others take as long as a search for the byte 0xFF in all of the data, and no more than a microsecond
-    per chunk.
+    Damaged images and unknown formats pass, since the decoder refuses them. Lossless and hierarchical JPEGs are
+    refused: libjpeg-turbo 3 writes beyond its memory when it decodes a lossless one at a reduced scale. The check of a
+    baseline JPEG takes 5 microseconds. For others, it takes as long as a search for the byte 0xFF in all of the data,
+    and at most a microsecond per chunk.
     """
     try:
         match bytes(data[:3]):
@@ -51,7 +51,7 @@ def refuse_costly(data: Data, limits: ImageLimits) -> None:
                 _check_gif(data, limits)
             case b"II*" | b"II+" | b"MM\0":
                 _check_tiff(data, limits)
-    except (IndexError, struct.error):  # it ends too early
+    except (IndexError, struct.error):  # the file ends too early
         return
 
 
@@ -69,7 +69,7 @@ def _check_jpeg(data: Data, limits: ImageLimits) -> None:
             chosen = data[position + 3 : position + 3 + 2 * data[position + 2] : 2]
             if not num_scans:
                 if not frame or (data[frame - 1] not in _PROGRESSIVE and len(chosen) == data[frame + 7]):
-                    return  # rows are decoded one after the other, and libjpeg refuses a second scan
+                    return  # libjpeg decodes row by row, and refuses a second scan
                 coefficients, of_component = _coefficients(data, frame)
             num_scans += 1
             scan_pixels += sum(of_component.get(component, 0) for component in chosen)
@@ -83,7 +83,7 @@ def _check_jpeg(data: Data, limits: ImageLimits) -> None:
         elif marker in (_START, _END):
             if num_scans:
                 break
-            continue  # before the first scan, Pillow reads on; neither has a length
+            continue  # neither has a length; before the first scan, Pillow skips them
         num_segments += 1
         if num_segments > limits.max_chunks:
             what = f" (a part of its EXIF counts as {_EXIF_CHUNKS})" if has_exif else ""
@@ -105,14 +105,15 @@ def _refuse_scans(num_scans: int, scan_pixels: int, num_bytes: int, limits: Imag
 
 
 def _coefficients(data: Data, frame: int) -> tuple[int, dict[int, int]]:
-    """The number of coefficients of all components of a frame, and of each by its id: 64 for each of its blocks."""
+    """Returns the number of coefficients of all components of a frame, then the number of each component by its id. A
+    block has 64."""
     *size, num_components = struct.unpack_from(">HHB", data, frame + 3)
     each = [struct.unpack_from("BBx", data, frame + 8 + 3 * number) for number in range(num_components)]
     factors = [(identity, (sampling & 0xF, sampling >> 4)) for identity, sampling in each]
     most = [max(1, *(factor[side] for _, factor in factors)) for side in (0, 1)] if factors else [1, 1]
     total, of_component = 0, dict[int, int]()
     for identity, factor in factors:
-        # libjpeg rounds up to whole blocks, and these to a multiple of the sampling factor.
+        # libjpeg rounds sizes up to whole blocks, and numbers of blocks up to a multiple of the sampling factor.
         blocks = [
             -(-pixels * mine // (8 * largest) // max(1, mine)) * max(1, mine)
             for pixels, mine, largest in zip(size, factor, most, strict=True)
@@ -150,7 +151,7 @@ def _check_webp(data: Data, limits: ImageLimits) -> None:
 
 
 def webp_size(data: bytes | memoryview) -> tuple[int, int]:
-    """Height and width of the canvas, from the header. Raises struct.error if the header is cut off."""
+    """Returns the height and the width of the canvas, from the header. Raises struct.error if the header is cut off."""
     name = bytes(data[12:16])
     if name == b"VP8X":
         (wide,) = struct.unpack_from("<I", data, 24)
@@ -170,8 +171,8 @@ def _check_gif(data: Data, limits: ImageLimits) -> None:
 
 
 def gif_blocks(data: bytes | memoryview) -> Iterator[int]:
-    """Yields where a GIF's palette ends, then the end of each block of the extensions before its first image. Raises
-    IndexError if the GIF ends there."""
+    """Yields the offset at which a GIF's palette ends, then that of the end of each block of the extensions before its
+    first image. Raises IndexError if the GIF ends there."""
     position = 13 + gif_palette_bytes(data[10])
     yield position
     while data[position] == 0x21:
@@ -184,12 +185,12 @@ def gif_blocks(data: bytes | memoryview) -> Iterator[int]:
 
 
 def gif_palette_bytes(flags: int) -> int:
-    """Bytes of the palette, from its flags."""
+    """Returns the number of bytes of the palette, from its flags."""
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
 def _check_tiff(data: Data, limits: ImageLimits) -> None:
-    """Counts the tags of the first image and their values, since Pillow reads all of them."""
+    """Refuses a TIFF whose first image has too many tags or values, since Pillow reads all of them."""
     order, is_big = "<" if data[:1] == b"I" else ">", data[2:4] in (b"+\0", b"\0+")
     place, count, entry = ("8xQ", "Q", "HHQ8x") if is_big else ("4xI", "H", "HHI4x")
     (begin,) = struct.unpack_from(order + place, data)

@@ -1,12 +1,12 @@
-"""Reads the format, size and orientation of an image from its header alone; the pixels are never decoded.
+"""Reads the format, size and orientation of an image from its header, without decoding pixels.
 
-JPEG, PNG and WebP have parsers of our own, since every image of a collection goes through them (7 microseconds for a
-JPEG, a third of Pillow's time). They also check that the file has its end, since truncated files are the usual damage
-in collections. Other formats are rare and are packed only re-encoded: Pillow opens them, and a truncated TIFF or BMP is
-found when it is decoded.
+JPEG, PNG and WebP have parsers of our own, since every image of a collection goes through them: a JPEG takes 7
+microseconds, a third of Pillow's time. They also check that the file is complete, since truncation is the most common
+damage in collections. Other formats are rare, and are packed only re-encoded. Pillow opens them, and a truncated TIFF
+or BMP is found when it is decoded.
 
 The JPEG parser reads markers (ITU-T T.81, annex B). Like libjpeg, it skips fill bytes and bytes between segments, and
-takes an unknown marker for damage. The parsers of PNG and WebP read the names and lengths of chunks.
+treats an unknown marker as damage. The parsers of PNG and WebP read the names and lengths of chunks.
 """
 
 import io
@@ -33,7 +33,7 @@ from shards.images.config import (
 from shards.images.decoding_cost import gif_blocks, gif_palette_bytes, refuse_costly, webp_size
 from shards.orientation import EXIF_PREFIX, TAG, TURNS, UPRIGHT, orientation_of
 
-# (bits, colour type) -> Pillow's mode. Pillow reads 16-bit colours as 8-bit.
+# Pillow's mode for (bits, colour type). Pillow reads 16-bit colours as 8-bit.
 _PNG_MODES = {
     (1, 0): "1",
     **dict.fromkeys([(2, 0), (4, 0), (8, 0)], "L"),
@@ -47,45 +47,45 @@ _PNG_CHUNK = struct.Struct(">I4s")
 _PNG_HEADER = struct.Struct(">I4sIIBBBBBI")
 _WEBP_CHUNK = struct.Struct("<4sI")
 _WEBP_HAS_ALPHA = 0x10
-_NEXT_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)  # skips fill bytes, and bytes between two segments
+_NEXT_MARKER = re.compile(rb"\xff[^\x00\xff]", re.DOTALL)  # skips fill bytes and bytes between segments
 _START, _END, _SCAN, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
-_RESTARTS = bytes(range(0xD0, 0xD8))  # have no length and no meaning here
-_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive, Huffman coded
+_RESTARTS = bytes(range(0xD0, 0xD8))  # restart markers, which have no length and do not matter here
+_FRAMES = frozenset((0xC0, 0xC1, 0xC2))  # baseline, extended and progressive, Huffman-coded
 _OTHER_FRAMES = {
     **dict.fromkeys((0xC3, 0xC7, 0xCB, 0xCF), "lossless"),
     **dict.fromkeys((0xC5, 0xC6, 0xCD, 0xCE), "hierarchical"),
-    **dict.fromkeys((0xC9, 0xCA), "arithmetic-coded"),  # Pillow, browsers and GPU decoders do not read it
+    **dict.fromkeys((0xC9, 0xCA), "arithmetic-coded"),  # Pillow, browsers and GPU decoders do not read these
 }
 _TAKEN = _FRAMES | {_SCAN, 0xC4, 0xCC, 0xDB, 0xDC, 0xDD, 0xFE, *range(0xE0, 0xF0)}  # also tables, comments, APPn
-_MODES = {1: "L", 3: "RGB", 4: "CMYK"}  # by components, as Pillow names them; YCCK is CMYK to it
+_MODES = {1: "L", 3: "RGB", 4: "CMYK"}  # by number of components; Pillow calls YCCK CMYK
 _MAGIC = {
     "jpg": (b"\xff\xd8\xff",),
     "png": (b"\x89PNG\r\n\x1a\n",),
     "webp": (b"RIFF",),
     "gif": (b"GIF87a", b"GIF89a"),
-    "tif": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),  # the last two are BigTIFF
+    "tif": (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),  # those with + are BigTIFF
     "bmp": (b"BM",),
 }
 _PILLOW_FORMATS = {"gif": "GIF", "tif": "TIFF", "bmp": "BMP"}
-_BITS, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339  # TIFF's tags
+_BITS, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339  # TIFF tags
 _WHITE_IS_ZERO, _SIGNED = 0, 2
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _ISO_BRANDS = {
     **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIC"),
     **dict.fromkeys((b"avif", b"avis"), "AVIF"),
 }
-# No flag can lift limits here, so they are as wide as `pack` allows with any flag.
+# No flag changes these limits, so those on the cost of decoding are as wide as the flags of `pack` can make them.
 _LIMITS = replace(WIDEST_LIMITS, max_bytes=MAX_IMAGE_BYTES, max_pixels=MAX_IMAGE_PIXELS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageHeader:
-    """The properties of an image that go into the index. For an animation, they are those of its first frame or its
+    """The properties of an image that the index records. For an animation, they are those of its first frame or its
     canvas.
 
-    Height and width are as stored, before the image is turned; `orientation` is EXIF's (1: upright). `ext` is jpg, png,
-    webp, gif, tif or bmp. `mode` is Pillow's name for the stored pixels: 1, L, LA, I;16, P, RGB, RGBA, or CMYK (also
-    for YCCK).
+    `height`, `width`: the size as stored, before the image is turned. `orientation`: that of EXIF (1: upright). `ext`:
+    jpg, png, webp, gif, tif or bmp. `mode`: Pillow's name for the stored pixels: 1, L, LA, I;16, P, RGB, RGBA, or CMYK
+    (also for YCCK).
     """
 
     ext: str
@@ -106,7 +106,8 @@ class ImageFile:
 
 
 def read_header(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> ImageHeader:
-    """The header of an image in one of the six formats. Raises ImageRefusedError with the reason for anything else."""
+    """Reads the header of an image in one of the six formats. Raises ImageRefusedError, with the reason, for anything
+    else."""
     if not data:
         raise ImageRefusedError("empty file")
     if len(data) > limits.max_bytes:
@@ -129,8 +130,8 @@ def read_header(data: bytes, limits: ImageLimits = DEFAULT_LIMITS) -> ImageHeade
 
 
 def read_image_file(path: Path) -> ImageFile:
-    """The JPEG, PNG or WebP file at `path`. Raises ImageRefusedError with the reason if it is missing, unreadable,
-    truncated, of another format or above the limits. Nothing is decoded."""
+    """Reads the JPEG, PNG or WebP file at `path`, without decoding it. Raises ImageRefusedError, with the reason, if it
+    is missing, unreadable, truncated, of another format or above the limits."""
     try:
         with open_local_file(at_home(str(path))) as file:
             data = file.read(_LIMITS.max_bytes + 1)
@@ -138,7 +139,7 @@ def read_image_file(path: Path) -> ImageFile:
         raise ImageRefusedError("it is a folder; give the images in it") from None
     except OSError as error:
         raise ImageRefusedError(f"it cannot be read: {error.strerror}") from error
-    except InvalidDataError as error:  # a pipe, a device, or a zero byte in the name
+    except InvalidDataError as error:  # the path is a pipe or a device, or has a null byte
         raise ImageRefusedError(str(error)) from error
     header = read_header(data, _LIMITS)
     if header.ext not in PACKED_FORMATS:
@@ -147,15 +148,16 @@ def read_image_file(path: Path) -> ImageFile:
 
 
 def refusal_of(error: Exception) -> ImageRefusedError:
-    """The reason to show for an error from Pillow: one line, the same in every process."""
-    if isinstance(error, UnidentifiedImageError):  # its own message holds an address in memory
+    """Returns the error to raise instead of an error from Pillow. Its message is one line, and the same in every
+    process."""
+    if isinstance(error, UnidentifiedImageError):  # its own message contains a memory address
         return ImageRefusedError("damaged or truncated image header")
     text = _ADDRESS.sub("", " ".join(str(error).split()))[:200]
     return ImageRefusedError(f"damaged image: {type(error).__name__}: {text}")
 
 
 def upright(image: Image.Image, header: ImageHeader) -> Image.Image:
-    """Turns the loaded image upright. Pillow itself turns a TIFF, and no other format, when it loads it."""
+    """Turns the loaded image upright. Pillow itself turns a TIFF, but no other format, when it loads one."""
     how = None if header.ext == "tif" else TURNS[header.orientation].transpose
     return image if how is None else image.transpose(how)
 
@@ -174,7 +176,7 @@ def _ask_pillow(data: bytes, ext: str) -> tuple[int, int, str, int]:
         check_first_gif_frame(data)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about damaged tags, and about sizes, which the caller checks
+            warnings.simplefilter("ignore")  # warnings about damaged tags, and about sizes, which the caller checks
             with Image.open(io.BytesIO(data), formats=(_PILLOW_FORMATS[ext],)) as image:
                 height, width, mode = image.height, image.width, image.mode
                 found = image.getexif().get(TAG) if ext == "tif" else UPRIGHT
@@ -188,26 +190,26 @@ def _ask_pillow(data: bytes, ext: str) -> tuple[int, int, str, int]:
     if misread:
         raise ImageRefusedError(f"a TIFF with {misread}, which is not read correctly here; convert it to PNG first")
     orientation = found if isinstance(found, int) and found in TURNS else UPRIGHT
-    if ext == "tif" and TURNS[orientation].is_exchanged:  # for TIFF alone, Pillow gives the size after rotation
+    if ext == "tif" and TURNS[orientation].is_exchanged:  # only for TIFF, Pillow returns the size after rotation
         height, width = width, height
     return height, width, mode, orientation
 
 
 def _misread_tiff(image: Image.Image) -> str:
-    """What Pillow 13.0.0 would decode to wrong pixels without an error; empty if there is nothing."""
+    """Returns what Pillow 13.0.0 would decode to wrong pixels without an error; empty if there is nothing."""
     tags = getattr(image, "tag_v2", {})
     bits, formats = tags.get(_BITS, (1,)), tags.get(_SAMPLE_FORMAT, (1,))
     if image.mode.startswith("I;16") and bits[0] != 16:
-        return f"grey pixels of {bits[0]} bits"  # not scaled: white is 4,095 of 65,535
+        return f"grey pixels of {bits[0]} bits"  # Pillow does not scale them: white is 4,095 of 65,535
     if image.mode.startswith("I;16") and tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
-        return "grey pixels of 16 bits in which 0 is white"  # not inverted
+        return "grey pixels of 16 bits in which 0 is white"  # Pillow does not invert them
     if bits[0] == 8 and formats[0] == _SIGNED:
-        return "pixels of 8 bits with a sign"  # taken for 0 to 255
+        return "pixels of 8 bits with a sign"  # Pillow takes them for 0 to 255
     return ""
 
 
 def jpeg_facts(data: bytes) -> tuple[int, int, str, int]:
-    """Height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    """Returns height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
     frame: tuple[int, int, str] | None = None
     exif: list[bytes] = []
     position = 2
@@ -224,15 +226,15 @@ def jpeg_facts(data: bytes) -> tuple[int, int, str, int]:
         position = following
     if frame is None:
         raise ImageRefusedError("damaged JPEG header: no frame before the first scan")
-    # Within a scan, 0xFF is followed by 0, so only a real end is found. The backward search is fast if the image is
-    # whole; the end of an embedded thumbnail lies before the scan.
+    # Within a scan, 0xFF is followed by 0 or a restart, so only a real end is found. The backward search is fast if the
+    # image is complete. An embedded thumbnail ends before the scan.
     if data.rfind(b"\xff\xd9", following) < 0:
         raise ImageRefusedError(f"truncated: a JPEG without its end, {len(data)} bytes")
     return (*frame, _orientation(exif) if exif else 1)
 
 
 def _segment(data: bytes, position: int) -> tuple[int, int, int]:
-    """The next segment: its marker, and where its contents begin and end."""
+    """Returns the next segment: its marker, and the offsets at which its contents begin and end."""
     marker = _RESTARTS[0]
     while marker in _RESTARTS:
         found = _NEXT_MARKER.search(data, position)
@@ -251,7 +253,7 @@ def _segment(data: bytes, position: int) -> tuple[int, int, int]:
 
 
 def _frame(contents: bytes) -> tuple[int, int, str]:
-    """Height, width and mode from the contents of a frame's segment."""
+    """Returns height, width and mode from the contents of a frame's segment."""
     if len(contents) < 6 or len(contents) != 6 + 3 * contents[5]:
         raise ImageRefusedError("damaged JPEG header: frame of a wrong length")
     bits, num_components = contents[0], contents[5]
@@ -264,12 +266,12 @@ def _frame(contents: bytes) -> tuple[int, int, str]:
 
 
 def _orientation(exif: Iterable[bytes]) -> int:
-    """The orientation, from all EXIF segments: a block of more than 64 KiB is split over several."""
+    """Returns the orientation from all EXIF segments, since a block of more than 64 KiB is split over several."""
     return orientation_of(b"".join(exif).removeprefix(EXIF_PREFIX))
 
 
 def png_facts(data: bytes) -> tuple[int, int, str, int]:
-    """Height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    """Returns height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
     try:
         length, name, width, height, bits, colour, *_, checksum = _PNG_HEADER.unpack_from(data, 8)
     except struct.error:
@@ -299,7 +301,7 @@ def png_facts(data: bytes) -> tuple[int, int, str, int]:
 
 
 def webp_facts(data: bytes) -> tuple[int, int, str, int]:
-    """Height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    """Returns height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
     if len(data) < 30:
         raise ImageRefusedError("truncated: ends within the WebP header")
     if data[8:12] != b"WEBP":
@@ -319,7 +321,7 @@ def webp_facts(data: bytes) -> tuple[int, int, str, int]:
 
 
 def _lossless_mode(data: bytes, position: int) -> str:
-    """The mode, from the contents of a VP8L chunk."""
+    """Returns the mode from the contents of a VP8L chunk at `position`."""
     if data[position : position + 1] != b"\x2f" or position + 5 > len(data):
         raise ImageRefusedError("damaged WebP header")
     (bits,) = struct.unpack_from("<I", data, position + 1)
@@ -327,7 +329,7 @@ def _lossless_mode(data: bytes, position: int) -> str:
 
 
 def _extended_webp(data: bytes, end: int) -> tuple[int, int, str, int]:
-    """Reads the extended format, for animations, alpha and metadata. In an animation, the first frame counts."""
+    """Reads the extended format, which animations, transparency and metadata need."""
     mode = "RGBA" if data[20] & _WEBP_HAS_ALPHA else "RGB"
     height, width = webp_size(data)
     position, has_pixels, exif = 30, False, b""
@@ -348,7 +350,8 @@ def _extended_webp(data: bytes, end: int) -> tuple[int, int, str, int]:
 
 
 def check_first_gif_frame(data: bytes) -> None:
-    """Raises ImageRefusedError unless the first image is whole. Many GIFs lack the trailer after the last image."""
+    """Raises ImageRefusedError unless the first image is complete. The trailer after the last image is not required,
+    since many GIFs have none."""
     try:
         *_, position = gif_blocks(data)
         if data[position] != 0x2C:
@@ -359,7 +362,7 @@ def check_first_gif_frame(data: bytes) -> None:
 
 
 def _after_gif_blocks(data: bytes, position: int) -> int:
-    """The end of a chain of blocks: each begins with its length, and the last is empty."""
+    """Returns the offset at which a chain of blocks ends. Each block begins with its length, and the last is empty."""
     while length := data[position]:
         position += 1 + length
     return position + 1

@@ -1,15 +1,16 @@
-"""Perceptual hashes of images, and the search for evaluation images whose hashes are near those of others.
+"""Makes perceptual hashes of images, and searches for evaluation images whose hashes are close to those of other
+images.
 
-A hash has 256 bits that hardly change if an image is re-encoded, resized or slightly cropped. It is `imagehash.phash`
+A hash has 256 bits, of which few change if an image is re-encoded, resized or slightly cropped. It is `imagehash.phash`
 with `hash_size=16`: the signs of the 16x16 lowest coefficients of the cosine transform of the image in grey at 64x64.
 Its bits are ordered by frequency, so that the first 64 describe the coarsest structure, which changes least.
 docs/benchmarks.md has the measurements behind the choice.
 
 Two hashes match if at most `max_distance` bits differ and if at most 11 of the first 64 bits differ. The second
-condition makes an exact search cheap. Cut the 64 bits into 4 words of 16: if at most 11 bits differ, at most 2 differ
-in one of the words (Norouzi, Punjani and Fleet, Fast Exact Search in Hamming Space with Multi-Index Hashing, 2014). So
-the images with one word need to be compared only with those of the 137 words within 2 bits of it: no match is missed,
-and 1 pair in 120 is compared.
+condition makes an exact search cheap. The 64 bits are cut into 4 words of 16: if at most 11 bits differ, then at most 2
+differ in one of the words (Norouzi, Punjani and Fleet, Fast Exact Search in Hamming Space with Multi-Index Hashing,
+2014). So images that share a word are compared only with the images of the 137 words within 2 bits of it. No match is
+missed, and 1 pair in 120 is compared.
 
 Shape letters: m queries, n evaluation hashes, q queries of one word, e evaluation hashes near that word.
 """
@@ -33,15 +34,15 @@ COARSE_DISTANCE = 11
 _WORD_BITS = 16
 _NUM_WORDS = COARSE_BITS // _WORD_BITS
 _VALUES = 1 << _WORD_BITS
-_PAIRS_AT_ONCE = 1 << 16  # 0.5 MB of differences, which stays in a core's own cache
+_PAIRS_AT_ONCE = 1 << 16  # 0.5 MB of differences, which fits in a core's own cache
 _ROW_BITS = 48
 Rows = NDArray[np.int64]
 _HASH_SIZE = 16
-_SIDE = 64  # phash's own size for this hash_size, so that it need not resize
-_DECODED_SIDE = 2 * _SIDE  # least side of a decoded JPEG: with _SIDE, twice as many bits change
-_INNER = 0.025  # share that the inner hashes leave out on each side
-_LEAST_CONTRAST = 2.0  # standard deviation in grey levels; the sample's photographs have 17 and more
-_LEAST_BITS_SET = HASH_BITS // 4  # half of the bits are set, unless most coefficients are zero
+_SIDE = 64  # the size that phash uses for this hash_size, so it does not resize
+_DECODED_SIDE = 2 * _SIDE  # the least side of a decoded JPEG; with _SIDE, twice as many bits change
+_INNER = 0.025  # the share that the inner hashes leave out on each side
+_LEAST_CONTRAST = 2.0  # standard deviation in grey levels; the photographs measured have 17 or more
+_LEAST_BITS_SET = HASH_BITS // 4  # half of the bits are set unless most coefficients are zero
 
 
 class EvaluationIndex:
@@ -56,7 +57,7 @@ class EvaluationIndex:
         """Finds the closest matching evaluation hash for each query, uint8[m, 32]: its row, int64[m] (-1: none), and
         the number of bits that differ, int32[m]. If several are equally close, the lowest row is returned.
 
-        The cost per query falls with their number: a million or more at once is best.
+        The cost per query falls with the number of queries: a million or more at once is best.
         """
         asked = _as_words(queries)
         # Distance and row are one number, so that the smallest can be kept.
@@ -85,7 +86,7 @@ class _SortedWord:
 
     def near(self, asked: NDArray[np.uint64], coarse_distance: int) -> Iterator[tuple[Rows, Rows]]:
         """Yields pairs of query and evaluation rows whose coarse bits differ in at most `coarse_distance` places, and
-        whose word differs in at most a fourth of that."""
+        whose word differs in at most a quarter of that."""
         flips = _flips(coarse_distance // _NUM_WORDS)
         values = self._values(asked)
         order = np.argsort(values, kind="stable")
@@ -103,7 +104,7 @@ class _SortedWord:
                     yield rows_q[which_q], self._order[places_e[which_e]]
 
     def _places(self, values: NDArray[np.int64]) -> Rows:
-        """The positions of the hashes whose word is one of `values`."""
+        """Returns the places, in the sorted order, of the hashes whose word is one of `values`."""
         starts = self._starts[values]
         sizes = self._starts[values + 1] - starts
         ends = np.cumsum(sizes)
@@ -115,32 +116,33 @@ class _SortedWord:
 
 
 def _flips(radius: int) -> NDArray[np.int64]:
-    """All words with at most `radius` bits set: XOR with them gives every word within that distance."""
+    """Returns all words with at most `radius` bits set. XOR with them gives every word within that distance."""
     chosen = (bits for count in range(radius + 1) for bits in combinations(range(_WORD_BITS), count))
     return np.array([sum(1 << bit for bit in bits) for bits in chosen], np.int64)
 
 
 def _as_words(hashes: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """uint8[n, 32] as uint64[n, 4], the coarse bits first."""
+    """Returns uint8[n, 32] as uint64[n, 4], with the coarse bits first."""
     if hashes.dtype != np.uint8 or hashes.shape[1:] != (HASH_BITS // 8,):
         raise ValueError(f"hashes are {hashes.dtype}{list(hashes.shape)}, must be uint8[n, {HASH_BITS // 8}]")
     return np.ascontiguousarray(hashes).view(np.uint64)
 
 
 def perceptual_hash(data: bytes) -> bytes | None:
-    """32 bytes that are nearly equal for near-duplicates of the (upright) image.
+    """Returns 32 bytes that are nearly equal for near-duplicates of the (upright) image.
 
-    None for an image of nearly one colour or with nothing but a gradient: its hash would be noise, or that of many
-    other images too. Raises ImageRefusedError if the image cannot be decoded, and so cannot be compared.
+    Returns None for an image of nearly one colour or with nothing but a gradient: its hash would be noise, or the same
+    as that of many other images. Raises ImageRefusedError if the image cannot be decoded.
     """
     return _hash(_small(_upright_grey(data)))
 
 
 def evaluation_hashes(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
-    """The hashes that a copy of an evaluation image may have: straight, mirrored, and both without their outer 2.5 %.
+    """Returns the hashes that a copy of an evaluation image may have: straight, mirrored, and both without their outer
+    2.5 %.
 
-    With the last two, crops of up to 5 % on any sides are within 2.5 % of one of the four. Returns None and raises
-    errors as `perceptual_hash` does.
+    Thanks to the last two, a crop of up to 5 % on any side differs by at most 2.5 % per side from one of the four
+    versions. Returns None and raises errors like `perceptual_hash`.
     """
     grey = _upright_grey(data)
     small = _small(grey)
@@ -150,16 +152,17 @@ def evaluation_hashes(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
     width, height = grey.size
     inner = _small(grey, box=(width * _INNER, height * _INNER, width * (1 - _INNER), height * (1 - _INNER)))
     mirrored = _hash(_mirrored(small)) or straight
-    # Everything visible may be at the rim: then the inner image has no hash.
+    # If everything visible is at the rim, the inner image has no hash.
     return straight, mirrored, _hash(inner) or straight, _hash(_mirrored(inner)) or mirrored
 
 
 def _upright_grey(data: bytes) -> Image.Image:
-    """The image in grey, decoded at the smallest sufficient scale. In an animation, the first frame counts."""
-    header = read_header(data, WIDEST_LIMITS)  # the caller has its own
+    """Returns the upright image in grey, decoded at the smallest sufficient scale. Of an animation, the first frame is
+    taken."""
+    header = read_header(data, WIDEST_LIMITS)  # the caller checks its own limits
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about sizes, which the caller limits, and about damaged metadata
+            warnings.simplefilter("ignore")  # warnings about sizes, which the caller limits, and about damaged metadata
             with Image.open(io.BytesIO(data)) as image:
                 image.draft("L", (_DECODED_SIDE, _DECODED_SIDE))
                 grey = _grey(image)
@@ -171,7 +174,8 @@ def _upright_grey(data: bytes) -> Image.Image:
 
 
 def _grey(image: Image.Image) -> Image.Image:
-    """Converts to 8 bits: transparent pixels become white, and deeper pixels are scaled from their own range."""
+    """Converts an image to grey of 8 bits. Transparent pixels become white, and pixels of more bits are scaled from
+    their own range."""
     if image.has_transparency_data:
         return flattened(image).convert("L")
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
@@ -202,9 +206,11 @@ def _hash(small: Image.Image) -> bytes | None:
 
 
 def _by_frequency() -> NDArray[np.int64]:
-    """Positions in the 16x16 coefficients, row by row: squares around the lowest frequency, from small to large.
+    """Returns positions in the 16x16 coefficients (row by row), in the order of growing squares around the lowest
+    frequency.
 
-    The lowest itself is the mean. It is always above the median, so it carries no information and comes last.
+    The lowest frequency is the mean of the image. It is always above the median, so it has no information and comes
+    last.
     """
     row, column = np.divmod(np.arange(HASH_BITS), _HASH_SIZE)
     order = np.lexsort((row + column, np.maximum(row, column)))

@@ -1,11 +1,11 @@
-"""Makes smaller copies of images as JPEG: those that shards store, and thumbnails for people to look at.
+"""Makes smaller copies of images as JPEG: those that shards store, and thumbnails for people.
 
-Images that can be stored as they are keep every byte. Colours are taken as sRGB, as training does: profiles are
-dropped, not applied, and so is all other metadata. If a file has several images, or is an animation, the first counts:
-of an APNG, its default image.
+Images that can be stored as they are keep every byte. As in training, colours are taken as sRGB. Copies have no
+metadata: colour profiles are dropped, not applied. Of a file with several images, or an animation, the first is taken;
+of an APNG, the default image.
 
 All pixels go through `flattened`, in packing, `verify`, training, evaluation and predictions, so that the same image
-gives the same pixels everywhere: 8 bits a channel, with white behind what is transparent.
+gives the same pixels everywhere: 8 bits per channel, with white behind transparent pixels.
 """
 
 import io
@@ -26,34 +26,35 @@ _GREY = frozenset(("1", "L", "LA", "La", "I;16", "I;16L", "I;16B", "I;16N"))
 _BACKGROUND = "white"
 _BAND_PIXELS = 1 << 22
 _MOST_16_BIT = 65_535
-_STEPS = {"L;2": 85, "L;4": 17}  # Pillow scales grey pixels of 2 and 4 bits to 8, but not the transparent value
+_STEPS = {"L;2": 85, "L;4": 17}  # Pillow scales grey pixels of 2 and 4 bits to 8 bits, but not the transparent value
 _STORABLE = frozenset(("jpg", "png", "webp"))
 _FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "tif": "TIFF", "bmp": "BMP"}
 _UNKNOWN_RANGE = frozenset(("I", "F"))
-# Before the exact, antialiased step, an image may be reduced by a whole factor, by averaging or while it is decoded, to
-# no less than this many times its final size. On photographs the result agrees with a single step to 41 dB or more.
+# Before the exact, antialiased step, an image may be reduced by a whole factor, by averaging or while it is decoded,
+# but not to less than this many times its final size. On photographs, the result agrees with that of a single step to
+# 41 dB or more.
 _REDUCING_GAP = 2.0
 _FILTER = Image.Resampling.LANCZOS  # the sharpest filter, since training scales the copy again
 _SUBSAMPLING = "4:2:0"  # as in most photographs; 4:4:4 needs a quarter more bytes
 _Box = tuple[float, float, float, float]
 THUMBNAIL_SIDE = 176
 PICTURE_SIDE = 512
-MOST_PIXELS = 1 << 26  # decoded at once; a JPEG is decoded small, so only huge images of other formats are skipped
+MOST_PIXELS = 1 << 26  # when decoded; JPEGs are decoded small, so only huge images of other formats are skipped
 JPEG_QUALITIES = (82, 70, 55, 35, 15, 5)
-MOST_BYTES = 11_000  # of a thumbnail
-MOST_PICTURE_BYTES = 32_000  # for one picture: a page of 72 stays below 3.2 MB, base64 included
+MOST_BYTES = 11_000  # the largest thumbnail
+MOST_PICTURE_BYTES = 32_000  # the largest picture: 72 of them stay below 3.2 MB, even in base64
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP")
-_EXTREME = 2.5  # longer images are cut to this ratio of their sides
+_EXTREME = 2.5  # longer images are cropped to this ratio of their sides
 
 
 def flattened(image: Image.Image) -> Image.Image:
-    """Returns the image as L if it is grey, else as RGB. An opaque image in L or RGB is returned as it is.
+    """Returns the image as L if it is grey, otherwise as RGB. An opaque image in L or RGB is returned unchanged.
 
-    Grey of 16 bits is scaled; colours of 16 bits keep their higher byte, as Pillow decodes them. The work is done band
-    by band, so that the largest images are not in memory four times. Raises what Pillow's decoders raise for damage:
-    nearly any of Python's exceptions.
+    Grey of 16 bits is scaled; colours of 16 bits keep their higher byte, as Pillow decodes them. Works band by band, so
+    that large images are not in memory four times. For damaged images, raises what Pillow's decoders raise, which is
+    nearly any exception of Python.
     """
-    if isinstance(image.info.get("transparency"), str):  # a PNG's text of that name, not its transparent value
+    if isinstance(image.info.get("transparency"), str):  # a text chunk of this name in a PNG
         del image.info["transparency"]
     _scale_transparent_value(image)
     image.load()
@@ -65,14 +66,14 @@ def flattened(image: Image.Image) -> Image.Image:
     for top in range(0, image.height, rows):
         band = image.crop((0, top, image.width, min(top + rows, image.height)))
         flat.paste(_opaque(band).convert(mode), (0, top))
-    flat.info = {name: value for name, value in image.info.items() if name != "transparency"}  # EXIF stays
+    flat.info = {name: value for name, value in image.info.items() if name != "transparency"}  # EXIF is kept
     return flat
 
 
 def _scale_transparent_value(image: Image.Image) -> None:
-    """Brings a PNG's transparent value to the 8 bits of the pixels. Pillow leaves it as it is in the file."""
+    """Scales a PNG's transparent value to the 8 bits of the pixels. Pillow does not."""
     tiles = getattr(image, "tile", None)
-    if not tiles:  # pixels that are decoded already do not say how many bits they had
+    if not tiles:  # decoded pixels do not say how many bits they had
         return
     value, bits = image.info.get("transparency"), tiles[0].args
     if isinstance(value, int) and bits in _STEPS:
@@ -94,7 +95,7 @@ def _opaque(band: Image.Image) -> Image.Image:
 
 
 def refusal(header: ImageHeader, resize: Resize) -> str | None:
-    """Why an image with this header cannot be packed with these settings; None if it can."""
+    """Returns why an image with this header cannot be packed with these settings; None if it can."""
     if is_untouched(header, resize):
         return None
     if header.ext not in _STORABLE and not resize.short_side and not resize.convert:
@@ -108,17 +109,17 @@ def refusal(header: ImageHeader, resize: Resize) -> str | None:
 
 
 def is_untouched(header: ImageHeader, resize: Resize) -> bool:
-    """Whether the bytes are stored as they are."""
+    """Whether the image's bytes are stored as they are."""
     is_small = not resize.short_side or min(header.height, header.width) <= resize.short_side
     return header.ext in _STORABLE and is_small
 
 
 def fitted(data: bytes, header: ImageHeader, resize: Resize) -> tuple[bytes, ImageHeader]:
-    """The bytes to store and their header: the given ones, or those of an upright copy as JPEG.
+    """Returns the bytes to store and their header: those given, or those of an upright JPEG copy.
 
-    A copy is RGB, or L if the image is grey; transparent pixels become white, 16 bits are scaled to 8. Raises
-    ImageRefusedError if `refusal` has a reason or the image does not decode. Memory for an image of 2**27 pixels:
-    50 MB for a baseline JPEG, at most 1.2 GB for any format (1.35 GB if the copy is nearly as large), unless
+    A copy is RGB, or L if the image is grey. Transparent pixels become white, and 16 bits are scaled to 8. Raises
+    ImageRefusedError if `refusal` has a reason or the image cannot be decoded. An image of 2**27 pixels takes 50 MB of
+    memory as a baseline JPEG, and at most 1.2 GB in any format (1.35 GB if the copy is nearly as large), unless
     --limits.max-memory-bytes was raised.
     """
     if is_untouched(header, resize):
@@ -127,7 +128,7 @@ def fitted(data: bytes, header: ImageHeader, resize: Resize) -> tuple[bytes, Ima
         raise ImageRefusedError(reason)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about damaged tags, and about sizes, which read_header has checked
+            warnings.simplefilter("ignore")  # damaged tags, and sizes, which read_header has checked
             image = upright(_scaled(data, header, resize), header)
             file = io.BytesIO()
             image.save(file, "JPEG", quality=resize.quality, subsampling=_SUBSAMPLING)
@@ -140,7 +141,7 @@ def fitted(data: bytes, header: ImageHeader, resize: Resize) -> tuple[bytes, Ima
 
 
 def _copy_size(header: ImageHeader, resize: Resize) -> tuple[int, int]:
-    """Height and width of the copy before it is turned upright."""
+    """Returns the height and the width of the copy before it is turned upright."""
     short = min(header.height, header.width)
     if not resize.short_side or short <= resize.short_side:
         return header.height, header.width
@@ -152,22 +153,22 @@ def _rounded(numerator: int, denominator: int) -> int:
 
 
 def _scaled(data: bytes, header: ImageHeader, resize: Resize) -> Image.Image:
-    """The decoded image, L or RGB, in the size of the copy, without any metadata."""
+    """Returns the decoded image, L or RGB, in the size of the copy, without metadata."""
     height, width = _copy_size(header, resize)
-    # Pillow turns TIFF, and TIFF alone, when it is loaded.
+    # Pillow turns a TIFF, but no other format, upright when it loads one.
     if header.ext == "tif" and TURNS[header.orientation].is_exchanged:
         height, width = width, height
     gap = (int(width * _REDUCING_GAP), int(height * _REDUCING_GAP))
     image, box = _decoded(data, _FORMATS[header.ext], gap)
     if image.size != (width, height):
         image = image.resize((width, height), _FILTER, box=box, reducing_gap=_REDUCING_GAP)
-    image.info = {}  # Pillow would write a comment from the original
+    image.info = {}  # otherwise Pillow would copy a comment of the original
     return image
 
 
 def _decoded(data: bytes, image_format: str, gap: tuple[int, int]) -> tuple[Image.Image, _Box | None]:
-    """L or RGB pixels, not much larger than `gap` if the format allows it, and the box within them that the image
-    fills."""
+    """Returns the image as L or RGB, not much larger than `gap` if the format allows it, and the box that the image
+    fills within it."""
     with Image.open(io.BytesIO(data), formats=(image_format,)) as image:
         drafted = image.draft(None, gap)  # a JPEG can be decoded at 1/2, 1/4 or 1/8
         return flattened(image), drafted[1] if drafted else None
@@ -175,7 +176,7 @@ def _decoded(data: bytes, image_format: str, gap: tuple[int, int]) -> tuple[Imag
 
 @dataclass(frozen=True, kw_only=True)
 class Thumbnail:
-    """A small JPEG. `height` and `width` are those of the whole, upright image."""
+    """A small JPEG. `height` and `width` are those of the original image, upright and not cropped."""
 
     data: bytes
     height: int
@@ -183,13 +184,14 @@ class Thumbnail:
 
 
 def thumbnail(data: bytes) -> Thumbnail | None:
-    """A JPEG of THUMBNAIL_SIDE pixels on the shorter side, with long images cropped; None if the bytes do not
-    decode."""
+    """Returns a JPEG of at most THUMBNAIL_SIDE pixels on the shorter side, in which long images are cropped; None if
+    the bytes cannot be decoded."""
     return _made(data, _fitted, least=THUMBNAIL_SIDE, most_bytes=MOST_BYTES)
 
 
 def picture(data: bytes) -> Thumbnail | None:
-    """A JPEG of the whole image, at most PICTURE_SIDE pixels on the longer side; None if the bytes do not decode."""
+    """Returns a JPEG of the whole image, of at most PICTURE_SIDE pixels on the longer side; None if the bytes cannot be
+    decoded."""
     return _made(data, _shrunk, least=PICTURE_SIDE, most_bytes=MOST_PICTURE_BYTES)
 
 
@@ -203,7 +205,7 @@ def _made(data: bytes, small: Callable[[Image.Image], Image.Image], *, least: in
             image, height, width = upright
             image.info = {}  # Pillow would copy a comment into the JPEG, or refuse a long one
             return Thumbnail(data=_jpeg(small(image), most_bytes=most_bytes), height=height, width=width)
-    except Exception:  # costly, or damaged: Pillow's decoders raise nearly any exception
+    except Exception:  # too costly, or damaged: Pillow's decoders raise nearly any exception
         return None
 
 
@@ -217,11 +219,12 @@ def _shrunk(image: Image.Image) -> Image.Image:
 
 
 def _decoded_upright(data: bytes, least: int) -> tuple[Image.Image, int, int] | None:
-    """An upright RGB image, `least` pixels or more per side if it has them, and the height and width of the whole."""
+    """Returns an upright RGB image of at least `least` pixels per side (less if the original is smaller), and the
+    original's upright height and width. Returns None if too many pixels would be decoded."""
     refuse_costly(data, DEFAULT_LIMITS)
     with Image.open(io.BytesIO(data), formats=FORMATS) as opened:
         width, height = opened.size
-        opened.draft("RGB", (least, least))  # JPEG only: decode at a fraction of the size
+        opened.draft("RGB", (least, least))  # only a JPEG can be decoded at a fraction of its size
         if opened.width * opened.height > MOST_PIXELS:
             return None
         image = ImageOps.exif_transpose(flattened(opened)).convert("RGB")
@@ -231,7 +234,7 @@ def _decoded_upright(data: bytes, least: int) -> tuple[Image.Image, int, int] | 
 
 
 def _jpeg(image: Image.Image, *, most_bytes: int) -> bytes:
-    """A JPEG of the best quality that fits into `most_bytes`."""
+    """Returns a JPEG of the best of JPEG_QUALITIES that fits into `most_bytes`, or of the lowest if none fits."""
     data = b""
     for quality in JPEG_QUALITIES:
         file = io.BytesIO()
@@ -243,8 +246,8 @@ def _jpeg(image: Image.Image, *, most_bytes: int) -> bytes:
 
 
 def _fitting(width: int, height: int) -> tuple[int, int]:
-    """The size of the thumbnail. It is never enlarged, and its longer side is at most `_EXTREME` times the shorter
-    one."""
+    """Returns the size of the thumbnail. It is never larger than the image, and its longer side is at most `_EXTREME`
+    times the shorter one."""
     short = min(THUMBNAIL_SIDE, width, height)
     scale = short / min(width, height)
     longest = max(1, round(_EXTREME * short))

@@ -1,1 +1,1 @@
-"""Makes a dataset from a source of images, in five phases: listing, scan, plan, shards, merge."""
+"""Makes a dataset from a source of images: lists it, then goes through the phases scan, plan, shards and merge."""

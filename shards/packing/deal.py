@@ -91,7 +91,7 @@ class GatherTask:
 
 
 def samples_path(number: int) -> str:
-    """Returns the path of a samples file. Its row groups are the plans of consecutive shards."""
+    """Returns the path of a samples file. It has one row group per shard, for consecutive shards."""
     return f"plan/samples-{number:05d}.parquet"
 
 
@@ -119,7 +119,7 @@ def deal(task: DealTask) -> int:
 
 
 def gather(task: GatherTask) -> tuple[str, str]:
-    """Writes one samples file; returns its path and sha256."""
+    """Writes one samples file. Returns its path and sha256."""
     batches = []
     for spill in sorted(Path(task.folder).glob("kept-*")):
         with pa.memory_map(str(spill)) as file:

@@ -79,7 +79,7 @@ class HashTask:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationMatch:
-    """An evaluation image: the number of its set in the list, and its place in the set."""
+    """An evaluation image: the number of its set, and its place in the set."""
 
     set_number: int
     shard: int

@@ -64,7 +64,8 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The content of listing.json. `scan_hash`: the hash from PackSpec."""
+    """The content of listing.json. `scan_hash`: the hash of the settings for which it was made
+    (`PackSpec.scan_hash`)."""
 
     scan_hash: str
     slices: tuple[Slice, ...]
@@ -88,7 +89,7 @@ def listed(store: Store, source: Source, *, scan_hash: str, relist: bool = False
         found = read_record(Listing, store.read(LISTING_PATH))
         if found.scan_hash == scan_hash:
             return found
-    except (MissingObjectError, ValueError):  # there is no usable listing: make it
+    except (MissingObjectError, ValueError):  # there is no usable listing, so it is made
         pass
     return _write(store, source, scan_hash)
 

@@ -1,7 +1,7 @@
-"""Second phase of packing: the frozen plan, which says which image becomes which sample of which shard.
+"""The second phase of packing makes the frozen plan, which says which image becomes which sample of which shard.
 
-plan.json fixes the plan's files by sha256 and is written last; its own sha256 is the plan's hash, which every shard
-records.
+plan.json has the sha256 of the plan's other files and is written last. Its own sha256 is the plan's hash, which every
+shard records.
 """
 
 import json
@@ -23,16 +23,16 @@ Count = Annotated[int, Range(0, MOST_SAMPLES)]
 
 
 class AdoptedError(ValueError):
-    """The file is not a plan, but the record of an index of existing tars."""
+    """The file is not a plan, but the record of tars that `patchline index` has indexed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The content of plan.json. `files` has the sha256 of every other file below plan/.
+    """The content of plan.json. `files`: the sha256 of every other file below plan/.
 
-    `num_quarantined` of the scanned images are in no shard: `num_refused` cannot be packed, `num_unlabeled` have no
-    label, and the others are copies (`num_duplicates`, `num_evaluation`) or in the other split. `num_relabelled`
-    duplicates had other labels than the image that stays. `evaluation_sets` has the fingerprint of each set.
+    Of the scanned images, `num_quarantined` are in no shard: `num_refused` cannot be packed, `num_unlabeled` have no
+    label, and the rest are copies (`num_duplicates`, `num_evaluation`) or in the other split. `num_relabelled`
+    duplicates have other labels than the image that stays. `evaluation_sets`: the fingerprint of each set.
     """
 
     format_version: int
@@ -52,16 +52,16 @@ class Plan:
 
     @cached_property
     def hash(self) -> str:
-        """sha256 of plan.json."""
+        """The sha256 of plan.json."""
         return sha256_hex(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """JSON with sorted keys."""
+        """Returns JSON with sorted keys."""
         return json.dumps(asdict(self), sort_keys=True, indent=1).encode() + b"\n"
 
     @staticmethod
     def from_bytes(data: bytes) -> "Plan":
-        """Reads plan.json. Raises ValueError for another format version, and for values that cannot be right."""
+        """Reads plan.json. Raises ValueError for another format version and for impossible values."""
         try:
             found = parse_json(data)
             if isinstance(found, dict) and "adopted" in found:
@@ -76,7 +76,8 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptedRecord:
-    """The part of plan.json of existing tars that others than `patchline index` read, in the terms of a plan."""
+    """The part of the plan.json of adopted tars that is read after `patchline index`, with the same fields as a
+    plan."""
 
     settings: dict[str, object]
     label_names: tuple[str, ...]
@@ -88,7 +89,7 @@ class AdoptedRecord:
 
     @staticmethod
     def from_bytes(data: bytes) -> "AdoptedRecord":
-        """Reads the record. Raises ValueError for anything else."""
+        """Reads the record. Raises ValueError if the data is not one."""
         found = parse_json(data)
         refuse_other_format(found)
         known = {field.name for field in fields(AdoptedRecord)}
@@ -96,7 +97,7 @@ class AdoptedRecord:
 
 
 def plan_record(data: bytes, *, is_adopted: bool) -> Plan | AdoptedRecord:
-    """Reads plan.json. Raises ValueError if it is not a plan, or not a record of adopted tars."""
+    """Reads plan.json. Raises ValueError if it is not a plan or, with `is_adopted`, not a record of adopted tars."""
     return AdoptedRecord.from_bytes(data) if is_adopted else Plan.from_bytes(data)
 
 
@@ -110,7 +111,7 @@ def refuse_other_format(found: Any) -> None:
 
 
 def read_plan(store: Store, spec: PackSpec) -> Plan | None:
-    """The plan at the store; None if there is none yet. Raises UserError if it is the plan of another packing."""
+    """Reads the plan at the store; None if there is none yet. Raises UserError if it was made with other settings."""
     try:
         plan = Plan.from_bytes(store.read(PLAN_PATH))
     except MissingObjectError:
@@ -132,7 +133,7 @@ def read_plan(store: Store, spec: PackSpec) -> Plan | None:
 
 
 def refuse_other_versions(plan: Plan, spec: PackSpec) -> None:
-    """Raises UserError if libraries have other versions than when the plan was made: they could write other bytes."""
+    """Raises UserError if the versions of libraries are not the plan's, since they could write other bytes."""
     different = differences(plan.versions, spec.versions())
     if different:
         what = f"the plan was made with other versions of libraries:\n{as_lines(different)}"

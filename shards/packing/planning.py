@@ -1,4 +1,5 @@
-"""Makes the plan from the scan: survey, duplicates, permutation, dealing. Takes about 40 bytes of memory per image."""
+"""Makes the plan from the scan: survey, duplicates, permutation, dealing. This takes about 40 bytes of memory per
+image."""
 
 import logging
 import shlex
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class _Surveyed:
-    """A summary of all scan files; file f holds the rows first_rows[f] to first_rows[f + 1] - 1."""
+    """A summary of all scan files. File f has the rows first_rows[f] to first_rows[f + 1] - 1."""
 
     files: dict[str, str]
     first_rows: NDArray[np.int64]
@@ -55,8 +56,8 @@ class _Surveyed:
 class _Decided:
     """The decisions about all scanned rows.
 
-    `stays` says which rows become samples, and `elsewhere` are the rows on the other side of the test split. `meaning`
-    is what labels mean, and `label_names` has the name of each label id.
+    `stays`: which rows become samples. `elsewhere`: the rows of the other split. `meaning`: what labels mean.
+    `label_names`: the name of each label id.
     """
 
     stays: NDArray[np.bool_]
@@ -67,7 +68,7 @@ class _Decided:
 
 
 def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -> Plan:
-    """Deals the scanned samples to shards, in the order of a keyed hash of their positions, and writes the plan."""
+    """Deals the scanned samples to shards in the order of a keyed hash of their positions, and writes the plan."""
     meaning = settled(store, spec, len(listing.slices), workers=workers)
     sets = tuple(find_sets(spec.dedup.against))
     found = _survey(store, spec, listing, meaning, sets, workers=workers)
@@ -125,7 +126,7 @@ def _no_image_words(store: Store, source: Source, found: _Surveyed, num_refused:
         folder = shlex.quote(root.rpartition("/")[0] if "://" in root else str(Path(root).parent))
         none = f"the classes are the folders in --source.root {source.root}, and there is none"
         flat = "take patchline pack flat for labels in file names or in a table"
-        is_split = split_of(root.rpartition("/")[2])  # then the folder above has splits, not classes
+        is_split = split_of(root.rpartition("/")[2])  # the folder above then has splits, not classes
         todo = (
             f"{none}; {flat}" if is_split else f"{none}; give the folder above it (--source.root {folder}), or {flat}"
         )
@@ -133,14 +134,15 @@ def _no_image_words(store: Store, source: Source, found: _Surveyed, num_refused:
 
 
 def sorted_labels(names: set[str]) -> tuple[str, ...]:
-    """Distinct label names in the order of their ids: by number if all are integers, else as strings."""
+    """Returns distinct label names in the order of their ids: by number if all are integers, otherwise as strings."""
     if all(name.removeprefix("-").isdecimal() and name.isascii() for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
 
 def permutation(positions: NDArray[np.int64], *, seed: int) -> NDArray[np.intp]:
-    """Indices that put `positions` into their global random order. Dropping one never moves the others."""
+    """Returns the indices that put `positions` into their global random order. Without one of the positions, the others
+    keep their order."""
     return np.argsort(hash_array(positions, key=PACKING.key(seed)), kind="stable")
 
 
@@ -221,7 +223,7 @@ def _duplicates(
 def _of_other_side(
     store: Store, spec: PackSpec, found: _Surveyed, stays: NDArray[np.bool_], meaning: Meaning
 ) -> NDArray[np.int64]:
-    """The rows that would stay, but are on the other side of the test split."""
+    """Returns the rows that would stay, but belong to the other split."""
     rows = np.flatnonzero(stays)
     if not spec.split_test or not len(rows):
         return np.empty(0, np.int64)
@@ -236,7 +238,8 @@ def _rows_of_scans(
     *,
     columns: Sequence[str] = ("sha256", "source", "labels", "weights"),
 ) -> Iterator[pa.Table]:
-    """Rows of the scan files, given in rising order. Files without any of these rows are not read."""
+    """Yields these rows of the scan files, file by file. `rows` must be in rising order. Files without any of these
+    rows are not read."""
     edges = np.searchsorted(rows, first_rows)
     for number in np.flatnonzero(np.diff(edges)).tolist():
         _, table = read_scan(store, number, list(columns))
@@ -246,7 +249,7 @@ def _rows_of_scans(
 def _deal(
     store: Store, spec: PackSpec, found: _Surveyed, decided: _Decided, folder: str, *, workers: int
 ) -> dict[str, str]:
-    """Writes the plan's samples files; returns the sha256 of each by its path."""
+    """Writes the plan's samples files. Returns the sha256 of each by its path."""
     num_scans = len(found.first_rows) - 1
     with Progress("deal", num_scans, unit="scan files") as progress:
         for count in run_tasks(deal, _deal_tasks(store, spec, found, decided, folder), workers=workers):
@@ -265,7 +268,7 @@ def _deal(
 
 
 def _deal_tasks(store: Store, spec: PackSpec, found: _Surveyed, decided: _Decided, folder: str) -> Iterator[DealTask]:
-    """One task for every SCANS_A_TASK scan files, with the decisions about their rows."""
+    """Yields a task for every SCANS_A_TASK scan files, with the decisions about their rows."""
     num_scans = len(found.first_rows) - 1
     slots, drops = _slots(decided.stays, seed=spec.seed), _drops(spec, found, decided)
     merged = decided.duplicates.labels
@@ -291,12 +294,12 @@ def _deal_tasks(store: Store, spec: PackSpec, found: _Surveyed, decided: _Decide
 
 
 def _num_files(spec: PackSpec, decided: _Decided) -> int:
-    """The number of samples files of the plan."""
+    """Returns the number of samples files of the plan."""
     return -(-int(decided.stays.sum()) // (shards_per_file(spec.samples_per_shard) * spec.samples_per_shard))
 
 
 def _slots(stays: NDArray[np.bool_], *, seed: int) -> NDArray[np.int64]:
-    """Each scanned row's slot in the plan; -1 if it is dropped."""
+    """Returns the slot of each scanned row in the plan; -1 if it is dropped."""
     positions = np.flatnonzero(stays)
     slots = np.full(len(stays), -1, np.int64)
     slots[positions[permutation(positions, seed=seed)]] = np.arange(len(positions))

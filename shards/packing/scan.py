@@ -1,11 +1,11 @@
-"""First phase of packing: reads every image of a source once, into one Parquet file for each slice of the listing.
+"""The first phase of packing reads every image of a source once, and writes one Parquet file for each slice of the
+listing.
 
-Slices are cut by position, not by worker, so the files are the same however many tasks share the work.
+Slices are cut by position, so the files do not depend on the number of tasks.
 
-From some sources (Parquet) a single image cannot be read: a shard of 1,000 random images would read 1,000 row groups.
-The scan reads all images in their own order anyway, so it copies those of such a source end to end into one object per
-slice of the work folder, and packing reads them from there by offset. The work folder is removed once the manifest is
-written.
+Some sources (Parquet) cannot read a single image: a shard of 1,000 random images would read 1,000 row groups. The scan
+reads all images in order anyway, so for such a source it copies the images of each slice into one file in the work
+folder, and packing reads them from there by offset. These copies are removed once the manifest is written.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ SCAN_SCHEMA = pa.schema(
     [
         ("locator", pa.binary()),  # file names need not be UTF-8
         ("source", pa.string()),
-        ("labels", pa.list_(pa.string())),  # as they are written
+        ("labels", pa.list_(pa.string())),  # as written in the source
         ("weights", pa.list_(pa.float32())),
         ("ext", pa.string()),
         ("height", pa.int32()),
@@ -51,12 +51,12 @@ SCAN_SCHEMA = pa.schema(
         ("size", pa.int64()),
         ("crc32", pa.uint32()),
         ("sha256", pa.binary(32)),
-        ("phash", pa.binary(32)),  # null unless near-duplicates are to be found
-        ("reason", pa.string()),  # null: the image is fit to be packed
+        ("phash", pa.binary(32)),  # null unless the scan looks for near-duplicates
+        ("reason", pa.string()),  # null: the image can be packed
     ]
 )
 _RULES = TableSchema(schema=SCAN_SCHEMA, may_be_null=frozenset(SCAN_SCHEMA.names))
-_FIT_RULES = TableSchema(  # of images that are fit
+_FIT_RULES = TableSchema(  # for images that can be packed
     schema=SCAN_SCHEMA,
     ranges={"height": Range(1), "width": Range(1), "size": Range(0), "orientation": Range(1)},
     may_be_null=frozenset({"weights", "phash", "reason"}),
@@ -65,7 +65,7 @@ _SCAN_KEY, _SLICE_KEY = b"patchline.scan", b"patchline.slice"
 
 
 class StagedFile:
-    """Writes the copies of one slice's images. The file appears, whole, when the block ends without an error."""
+    """Writes the copies of one slice's images. The complete file appears when the block ends without an error."""
 
     def __init__(self, store: Store, number: int) -> None:
         self._number, self._position = number, 0
@@ -81,7 +81,7 @@ class StagedFile:
         self._writing.__exit__(kind, error, trace)
 
     def add(self, entry: Entry, image: bytes) -> Entry:
-        """Appends an image; returns its entry with a locator that finds the copy."""
+        """Appends an image. Returns its entry with a locator of the copy."""
         self._file.write(image)
         locator = f"{self._number}:{self._position}:{len(image)}"
         self._position += len(image)
@@ -90,17 +90,17 @@ class StagedFile:
 
 @dataclass(frozen=True, kw_only=True)
 class StagedReader:
-    """Reads images of the copies by the locators that `add` gave."""
+    """Reads copied images by the locators that `StagedFile.add` returned."""
 
     store: Store
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """Reads files in order; from S3, several are fetched at once."""
+        """Yields the images in order. From S3, several are read at once."""
         for image in in_order_within(self._read, locators, threads=READS_AHEAD, most_bytes=MOST_BYTES_AHEAD):
             if isinstance(image, Exception) and not isinstance(image, OSError | ImageRefusedError):
                 raise image
             yield image
-            del image  # frees it before the next
+            del image  # frees the image before the next one
 
     def _read(self, locator: str, hold: Hold) -> ImageBytes:
         number, first, size = (int(text) for text in locator.split(":"))
@@ -112,7 +112,7 @@ class StagedReader:
 
 
 def reader_of(store: Store, spec: PackSpec) -> Reader:
-    """The reader that finds the images of a packing by their locators."""
+    """Returns the reader that finds the images of a packing by their locators."""
     return StagedReader(store=store) if spec.source.staged else spec.source.reader()
 
 
@@ -122,7 +122,8 @@ def _staged_path(number: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ScanTask:
-    """One slice to scan into the dataset at `url`; `slice_sha256` is the sha256 of its listing."""
+    """A task: one slice to scan, for the dataset at `url`. `slice_sha256`: the sha256 of the slice's file in the
+    listing."""
 
     url: str
     spec: PackSpec
@@ -131,12 +132,12 @@ class ScanTask:
 
 
 def scan_path(number: int) -> str:
-    """The path of a slice's scan file."""
+    """Returns the path of a slice's scan file."""
     return f"plan/scan-{number:06d}.parquet"
 
 
 def scan_slice(task: ScanTask) -> int:
-    """Writes the scan of a slice unless it exists; returns the slice's number."""
+    """Writes the scan of a slice unless it exists. Returns the slice's number."""
     store = open_store(task.url)
     footer = scan_footer(task.spec.scan_hash(), task.slice_sha256)
     if not is_scanned(store, task.number, footer):
@@ -150,12 +151,12 @@ def scan_slice(task: ScanTask) -> int:
 
 
 def scan_footer(scan_hash: str, slice_sha256: str) -> dict[bytes, bytes]:
-    """The footer of a scan file: the settings and the listing that it was made from."""
+    """Returns the footer of a scan file: hashes of the settings and of the slice that it was made from."""
     return {_SCAN_KEY: scan_hash.encode(), _SLICE_KEY: slice_sha256.encode()}
 
 
 def is_scanned(store: Store, number: int, footer: dict[bytes, bytes]) -> bool:
-    """Whether the scan of a slice exists, made with the same settings from the same listing."""
+    """Whether the scan of a slice exists and was made with the same settings from the same slice."""
     try:
         with arrow_faults():
             metadata = ParquetPieces(StoreFile(store, scan_path(number)), ours=True).schema.metadata or {}
@@ -165,7 +166,8 @@ def is_scanned(store: Store, number: int, footer: dict[bytes, bytes]) -> bool:
 
 
 def read_scan(store: Store, number: int, columns: Sequence[str]) -> tuple[bytes, pa.Table]:
-    """The bytes of a slice's scan file, and these columns of it. Raises UserError if it is missing or damaged."""
+    """Returns the bytes of a slice's scan file, and these columns of it. Raises UserError if it is missing or
+    damaged."""
     path = scan_path(number)
     try:
         data = store.read(path)

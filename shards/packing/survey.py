@@ -1,6 +1,7 @@
-"""The plan's first pass over the scan files: the meaning of labels, which images are fit, what identifies duplicates.
+"""The plan's first pass over the scan files finds out what labels mean, which images can be packed, and what identifies
+duplicates.
 
-What labels mean is settled once for all scan files. The results are small arrays, also for many millions of images.
+What labels mean is decided once for all scan files. The results are small arrays, even for many millions of images.
 """
 
 from dataclasses import dataclass
@@ -34,22 +35,22 @@ from shards.reading.parallel import run_tasks
 from shards.store import MissingObjectError, Store, open_store
 
 # Scan files per task: matching many images at once costs much less than matching them a few at a time.
-SCANS_A_TASK = 32  # a million images
+SCANS_A_TASK = 32  # about a million images
 NO_LABEL = "no label"
-EXAMPLES = 20  # of images that are not fit, in messages
+EXAMPLES = 20  # images that cannot be packed, in messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class _CountTask:
-    """A scan file of the dataset at `url`, whose labels are counted as they are written."""
+    """A task: a scan file of the dataset at `url`, whose written labels are collected."""
 
     url: str
     number: int
 
 
 def settled(store: Store, spec: PackSpec, num_scans: int, *, workers: int) -> Meaning:
-    """Decides what the labels of a scan mean. Labels of a source of names are not read for this. Raises UserError for
-    labels that could mean two things."""
+    """Decides what the labels of a scan mean. If the source's labels are always names, this reads no labels. Raises
+    UserError for labels that could mean two things."""
     listed = read_label_names(spec.labels_file) if spec.labels_file else None
     numbered = spec.source.known_labels()
     if spec.source.labels_are_names:
@@ -60,7 +61,8 @@ def settled(store: Store, spec: PackSpec, num_scans: int, *, workers: int) -> Me
 
 
 def labelled(table: pa.Table, meaning: Meaning) -> pa.Table:
-    """Rows of a scan with the classes that their labels mean, or with the reason why a label cannot be read."""
+    """Returns the rows of a scan with the classes that their labels mean, or with the reason why a label cannot be
+    read."""
     lists = table.column("labels").combine_chunks()
     labels_each = pc.list_flatten(lists).dictionary_encode()
     if meaning.is_same(labels_each.dictionary.to_pylist()) and not _has_repeated(lists, labels_each):
@@ -84,7 +86,7 @@ def labelled(table: pa.Table, meaning: Meaning) -> pa.Table:
 
 
 def _has_repeated(lists: pa.ListArray, each: pa.DictionaryArray) -> bool:
-    """Whether one image has a label twice. `each`: the labels of all lists."""
+    """Whether an image has a label twice. `each`: the labels of all lists."""
     places = pc.list_parent_indices(lists).to_numpy().astype(np.int64) * len(each.dictionary) + each.indices.to_numpy()
     return len(np.unique(places)) < len(places)
 
@@ -96,7 +98,7 @@ def _count(task: _CountTask) -> WrittenLabels:
 
 @dataclass(frozen=True, kw_only=True)
 class SurveyTask:
-    """Consecutive scan files by their listings' sha256, and what their labels mean."""
+    """A task: consecutive scan files, given by the sha256 of their slices, and what their labels mean."""
 
     url: str
     spec: PackSpec
@@ -108,7 +110,7 @@ class SurveyTask:
 
 @dataclass(frozen=True, kw_only=True)
 class Overlap:
-    """A row, counted from the first of a survey, that is a copy of an evaluation image."""
+    """A row that is a copy of an evaluation image. `row` is counted from the first row of the survey."""
 
     row: int
     match: EvaluationMatch
@@ -117,8 +119,9 @@ class Overlap:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """A summary of consecutive scan files. `sha_prefix` is the first 8 bytes of each image's sha256. `labels` includes
-    those of images that are not fit; `examples` names the first of these images, each with the reason."""
+    """A summary of consecutive scan files. `sha_prefix`: the first 8 bytes of each image's sha256. `labels`: all
+    labels, including those of images that cannot be packed. `examples`: the first images that cannot be packed, each
+    with the reason."""
 
     first_number: int
     sha256: tuple[str, ...]
@@ -166,7 +169,7 @@ def survey(task: SurveyTask) -> Survey:
 
 
 def reasons(table: pa.Table, spec: PackSpec) -> pa.Array:
-    """Why each row of a labelled scan table cannot be packed; null if it can."""
+    """Returns why each row of a labelled scan table cannot be packed; null if it can."""
     labels = table.column("labels").combine_chunks()
     found = [table.column("reason").combine_chunks()]
     if spec.unlabeled == "refuse":
@@ -177,12 +180,13 @@ def reasons(table: pa.Table, spec: PackSpec) -> pa.Array:
 
 
 def _formats(table: pa.Table, spec: PackSpec) -> pa.Array:
-    """The reason for each row whose format shards do not hold, if images may not be re-encoded."""
+    """Returns the reason for each row whose image cannot be stored in a shard with these settings; null for the
+    others."""
     ext, mode = table.column("ext").combine_chunks(), table.column("mode").combine_chunks()
     result = pa.nulls(len(ext), pa.string())
     for kind in table.select(["ext", "mode"]).group_by(["ext", "mode"]).aggregate([]).to_pylist():
         if kind["ext"] is None:
-            continue  # refused by the scan
+            continue  # the scan refused these rows
         header = ImageHeader(height=1, width=1, orientation=1, **kind)
         if why := refusal(header, spec.resize):
             is_kind = pc.and_(pc.equal(ext, kind["ext"]), pc.equal(mode, kind["mode"]))
@@ -214,8 +218,8 @@ def _read_scan(task: SurveyTask, number: int, slice_sha256: str, columns: list[s
 
 
 def unscanned_parts(store: Store, spec: PackSpec, *, url: str, num_parts: int) -> list[int]:
-    """The parts of the phase scan that still have a slice of the listing, or a shard of an evaluation set, to read: all
-    parts if there is no listing made with these settings."""
+    """Returns the parts of the phase scan that still have to read a slice of the listing or a shard of an evaluation
+    set. Returns all parts if there is no listing with these settings."""
     scan_hash = spec.scan_hash()
     try:
         listing = read_record(Listing, store.read(LISTING_PATH))

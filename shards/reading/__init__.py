@@ -1,1 +1,1 @@
-"""A stream's reader: planned reads, one window ahead, in threads that one call closes."""
+"""Reads samples in the planned order, one window ahead, in threads that one call closes."""

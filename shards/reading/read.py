@@ -170,7 +170,7 @@ class SampleReader:
 
     The positions of every lane must increase from call to call, and only one thread may use a reader.
     `window_bound_bytes` bounds the bytes that it holds: two windows per lane, including the bytes of batches that the
-    caller has not dropped yet. Up to four blocks of memory that is kept for reuse are not counted (ReusedMemory in
+    caller has not dropped yet. The memory of up to four blocks that is kept for reuse is not counted (ReusedMemory in
     shards/storage/ranges.py). A sample larger than `most_sample_bytes` is returned with a fault.
 
     `tars` reads the shards. The threads of `loaders` wait for index files and for samples that are read again.

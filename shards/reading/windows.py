@@ -198,7 +198,7 @@ class Window:
         except Exception as error:
             if found:
                 found.drop()  # the future keeps the error, whose traceback keeps this frame
-            with suppress(InvalidStateError):  # see `over`
+            with suppress(InvalidStateError):  # `over` may have set an error already
                 self.contents.set_exception(error)
         else:
             with suppress(InvalidStateError):

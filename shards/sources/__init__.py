@@ -1,1 +1,2 @@
-"""Image collections as they are found. Each yields entries and the bytes of its images."""
+"""Sources of images, in the layouts in which datasets are published. Each source yields entries and the bytes of its
+images."""

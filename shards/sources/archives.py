@@ -26,7 +26,7 @@ NO_TAR = "without the suffix .tar"
 READS_AHEAD = 16
 MOST_OPEN_FILES = 64
 HEADER_PIECE_BYTES = 4096  # enough for a header and its extensions
-_SHARD, _BESIDE = re.compile(r"(^|-)\d{4,}$"), {"json", "txt"}  # 00000.tar and imagenet-train-000000.tar of WebDataset
+_SHARD, _BESIDE = re.compile(r"(^|-)\d{4,}$"), {"json", "txt"}  # WebDataset: 00000.tar, imagenet-train-000000.tar
 _COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", ".tar.zst")
 
 

@@ -168,7 +168,7 @@ class ManifestSource:
         name = printable(location)
         if is_below_address or is_address(location):
             reason = secret_reason(location)
-            if reason or is_below_address or is_web(location):  # an S3 key may have a question mark
+            if reason or is_below_address or is_web(location):  # not for S3: a key may have a question mark
                 name = shown_address(name) or row
             if reason:
                 return refused_entry(name, reason)

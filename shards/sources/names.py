@@ -238,7 +238,7 @@ class ClassPaths:
 
 
 class PassedOver:
-    """Counts the files that a source skips, by suffix. `why` says what they lack, such as "with no image suffix"."""
+    """Counts the files that a source skips, by suffix. `why` describes these files, such as "with no image suffix"."""
 
     def __init__(self, *, why: str) -> None:
         self._why = why

@@ -42,7 +42,7 @@ class ParquetSource:
     is given `write_batch_size=1` and `use_dictionary=False`.
     """
 
-    staged: ClassVar[bool] = True  # a row group is read whole or not at all
+    staged: ClassVar[bool] = True  # a single image cannot be read again
     labels_are_names: ClassVar[bool] = False
     kind: Literal["parquet"] = "parquet"
     files: tuple[str, ...] = ()

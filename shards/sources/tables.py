@@ -20,7 +20,7 @@ TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 _BLOCK_BYTES = _MOST_LINE_BYTES = 1 << 20
 _BATCH_ROWS = 4096
 _DELIMITERS = (b",", b";", b"\t")
-# A cell is quoted or bare. A quote at the beginning of a bare cell has no second one.
+# A cell is quoted or bare. A bare cell does not begin with a quote.
 _CELLS = {
     delimiter: re.compile(rb' *+"((?:[^"]|"")*+)" *(?=%b|$)|(?! *")([^%b]*)' % (delimiter, delimiter))
     for delimiter in _DELIMITERS
@@ -127,8 +127,8 @@ def _csv_rows(path: str, columns: Mapping[str, str], buckets: Buckets, beside: s
 
 
 def _header(path: str, number: int, line: bytes, columns: Mapping[str, str]) -> tuple[bytes, list[str]]:
-    """Returns the separator and the names of the columns. Another separator than the usual one is taken if it yields
-    more of the wanted columns."""
+    """Returns the separator and the names of the columns. If another separator than the usual one yields more of the
+    wanted columns, that one is used."""
     usual = b"\t" if path.lower().removesuffix(".gz").endswith(".tsv") else b","
     read = {delimiter: _names(path, number, line, delimiter) for delimiter in (usual, *_DELIMITERS)}
     readable = {delimiter: names for delimiter, names in read.items() if isinstance(names, list)}
@@ -245,7 +245,7 @@ def written_labels(value: Any, *, separator: str = "") -> tuple[str, ...]:
         raise ImageRefusedError(f"too many labels: {len(values)}, allowed: {MOST_LABELS}")
     labels = tuple(_written(item, in_list=len(values) > 1) for item in values)
     if len(labels) == 1 and len(labels[0]) > MOST_LABEL_CHARACTERS and "\\" not in labels[0] and is_list(labels[0]):
-        labels = split_text(labels[0])  # it is too long for a name; with backslashes, quotes would take quadratic time
+        labels = split_text(labels[0])  # a list, too long for a name; parsing backslashes would take quadratic time
         if len(labels) > MOST_LABELS:
             raise ImageRefusedError(f"too many labels: {len(labels)}, allowed: {MOST_LABELS}")
     if "" in labels and not is_vector(labels):

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 READS_AHEAD = 16
 MOST_BYTES = 1 << 31
 REFUSED = "\0"  # begins the locator of an entry that cannot be read; no path contains it
-# Synology, QNAP, macOS, Windows and ext4 keep smaller or deleted copies of the images in them.
+# Synology, QNAP, macOS, Windows and ext4 keep thumbnails or deleted files in these folders.
 SYSTEM_FOLDERS = frozenset(
     ("@eaDir", "#recycle", "@Recycle", "__MACOSX", "$RECYCLE.BIN", "System Volume Information", "lost+found")
 )

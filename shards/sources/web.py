@@ -149,7 +149,7 @@ class _Deadline:
         self._until = time.monotonic() + FETCH_SECONDS
 
     def extend(self, seconds: float) -> None:
-        """Moves the deadline back by `seconds`."""
+        """Postpones the deadline by `seconds`."""
         self._until += seconds
 
     def check(self) -> None:

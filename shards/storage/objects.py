@@ -124,9 +124,9 @@ class Store(Protocol):
     def read(self, path: str, *, most_bytes: int = MOST_OBJECT_BYTES, stop: threading.Event | None = None) -> bytes:
         """Reads the whole object.
 
-        Raises MissingObjectError; InvalidDataError if it has more than `most_bytes`, or is no regular file; and
-        ReadStoppedError at the next byte or timeout once `stop` is set. For a folder, `stop` is checked only between
-        retries after a disk error, because reading a file takes little time.
+        Raises MissingObjectError, InvalidDataError if the object has more than `most_bytes` or is not a regular file,
+        and ReadStoppedError at the next byte or timeout once `stop` is set. For a folder, `stop` is checked only
+        between retries after a disk error, because reading a file takes little time.
         """
         ...
 

@@ -67,7 +67,7 @@ class S3Store:
 
     @property
     def url(self) -> str:
-        """`s3://bucket/prefix`."""
+        """The store's URL: `s3://bucket/prefix`."""
         return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
 
     def read(self, path: str, *, most_bytes: int = MOST_OBJECT_BYTES, stop: threading.Event | None = None) -> bytes:

@@ -41,7 +41,7 @@ CREDENTIALS_FAILED = (
     boto_errors.MetadataRetrievalError,
 )
 DEADLINE_SECONDS = RetryConfig().deadline_seconds
-PAUSE_SECONDS = 1.0  # between two questions to the chain
+PAUSE_SECONDS = 1.0  # between two requests to the chain
 CONNECT_TIMEOUT_SECONDS = 5
 READ_TIMEOUT_SECONDS = 15  # how long a read may wait for more bytes
 WORK_TIMEOUT_SECONDS = 60  # for requests that take a server long: completing an upload, listing

@@ -53,7 +53,7 @@ from shards.store import MissingObjectError, Store
 from shards.verifying import plan_checks, shard_checks
 
 _ADOPTED_LEFT = re.compile(r"work/adopted-\d{6,}\.parquet")
-# The most faults that one check lists. The number of further ones is always given.
+# The most faults that one check lists. The number of further faults is given, too.
 MAX_FAULTS_A_CHECK = 10
 # The errors that checks raise on damaged Parquet files, damaged tars and impossible settings.
 _BROKEN = (
@@ -288,7 +288,7 @@ def _plan(dataset: Dataset) -> Iterator[DatasetFault]:
             return
         plan = Plan.from_bytes(data)
     except (MissingObjectError, InvalidDataError):
-        return  # reported with the files
+        return  # `_files` has reported it
     except ValueError as error:
         yield DatasetFault(where=PLAN_PATH, what=str(error))
         return
@@ -307,7 +307,7 @@ def _tables(dataset: Dataset, shards: list[ShardFacts]) -> list[DatasetFault]:
         plan = store.read(PLAN_PATH)
         faults = _faults(MANIFEST_PATH, {"settings": plan_checks.check_manifest(manifest, plan)})
     except (MissingObjectError, InvalidDataError):
-        return []  # reported with the files
+        return []  # `_files` has reported it
     if any(found.label_counts is None for found in shards):
         return faults
     faults += _faults(LABELS_PATH, {"classes": _label_table(dataset, plan, shards)})

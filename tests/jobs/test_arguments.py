@@ -209,7 +209,7 @@ def test_the_images_of_predict_may_stand_anywhere(words: list[str], expected: li
 )
 def test_wrong_words(words: list[str], message: str) -> None:
     with pytest.raises(UserError) as raised:
-        values_of(words, list(flags_of(digits_smoke())), command="patchline pretrain digits_smoke")
+        values_of(words, list(flags_of(digits_smoke())), command=("pretrain", "digits_smoke"))
     assert message in str(raised.value)
 
 
@@ -231,7 +231,7 @@ def test_wrong_words(words: list[str], message: str) -> None:
     ],
 )
 def test_the_values_of_a_jobs_flags(words: list[str], values: dict[str, Any]) -> None:
-    found = values_of(words, list(flags_of(digits_smoke())), command="patchline pretrain digits_smoke")
+    found = values_of(words, list(flags_of(digits_smoke())), command=("pretrain", "digits_smoke"))
     assert found == values
     assert list(map(type, found.values())) == list(map(type, values.values()))  # 3 is also 3.0
 

@@ -290,7 +290,7 @@ def test_flags_name_the_wrong_value() -> Iterator[str]:
             where = f"{type(job).__name__}: the refusal of {wrong.flag.name} {wrong.value}"
             message = ""
             try:
-                values_of([wrong.flag.name, str(wrong.value)], flags, command="patchline x")
+                values_of([wrong.flag.name, str(wrong.value)], flags, command=("x", ""))
             except UserError as error:
                 message = str(error)
             yield from differs(where, repr(message), repr(wrong.message(wrong.flag.name)))

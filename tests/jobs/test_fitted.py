@@ -57,7 +57,7 @@ def weights(
 
 
 def job_of(recipe: str, default: TrainingJob, *words: str) -> TrainingJob:
-    job: TrainingJob = _overridden(default, list(words), f"patchline finetune {recipe}")
+    job: TrainingJob = _overridden(default, list(words), ("finetune", recipe))
     return job
 
 
@@ -166,7 +166,7 @@ def test_a_trial_of_resuming_stays_one(tmp_path: Path) -> None:
     write_record(tmp_path, stage="finetune", job=photos())
     trial = default_job("verify-resume", "photos")
     words = ["--run-dir", str(tmp_path), "--data.url", "d"]
-    assert isinstance(_overridden(trial, words, "patchline verify-resume photos"), VerifyResumeJob)
+    assert isinstance(_overridden(trial, words, ("verify-resume", "photos")), VerifyResumeJob)
 
 
 def test_lanes_follow_the_batch_and_the_shuffle_reaches_as_far(caplog: pytest.LogCaptureFixture) -> None:
@@ -230,7 +230,7 @@ def test_the_share_of_the_run_is_the_recipes_and_never_longer(steps: int, warmup
     ],
 )
 def test_words(words: list[str], warmup: int, note: str) -> None:
-    job, said = with_warmup("pretrain", RECIPE, values_of(words, FLAGS, command=""))
+    job, said = with_warmup("pretrain", RECIPE, values_of(words, FLAGS, command=("", "")))
     assert (job.schedule.warmup_steps, said.partition(" (")[0]) == (warmup, note)
     assert job.steps == 300, "the words' own to change"
 
@@ -270,12 +270,12 @@ def test_a_run_that_is_extended_keeps_its_warmup(
     if recorded is not None:
         (tmp_path / "job.yaml").write_text(recorded)
     words = ["--steps", "200", "--run-dir", str(tmp_path), *more]
-    job, note = with_warmup("pretrain", RECIPE, values_of(words, FLAGS, command=""), extends=True)
+    job, note = with_warmup("pretrain", RECIPE, values_of(words, FLAGS, command=("", "")), extends=True)
     assert job.schedule.warmup_steps == warmup
     said = f"warm-up {warmup} steps, as the run in {tmp_path} began (the recipe: 30)"
     assert note == ("" if warmup == 30 else said)
     by_file = with_warmup(
-        "pretrain", replace(RECIPE, run_dir=str(tmp_path)), values_of(more, FLAGS, command=""), extends=True
+        "pretrain", replace(RECIPE, run_dir=str(tmp_path)), values_of(more, FLAGS, command=("", "")), extends=True
     )
     assert (by_file[0].schedule, by_file[1]) == (job.schedule, note), "and where a YAML job names the directory"
 

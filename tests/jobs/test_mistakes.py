@@ -53,13 +53,13 @@ def test_flags_that_may_be_meant_in_training(word: str, meant: str) -> None:
     names = [flag.name for flag in TRAINING]
     assert similar_flags(word, names)[0] == meant
     with pytest.raises(UserError, match=rf"unknown flag {word} of patchline x; did you mean {meant}"):
-        values_of([word, "1"], TRAINING, command="patchline x")
+        values_of([word, "1"], TRAINING, command=("x", ""))
 
 
 @pytest.mark.parametrize("word", ["--epochs", "--num-epochs"])
 def test_epochs_are_counted_in_steps(word: str) -> None:
     with pytest.raises(UserError, match=r"--steps\? steps are epochs x images of the dataset / --global-batch; patch"):
-        values_of([word, "10"], TRAINING, command="patchline x")
+        values_of([word, "10"], TRAINING, command=("x", ""))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_the_same_word_means_another_flag_in_packing(word: str, meant: str) -> N
 )
 def test_an_option_of_sbatch_has_its_place(word: str, says: str) -> None:
     with pytest.raises(UserError, match=rf"unknown flag {word} of patchline x; it is an option of sbatch.*{says}"):
-        values_of([word, "1"], TRAINING, command="patchline x")
+        values_of([word, "1"], TRAINING, command=("x", ""))
 
 
 def test_options_of_sbatch_are_settings_of_the_cluster() -> None:
@@ -103,14 +103,14 @@ def test_options_of_sbatch_are_settings_of_the_cluster() -> None:
 
 def test_a_folder_behind_a_recipe(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a folder, which --source\.root takes\. See patchline pack folder --help"):
-        values_of([str(tmp_path)], PACKING, command="patchline pack folder")
+        values_of([str(tmp_path)], PACKING, command=("pack", "folder"))
     with pytest.raises(UserError, match=r"a value follows its flag, as in --flag VALUE\. See patchline pack"):
-        values_of(["word"], PACKING, command="patchline pack folder")
+        values_of(["word"], PACKING, command=("pack", "folder"))
 
 
 def test_nothing_is_suggested_for_nonsense() -> None:
     with pytest.raises(UserError, match="unknown flag --xyzzy of patchline x; patchline x --help-all lists all flags"):
-        values_of(["--xyzzy"], TRAINING, command="patchline x")
+        values_of(["--xyzzy"], TRAINING, command=("x", ""))
 
 
 def test_what_is_missing_is_named_all_at_once() -> None:

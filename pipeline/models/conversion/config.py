@@ -1,4 +1,4 @@
-"""The settings of `import` and `export`: what a file does not say, what changes, and the formats. Loads no torch."""
+"""The settings of `import` and `export`: hints, changes and formats. This module does not import torch."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -37,7 +37,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Hints:
-    """What a file of weights does not say, as the user gives it."""
+    """What the user says about a file of weights because the file itself does not."""
 
     model: str = ""
     """Name of the model that the file must hold, such as vit_b16; empty: any."""
@@ -62,11 +62,11 @@ class Hints:
 
     @property
     def grid(self) -> Pair | None:
-        """The grid that `grid_side` declares."""
+        """The grid that `grid_side` declares; None if it is not given."""
         return (self.grid_side, self.grid_side) if self.grid_side else None
 
     def advice(self) -> str:
-        """What to do if tensors do not fit, which includes leaving out the hints that were given."""
+        """Returns what to do if tensors do not fit: give another file, or leave out the hints that were given."""
         given = [f"--model {self.model}"] if self.model else []
         given += [f"--num-heads {self.num_heads}"] if self.num_heads else []
         return "Give the file of another model" + (f", or leave out {' and '.join(given)}" if given else "")

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 
 def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName]:
-    """Returns the model after the change, and its tensors. Raises UserError with everything that does not fit."""
+    """Returns the model after the change, and its tensors. Raises a UserError that lists everything that does not
+    fit."""
     config = weights.config
     _refuse_impossible(config, change)
     num_classes = config.num_classes if change.num_classes is None else change.num_classes
@@ -76,10 +77,10 @@ def save_as(
     tensor: TensorByName,
     usage: Usage = DEFAULT_USAGE,
 ) -> None:
-    """Writes a file (.npz) or a folder, whole or absent. The head's constant is folded into its bias.
+    """Writes a file (.npz) or a folder, completely or not at all. The head's constant is folded into its bias.
 
     In formats other than ours, 2-D or missing position embeddings become a learned 1-D table with the same values.
-    timm's format keeps the transform of `usage`; .npz files keep nothing of it.
+    timm's format keeps only the transform of `usage`, and .npz files keep nothing of it.
     """
     if written == "patchline":
         named = labels or tuple(str(number) for number in range(config.num_classes))
@@ -106,8 +107,8 @@ def save_as(
 
 
 def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
-    """Raises UserError for parts that not all formats have. One that only ours has comes first in the table, since no
-    other format would do."""
+    """Raises UserError for parts of the model that the format does not have. Parts that only our format has come first
+    in the table, because no other format can then be advised."""
     npz: tuple[Format, ...] = ("vision_transformer", "big_vision")
     is_vit, resnet = not config.is_bit, config.resnet
     parts: dict[str, tuple[bool, tuple[Format, ...]]] = {

@@ -1,8 +1,8 @@
 """Hugging Face's ViT: a folder with `config.json` and `model.safetensors`, as ViTForImageClassification reads it.
 
-Sources: transformers' configuration_vit.py and modeling_vit.py. Its defaults are exact GELU and an epsilon of 1e-12; we
-write the paper's into `config.json` (gelu_pytorch_tanh, 1e-6). We write the names of published files, which
-transformers 5 still reads, and also read its newer names. Shape letters: D width.
+Sources: transformers' configuration_vit.py and modeling_vit.py. Its defaults are exact GELU and an epsilon of 1e-12, so
+the model's own GELU and epsilon are written into `config.json`. Tensors get the names of published files, which
+transformers 5 still reads; its newer names can be read, too. Shape letters: D width.
 """
 
 import logging
@@ -39,7 +39,7 @@ from shards.errors import UserError
 log = logging.getLogger(__name__)
 _GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
 _PATCH = "vit.embeddings.patch_embeddings.projection.weight"
-_MULTI_LABEL = "multi_label_classification"  # problem_type: probabilities are sigmoids, not softmax
+_MULTI_LABEL = "multi_label_classification"  # a problem_type whose probabilities are sigmoids, not softmax
 _BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
 _MOST_SIDE = 1 << 16
 # transformers 5's own names -> those of the published files.
@@ -57,10 +57,10 @@ _NEWER = (
 def open_hugging_face(
     file: TensorFile, description: Mapping[str, Any], hints: Hints, *, processor: Mapping[str, Any] | None = None
 ) -> Weights:
-    """Opens the weights of a ViTForImageClassification or ViTModel, used as its image `processor` says.
+    """Opens the weights of a ViTForImageClassification or ViTModel. Its image `processor` says how they are used.
 
-    Without a classifier, the pooler is the hidden tanh layer; with one, transformers does not use the pooler. Raises
-    UserError with what does not fit, and why.
+    Without a classifier, the pooler is the hidden tanh layer; with one, transformers does not use the pooler. Raises a
+    UserError that says what does not fit, and why.
     """
     file = _without_idle_pooler(file.renamed({_published(name): name for name in file.shapes}))
     found = _model(file, description, hints)
@@ -85,7 +85,7 @@ def save_hugging_face(
     tensor: TensorByName,
     usage: Usage = DEFAULT_USAGE,
 ) -> None:
-    """Writes the folder of a plain ViT with a class token, and `preprocessor_config.json`: how `usage` prepares
+    """Writes the folder of a plain ViT with a class token. `preprocessor_config.json` says how `usage` prepares
     images."""
     shapes = shapes_of(config)
     layout = layout_of(table(config.size.patch), shapes)
@@ -99,10 +99,10 @@ def save_hugging_face(
 
 
 def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str, Any]:
-    """Returns what makes transformers' image processors prepare images as ours does.
+    """Returns the settings with which transformers' image processors prepare images as ours does.
 
-    Bilinear resizing also replaces the average over areas: torchvision, which transformers uses, has no such filter.
-    Both of its backends always antialias. ViTImageProcessor crops nothing in transformers 4; CLIP's does in 4 and 5.
+    The filter `area` becomes bilinear, since torchvision, which transformers uses, has no such filter. Both backends of
+    transformers always antialias. Its ViTImageProcessor does not crop in version 4; CLIP's processor crops in 4 and 5.
     """
     square = {"height": image_size, "width": image_size}
     if transform.mode == "resize":
@@ -126,11 +126,11 @@ def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str
 
 
 def _transform(processor: Mapping[str, Any], image_size: int) -> EvaluationTransform:
-    """Returns the inverse of `image_processor`, or the default if the file does not say, or says what ours cannot do,
-    such as an image of another size than the model's."""
+    """Returns the transform that a processor describes, as the inverse of `image_processor`. Returns the default if the
+    file does not say it, or says what ours cannot do, such as another image size than the model's."""
     size, crop = processor.get("size"), processor.get("crop_size", image_size)
     resample = processor.get("resample", _BILINEAR)
-    if type(size) is int:  # of the oldest files
+    if type(size) is int:  # the oldest files give one number
         size = {"height": size, "width": size}
     if not isinstance(size, dict) or type(resample) is not int or resample not in (_BILINEAR, _BICUBIC):
         return DEFAULT_USAGE.transform
@@ -183,7 +183,7 @@ def table(patch: int) -> Table:
 
 
 def _published(name: str) -> str:
-    """Returns the name in published files. Those of a ViTModel lack the prefix `vit.`."""
+    """Returns the name of a tensor in published files. Names of a ViTModel lack the prefix `vit.`, which is added."""
     if name.startswith(("embeddings.", "encoder.", "layers.", "layernorm.", "pooler.")):
         name = f"vit.{name}"
     for pattern, published in _NEWER:
@@ -200,7 +200,7 @@ def _without_idle_pooler(file: TensorFile) -> TensorFile:
 
 
 def _labels(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
-    """Returns the names by id, from a table or a list; none if there is neither."""
+    """Returns the names of the classes by id, from a table or a list; empty if there is neither."""
     names = dict(enumerate(given)) if isinstance(given, list) else given
     if not isinstance(names, dict) or not names:
         return ()
@@ -248,7 +248,8 @@ def _model(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Fo
 
 
 def _declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:
-    """Returns the patches down and across by config.json; None if it does not give the image size."""
+    """Returns the numbers of patches down and across that config.json declares; None if it does not give the image
+    size."""
     if "patch_size" in description:
         declared = pair_of(description["patch_size"], key="patch_size", where=where)
         if declared != patch:

@@ -21,7 +21,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Transform:
-    """How a tensor of ours is split into those of a file, and joined from them."""
+    """How one of our tensors is split into tensors of a file, and joined from them."""
 
     split: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
     join: Callable[[tuple[torch.Tensor, ...]], torch.Tensor]
@@ -44,8 +44,8 @@ Row = tuple[str, str | tuple[str, ...], LayerTensors]
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Rows with common beginnings, `ours` and `theirs`. In these, {} is the number of a block, or the numbers of a
-    stage and a unit; the file's numbers start at `first`, ours at 0."""
+    """Rows whose names begin with `ours` here and with `theirs` in the file. In both, {} stands for the number of a
+    block, or for the numbers of a stage and a unit; the file's numbers start at `first`, ours at 0."""
 
     rows: tuple[Row, ...]
     ours: str = ""
@@ -57,7 +57,8 @@ Table = tuple[Section, ...]
 
 
 def one_to_one(write: Change, read: Change) -> Transform:
-    """One tensor there too; `write` converts ours to theirs, `read` is the inverse."""
+    """Returns the transform of a tensor that is one tensor in the file, too. `write` converts ours to theirs, and
+    `read` is its inverse."""
     return Transform(split=lambda t: (write(t),), join=lambda pieces: read(pieces[0]))
 
 
@@ -68,20 +69,20 @@ TRANSPOSED = one_to_one(lambda t: t.T, lambda t: t.T)
 CONVOLUTION = one_to_one(lambda t: t.permute(2, 3, 1, 0), lambda t: t.permute(3, 2, 0, 1))
 # A vector that is stored as (1, 1, 1, C).
 VECTOR_OF_FOUR = one_to_one(lambda t: t.reshape(1, 1, 1, -1), lambda t: t.flatten())
-TENSOR: LayerTensors = {"": ("", AS_IS)}  # a tensor whose name is whole in its row
-LAYER: LayerTensors = {"weight": ("weight", AS_IS), "bias": ("bias", AS_IS)}  # of PyTorch
+TENSOR: LayerTensors = {"": ("", AS_IS)}  # a tensor whose row has its full name
+LAYER: LayerTensors = {"weight": ("weight", AS_IS), "bias": ("bias", AS_IS)}  # a layer with PyTorch's names
 FLAX_NORM: LayerTensors = {"weight": ("scale", AS_IS), "bias": ("bias", AS_IS)}
 FLAX_DENSE: LayerTensors = {"weight": ("kernel", TRANSPOSED), "bias": ("bias", AS_IS)}
 FLAX_CONVOLUTION: LayerTensors = {"weight": ("kernel", CONVOLUTION)}
 
 
 def chunks(number: int) -> Transform:
-    """(number * D, ...) as that many tensors of (D, ...)."""
+    """Returns the transform of a tensor (number * D, ...) that is `number` tensors (D, ...) in the file."""
     return Transform(split=lambda t: tuple(t.chunk(number)), join=torch.cat)
 
 
 def patch_convolution(patch: int) -> Transform:
-    """The patch embedding as PyTorch's convolution (D, C, P, P) for our (D, P * P * C)."""
+    """Returns the transform of our patch embedding, (D, P * P * C), to PyTorch's convolution, (D, C, P, P)."""
     return one_to_one(
         lambda t: t.reshape(t.shape[0], patch, patch, -1).permute(0, 3, 1, 2),
         lambda t: t.permute(0, 2, 3, 1).flatten(1),
@@ -89,9 +90,11 @@ def patch_convolution(patch: int) -> Transform:
 
 
 def positions(*, class_row: bool, class_token: bool) -> Transform:
-    """Position embeddings (1, N, D); `class_row`: the class token has a row of its own there, as it has here.
+    """Returns the transform of position embeddings (1, N, D). `class_row`: whether the class token has a row in the
+    file, as it has here.
 
-    Without a row there, ours is zeros: before an export, the row is added to the class token itself.
+    If the file has no such row, ours is read as zeros. Before an export, our row is added to the class token itself
+    (`without_class_row`).
     """
     if class_row or not class_token:
         return AS_IS
@@ -99,8 +102,8 @@ def positions(*, class_row: bool, class_token: bool) -> Transform:
 
 
 def layout_of(table: Table, names: Iterable[str]) -> Layout:
-    """How the tensors with our `names` appear in a file, in the table's order. A name that no row has is the same in
-    the file: our own names need no rows."""
+    """Returns how the tensors with our `names` appear in a file, in the table's order. A name without a row is the same
+    in the file, so that our own names need no rows."""
     names, layout = dict.fromkeys(names), dict[str, TensorMapping]()
     for section in table:
         for numbers in sorted(numbers_in(names, section.ours)):
@@ -116,7 +119,8 @@ def layout_of(table: Table, names: Iterable[str]) -> Layout:
 
 
 def numbers_in(names: Iterable[str], prefix: str) -> set[tuple[int, ...]]:
-    """The different numbers in the names where a section's prefix has {}; one empty tuple for a prefix without any."""
+    """Returns the different numbers that the names have where a section's prefix has {}. Returns one empty tuple for a
+    prefix without {}."""
     if "{" not in prefix:
         return {()}
     pattern = re.compile(re.sub(r"\\\{.*?\\\}", r"(\\d+)", re.escape(prefix)))
@@ -131,7 +135,7 @@ class OurView:
     table: Table
 
     def theirs(self, name: str) -> str:
-        """The first of the names that our tensor has in the file."""
+        """Returns the first of the names that our tensor has in the file."""
         return layout_of(self.table, (name,))[name].names[0]
 
     def has(self, name: str) -> bool:
@@ -139,23 +143,23 @@ class OurView:
         return self.theirs(name) in self.file.shapes
 
     def shape(self, name: str, num_dims: int) -> tuple[int, ...]:
-        """Our shape of a required tensor, which has `num_dims` dimensions here. Raises UserError as
-        `TensorFile.shape`."""
+        """Returns our shape of a required tensor, which has `num_dims` dimensions here. Raises UserError as
+        `TensorFile.shape` does."""
         mapping = layout_of(self.table, (name,))[name]
         (one,) = mapping.transform.split(torch.empty((1,) * num_dims, device="meta"))
         there = torch.empty(self.file.shape(mapping.names[0], one.dim()), device="meta")
         return tuple(mapping.transform.join((there,)).shape)
 
     def numbers(self, ours: str) -> set[tuple[int, ...]]:
-        """The numbers of the file's blocks or units, from 0: those of the section that begins with `ours` here."""
+        """Returns the numbers, from 0, of the file's blocks or units in the section that begins with `ours` here."""
         found = next((section for section in self.table if section.ours == ours), Section(rows=(), theirs=ours))
         numbers = numbers_in(self.file.shapes, found.theirs)
         return {tuple(number - found.first for number in each) for each in numbers}
 
 
 def read_layout(file: TensorFile, layout: Layout, shapes: Shapes, *, advice: str) -> TensorByName:
-    """Our tensors from a file. Raises UserError, with the file's own names, if tensors are missing, unexpected or of
-    another shape, and when a tensor is read that is not finite."""
+    """Returns a function that reads our tensors from a file. Raises UserError, with the file's own names, if tensors
+    are missing, unexpected or of another shape. Reading a tensor raises InvalidDataError if it is not finite."""
     refuse_misfits(file.where, found=file.shapes, wanted=their_shapes(layout, shapes), advice=advice)
 
     def piece(theirs: str) -> torch.Tensor:
@@ -169,7 +173,7 @@ def read_layout(file: TensorFile, layout: Layout, shapes: Shapes, *, advice: str
 
 
 def their_shapes(layout: Layout, shapes: Shapes) -> Shapes:
-    """Their names and shapes, in the order of `write_layout`."""
+    """Returns the names and shapes in the file, in the order of `write_layout`."""
     theirs: dict[str, tuple[int, ...]] = {}
     for name, mapping in layout.items():
         pieces = mapping.transform.split(torch.empty(shapes[name], device="meta"))
@@ -178,14 +182,15 @@ def their_shapes(layout: Layout, shapes: Shapes) -> Shapes:
 
 
 def write_layout(layout: Layout, tensor: TensorByName) -> Iterator[tuple[str, torch.Tensor]]:
-    """Their names and tensors, one tensor at a time."""
+    """Yields the names and tensors of the file, and reads one of our tensors at a time."""
     for name, mapping in layout.items():
         pieces = mapping.transform.split(tensor(name).float())
         yield from zip(mapping.names, (piece.contiguous() for piece in pieces), strict=True)
 
 
 def without_class_row(tensor: TensorByName) -> TensorByName:
-    """The same model with the class token's position embedding added to the token itself, and zero."""
+    """Returns the tensors of the same model with the class token's position embedding added to the token itself and
+    then set to zero."""
 
     def summed(name: str) -> torch.Tensor:
         value = tensor(name)

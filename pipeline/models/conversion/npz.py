@@ -1,8 +1,8 @@
 """Published .npz files of ViTs, hybrids and BiT ResNets, by vision_transformer, big_transfer and big_vision.
 
-Each library has names of its own, in a table below. Reading also removes prefixes, takes stacked layers apart, and
-accepts old shapes and names. Sources: vision_transformer's checkpoint.py, models_vit.py and models_resnet.py;
-big_vision's utils.py (`load_params`), models/vit.py (`fix_old_checkpoints`) and models/bit_paper.py; big_transfer's
+Each library has its own names, in a table below. Reading also removes prefixes, takes stacked layers apart, and accepts
+old shapes and names. Sources: vision_transformer's checkpoint.py, models_vit.py and models_resnet.py; big_vision's
+utils.py (`load_params`), models/vit.py (`fix_old_checkpoints`) and models/bit_paper.py; big_transfer's
 bit_pytorch/models.py (`load_from`).
 
 big_vision adds position embeddings before it prepends the class token, so its table has no row for the token. Its files
@@ -78,7 +78,8 @@ _FLAX_BIT_NORM: LayerTensors = {"weight": ("scale", VECTOR_OF_FOUR), "bias": ("b
 
 @dataclass(frozen=True, kw_only=True)
 class NpzNames:
-    """What differs between the dialects of a ViT. `class_row`: the position table has a row for the class token."""
+    """What differs between the dialects of a ViT. `class_row`: whether the position table has a row for the class
+    token."""
 
     attention: str
     second_norm: str
@@ -104,12 +105,12 @@ BIG_VISION = NpzNames(
 
 
 def open_npz(path: Path, hints: Hints) -> Weights:
-    """Opens the weights in a published file of any dialect. Raises UserError with the tensor that does not fit, and
-    why."""
+    """Opens the weights in a published file of any dialect. Raises a UserError that names the tensor that does not fit
+    and says why."""
     file = normalised(_without_numbers(open_tensor_file(path)))
     dialect: Dialect | None = None
     if _FIRST[2] in file.shapes:
-        dialect = "vision_transformer"  # that is, big_transfer
+        dialect = "vision_transformer"  # for BiT, this means big_transfer
     elif _FIRST[1] in file.shapes:
         dialect = "big_vision"
     if dialect:
@@ -133,14 +134,15 @@ def _transformer(file: TensorFile, names: NpzNames, hints: Hints) -> Found:
         patch=patch,
         num_heads=num_heads,
         class_row=names.class_row,
-        is_square=True,  # as both dialects' own resampling takes it
+        is_square=True,  # both dialects' own resampling assumes a square grid
     )
     view = OurView(file=file, table=_vit_sections(names, patch=patch, num_heads=num_heads, position=AS_IS))
     return transformer_in(view, declared, usual=Usual(said=("num_heads",)), hints=hints)
 
 
 def save_npz(path: Path, *, config: ModelConfig, tensor: TensorByName, dialect: Dialect) -> None:
-    """Writes the file of one dialect; for BiT, "vision_transformer" means big_transfer. Logs what is lost."""
+    """Writes the file of one dialect; for BiT, "vision_transformer" means big_transfer. Logs the settings that the file
+    cannot hold."""
     if config.is_bit:
         table = bit_table(dialect)
     else:
@@ -221,7 +223,7 @@ def _vit_sections(names: NpzNames, *, patch: int, num_heads: int, position: Tran
         Section(rows=(("norm.", "Transformer/encoder_norm/", FLAX_NORM),)),
         Section(
             ours="pool.",
-            theirs=_MAP,  # big_vision's alone
+            theirs=_MAP,  # only big_vision has it
             rows=(
                 ("probe", "probe", TENSOR),
                 _fused("query.", pooling, ("query",), num_heads),
@@ -301,8 +303,8 @@ def _without_numbers(file: TensorFile) -> TensorFile:
 
 
 def normalised(file: TensorFile) -> TensorFile:
-    """Returns only the model's tensors, without a prefix, with one tensor per layer, and with group norm's vectors as
-    vectors.
+    """Returns only the model's tensors, without a prefix, with one tensor per layer, and with the parameters of group
+    norm as vectors.
 
     Tensors without the prefix (the optimiser's state, a text tower) are not part of the model.
     """
@@ -314,13 +316,14 @@ def normalised(file: TensorFile) -> TensorFile:
             f"tensors are {some}, ...; give the file of a ViT, a hybrid or a BiT ResNet"
         )
     bare = file.renamed({name.removeprefix(prefix): name for name in file.shapes if name.startswith(prefix)})
-    if "probe" in bare.shapes:  # as big_vision named its attention pooling at first (fix_old_checkpoints)
+    if "probe" in bare.shapes:  # the first names of big_vision's attention pooling (fix_old_checkpoints)
         bare = bare.renamed({pool_name(name): name for name in bare.shapes})
     return _vectors(_unstacked(bare))
 
 
 def _unstacked(file: TensorFile) -> TensorFile:
-    """Takes apart the tensors of all layers, (depth, ...), which big_vision's `scan` stacks."""
+    """Returns the file with one tensor per layer. big_vision's `scan` stacks the tensors of all layers as (depth,
+    ...)."""
     stacked = {name: shape for name, shape in file.shapes.items() if name.startswith(_STACK)}
     if not stacked:
         return file
@@ -328,7 +331,7 @@ def _unstacked(file: TensorFile) -> TensorFile:
     sources = dict(_slices(stacked))
     shapes = {name: shape for name, shape in file.shapes.items() if name not in stacked}
     shapes |= {name: stacked[old][1:] for name, (old, _) in sources.items()}
-    kept: dict[str, torch.Tensor] = {}  # a stack has a slice for every layer; it is read once
+    kept: dict[str, torch.Tensor] = {}  # a stack holds every layer's slice, so it is read only once
 
     def read(name: str) -> torch.Tensor:
         if name not in sources:
@@ -363,8 +366,8 @@ def _slices(stacked: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[st
 
 
 def _vectors(file: TensorFile) -> TensorFile:
-    """Returns the file with group norm as vectors. Old hybrids have it as (1, 1, 1, C) (flax issue 1721). BiT still
-    has, and its table expects that."""
+    """Returns the file with the parameters of group norm as vectors. Old hybrids have them as (1, 1, 1, C) (flax issue
+    1721). BiT still does, and its table expects this, so its files are not changed."""
     pattern = r"(gn_root|block\d+/unit\d+/(gn\d|gn_proj))/(scale|bias)$"
     if "embedding/kernel" not in file.shapes:
         return file
@@ -378,10 +381,10 @@ def _vectors(file: TensorFile) -> TensorFile:
 
 
 def with_positions(file: TensorFile) -> tuple[TensorFile, tuple[Assumption, ...]]:
-    """Returns the file with a position table, and what is assumed about the table: big_vision omits the one that it
-    computes.
+    """Returns the file with a position table, and what is assumed about the table. big_vision does not store a table
+    that it computes.
 
-    Raises UserError if the table is missing in the other dialect, whose models all learn theirs.
+    Raises UserError if the table is missing in a file of the other dialect, whose models all learn it.
     """
     if any(name in file.shapes for name in _POSITIONS):
         return file, ()
@@ -397,8 +400,8 @@ def with_positions(file: TensorFile) -> tuple[TensorFile, tuple[Assumption, ...]
 
 
 def sincos_table(side: int, width: int) -> torch.Tensor:
-    """Returns the table (1, N, D), float32, for side x side patches. Raises UserError for a width without such a
-    table."""
+    """Returns the table of sines for side x side patches, float32 (1, N, D). Raises UserError if the width does not
+    allow one."""
     if width % 4 or width < 8:
         raise UserError(
             f"the file has no {TABLE}, and its width {width} has no table of sines; allowed: multiples of 4 from 8 "
@@ -409,7 +412,7 @@ def sincos_table(side: int, width: int) -> torch.Tensor:
 
 
 def with_table(file: TensorFile) -> TensorFile:
-    """Adds big_vision's table to the tensors of a file without position embeddings. It is not for hybrids."""
+    """Returns a file without position embeddings with big_vision's computed table added. Hybrids are not supported."""
     patch, _, _, width = file.shape("embedding/kernel", 4)
     side = max(1, _IMAGE_SIZE // patch)
 
@@ -425,14 +428,14 @@ def _is_old(file: TensorFile) -> bool:
 
 
 def pool_name(name: str) -> str:
-    """Returns the name of a tensor of attention pooling, which old files have outside MAPHead_0; any other name as it
-    is."""
+    """Returns the present name of a tensor of attention pooling, which old files have outside MAPHead_0. Returns any
+    other name unchanged."""
     parts = ("probe", BIG_VISION.attention, BIG_VISION.mlp, "LayerNorm_0")
     return _MAP + name if name.split("/", maxsplit=1)[0] in parts else name
 
 
 def names_in(file: TensorFile) -> NpzNames:
-    """Returns the dialect of a file without its prefix and with unstacked layers."""
+    """Returns the names of a file's dialect. The file's prefix must be removed, and its layers unstacked."""
     numbers = VISION_TRANSFORMER if _is_old(file) else BIG_VISION
     position = next((name for name in _POSITIONS if name in file.shapes), _POSITIONS[-1])
     class_row = "cls" in file.shapes and _is_old(file)

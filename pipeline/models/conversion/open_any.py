@@ -1,7 +1,7 @@
 """Opens weights of any format: ours, timm's, Hugging Face's, .npz files, and bare files of tensors.
 
-The format follows from the path, the config.json and the names of the tensors. Pixels other than ours, on which weights
-of other libraries were trained, are folded into the patch embedding (pixel_range.py).
+The format follows from the path, the config.json and the names of the tensors. If weights were trained on pixels of
+another range than ours, the difference is folded into their patch embedding (pixel_range.py).
 """
 
 import logging
@@ -78,11 +78,12 @@ def open_any(path: str, hints: Hints) -> Weights:
 
 
 def open_for_use(path: str, *, say: bool = False) -> Weights:
-    """Opens the weights at `path`, of any format, as they are: a run, a weights folder, or what `open_any` reads.
+    """Opens the weights at `path`, without hints from the user. They may be a run, a weights folder, or what `open_any`
+    reads.
 
-    If the head has no name for each of its classes, they are called 0, 1, ... `say`: warn of what was assumed because
-    the file does not say it. Raises UserError if there are no weights, or the file leaves open what only flags of
-    `patchline import` can say. Reading a tensor raises InvalidDataError if it is not finite.
+    If the file does not name each class of the head, the classes are called 0, 1, ... `say`: log what is assumed
+    because the file does not say it. Raises UserError if there are no weights, or if the file leaves open what only
+    flags of `patchline import` can say. Reading a tensor raises InvalidDataError if it is not finite.
     """
     if _is_ours(Path(path)):
         return open_weights(path)
@@ -103,8 +104,8 @@ def open_for_use(path: str, *, say: bool = False) -> Weights:
 
 
 def names_of_classes(weights: Weights, *, say: bool) -> tuple[str, ...]:
-    """Returns the names of the head's classes: those in the file if there is one for each, else 0, 1, ... Any other
-    number of names does not say which classes they belong to; `say`: warn of that."""
+    """Returns the names of the head's classes: those in the file if there is one for each, else 0, 1, ... With any
+    other number of names, it is unknown which classes they belong to. `say`: log a warning in that case."""
     num_names, num_classes = len(weights.labels), weights.config.num_classes
     if num_names == num_classes:
         return weights.labels
@@ -115,8 +116,8 @@ def names_of_classes(weights: Weights, *, say: bool) -> tuple[str, ...]:
 
 
 def usage_for(path: str) -> Usage:
-    """Returns how the weights at `path`, of any format, are used. If they cannot be read, returns the defaults: whoever
-    opens them gives the reason."""
+    """Returns how the weights at `path`, of any format, are used. Returns the defaults if they cannot be read; opening
+    them reports the reason."""
     try:
         return open_for_use(path).usage
     except UserError:
@@ -124,7 +125,8 @@ def usage_for(path: str) -> Usage:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether the path belongs to no other library: it is a run, a weights folder, or nothing at all."""
+    """Whether the path is a run or a weights folder of ours, or nothing at all, rather than weights of another
+    library."""
     try:
         if not path.is_dir():
             return not path.is_file()
@@ -151,8 +153,8 @@ def _declared_pixels(folder: Path, description: Mapping[str, Any]) -> PixelRange
 def _with_our_pixels(
     weights: Weights, declared: PixelRange | None, hints: Hints, *, usual: PixelRange = PIXELS["paper"]
 ) -> Weights:
-    """Returns the weights with the pixels that they were trained on folded in. These are declared, given, or else
-    assumed to be the `usual` ones of their architecture."""
+    """Returns the weights changed so that they take our pixels. The pixels that they were trained on are declared by
+    the file, given by the user, or else assumed to be the `usual` ones of the architecture."""
     given = PIXELS[hints.pixels] if hints.pixels else None
     if declared and given and given != declared:
         raise UserError(
@@ -167,10 +169,10 @@ def _with_our_pixels(
 
 
 def _refuse_other_pixels(path: Path, *, trained: str, usual: PixelRange) -> None:
-    """Raises UserError for a bare file whose name, or whose config.json, belongs to a model that takes other pixels
-    than ours.
+    """Raises UserError for a bare file if its name, its script's arguments or a config.json beside it mean a model that
+    takes other pixels than ours.
 
-    `trained` is the model that its script's arguments name, and `usual` are the pixels of that model.
+    `trained` is the model that the arguments name, and `usual` are the pixels of that model.
     """
     declared = None
     if (path.parent / CONFIG_FILE).is_file():
@@ -255,9 +257,9 @@ def _open_bare(file: TensorFile, path: Path, hints: Hints) -> Weights:
 
 
 def open_plain(file: TensorFile, hints: Hints) -> Weights:
-    """Opens our own tensors in a bare file, without the config.json of a weights folder. Raises UserError with the
-    tensor that does not fit, and why."""
-    view = OurView(file=file, table=())  # a name without a row is ours
+    """Opens our own tensors in a bare file, without the config.json of a weights folder. Raises a UserError that names
+    the tensor that does not fit and says why."""
+    view = OurView(file=file, table=())  # names without a row are ours
     if view.has("conv_root.weight"):
         found = bit_in(view, usual=Usual(), hints=hints, is_basic=not view.has("stages.0.0.conv3.weight"))
     else:
@@ -270,7 +272,7 @@ def open_plain(file: TensorFile, hints: Hints) -> Weights:
 
 
 def _without_tensors(config: ModelConfig) -> tuple[Assumption, ...]:
-    """Returns the settings of which the tensors show nothing, with the values taken."""
+    """Returns the settings that the tensors do not show, with the values assumed."""
     assumed = list[Assumption]()
     if config.position == "none":
         assumed.append(Assumption(field="position", value="none (sincos2d and rope2d leave no tensor either)"))

@@ -1,7 +1,7 @@
 """Opens a file of named tensors by its suffix: safetensors (one file, or several with an index), PyTorch's or .npz.
 
-A file of PyTorch's (torch.save) holds a state dict of dense tensors, alone or inside the dict of a training script. It
-is read with torch's restricted unpickler, which refuses all other objects.
+A PyTorch file (torch.save) holds a state dict of dense tensors, alone or inside the dict of a training script. It is
+read with torch's restricted unpickler, which refuses all other objects.
 """
 
 import argparse
@@ -32,24 +32,24 @@ from shards.files.local_files import open_local_file
 _ZIP = b"PK\x03\x04"
 _USUAL = ("state_dict", "model", "model_state_dict", "module", "net", "network", "student")
 _AVERAGED = frozenset(("ema", "swa", "avg", "average", "averaged", "averages", "teacher", "shadow", "polyak"))
-# Of optimisers and losses, which may hold tensors too.
+# Words in the names of optimisers, losses and the like, which may hold tensors, too.
 _OTHERS = frozenset(("optim", "optimizer", "optimizers", "scheduler", "scaler", "loss", "criterion", "rng", "queue"))
-_COUNTER = "n_averaged"  # of torch's AveragedModel
+_COUNTER = "n_averaged"  # a tensor of torch's AveragedModel
 _ARGUMENTS, _MODEL = ("args", "hyper_parameters", "config", "cfg"), "arch"
 _MOST_DEPTH = 3
 _WORDS = re.compile(r"[^a-z]+")
-# The arguments in the files of timm, DeiT, MAE and others. Both types only hold values.
+# Types of the arguments in files of timm, DeiT, MAE and others. Both only hold values.
 _HARMLESS: list[Any] = [argparse.Namespace, pathlib.PosixPath]
 SUFFIXES = (".npz", ".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".pth.tar")
-# The first tensor of timm's ViTs. What stands before it is the name of a training script for the model.
+# The first tensor of timm's ViTs. What precedes its name is a training script's name for the model.
 _FIRST = ".patch_embed.proj.weight"
 
 
 def open_tensor_file(path: Path, *, take: Take | None = None) -> TensorFile:
     """Opens a file of tensors, without the prefixes that training scripts add to their names.
 
-    `take`: which tensors of a PyTorch file that holds the raw and the averaged weights. Raises UserError if the file is
-    missing or cannot be read.
+    `take`: which weights to take from a PyTorch file that holds the raw and the averaged ones. Raises UserError if the
+    file is missing or cannot be read.
     """
     if not path.name.endswith(SUFFIXES) or not path.is_file():
         raise UserError(f"no weights at {str(path)!r}; allowed: files that end in {', '.join(SUFFIXES)}")
@@ -63,8 +63,8 @@ def open_tensor_file(path: Path, *, take: Take | None = None) -> TensorFile:
 
 
 def without_prefixes(file: TensorFile) -> TensorFile:
-    """Returns the same tensors without the prefixes of training scripts. Raises UserError if two would then have one
-    name."""
+    """Returns the same tensors without the prefixes of training scripts. Raises UserError if two tensors would then
+    have the same name, or if the file holds several models."""
     names: dict[str, str] = {}
     firsts = [name for name in file.shapes if name.endswith(_FIRST)]
     if len(firsts) > 1:
@@ -80,7 +80,7 @@ def without_prefixes(file: TensorFile) -> TensorFile:
 
 
 def open_safetensors_file(path: Path) -> TensorFile:
-    """Opens one safetensors file. Raises UserError if it is missing, or its header does not describe it."""
+    """Opens one safetensors file. Raises UserError if it is missing, or its header does not match it."""
     with readable(f"{str(path)!r} is no safetensors file: it"):
         if not path.is_file():
             raise UserError(f"no weights at {str(path)!r}; fetch the file again")
@@ -99,7 +99,7 @@ def open_safetensors_file(path: Path) -> TensorFile:
 def open_sharded(index: Path) -> TensorFile:
     """Opens all files that an index names. Raises UserError for an invalid index and for missing files.
 
-    The files lie beside their index: a name with a folder in it is refused.
+    The files must be in the index's folder: a name with a folder in it is refused.
     """
     where: Any = json_object(index).get("weight_map")
     if not isinstance(where, dict) or not where:
@@ -126,9 +126,10 @@ def open_sharded(index: Path) -> TensorFile:
 
 
 def open_torch_file(path: Path, *, take: Take | None = None) -> TensorFile:
-    """Opens a file of PyTorch's; `take`: which tensors, if it holds the raw and the averaged weights.
+    """Opens a PyTorch file. `take`: which weights to take if it holds the raw and the averaged ones.
 
-    Raises UserError if it holds both and nobody chose, if it holds other objects, is cut off, or a tensor is not dense.
+    Raises UserError if it holds both and `take` is not given, if it holds other objects, if it is cut off, or if a
+    tensor is not dense.
     """
     where = str(path)
     _refuse_inflated(path)
@@ -160,9 +161,9 @@ def open_torch_file(path: Path, *, take: Take | None = None) -> TensorFile:
 
 
 def _arguments(loaded: Mapping[Any, Any]) -> Mapping[str, Any]:
-    """Returns the arguments of the training script, as timm, MAE, DeiT and Lightning keep them.
+    """Returns the arguments of the training script, as timm, MAE, DeiT and Lightning store them.
 
-    Without any, returns the name of the model, as MoCo v3 and others keep it, following PyTorch's ImageNet example.
+    Without any, returns the name of the model, as MoCo v3 and others store it, following PyTorch's ImageNet example.
     """
     for name in _ARGUMENTS:
         found = loaded.get(name)
@@ -190,7 +191,7 @@ class _StateDict:
 
     @property
     def rank(self) -> int:
-        """The usual names come first."""
+        """The place of the first name among the usual ones; other names come last."""
         return next((rank for rank, name in enumerate(_USUAL) if self.path[:1] == (name,)), len(_USUAL))
 
     @property
@@ -211,8 +212,8 @@ def _state_dicts(loaded: dict[Any, Any], path: tuple[str, ...] = ()) -> Iterator
 
 
 def _chosen(loaded: dict[Any, Any], where: str, *, take: Take | None) -> dict[Any, Any]:
-    """Returns the state dict inside the dict of a training script. Raises UserError if there are several of one model,
-    and nobody chose."""
+    """Returns the state dict inside the dict of a training script. Raises UserError if there are several of one model
+    and `take` does not decide."""
     found = sorted(_state_dicts(loaded), key=lambda one: one.rank) if loaded else []
     if not found or not found[0].path:
         if take:
@@ -239,7 +240,7 @@ def _chosen(loaded: dict[Any, Any], where: str, *, take: Take | None) -> dict[An
 
 
 def _refuse_inflated(path: Path) -> None:
-    """Raises InvalidDataError for members that would be inflated in memory: torch.save stores them as they are."""
+    """Raises InvalidDataError for compressed members, which would be inflated in memory; torch.save compresses none."""
     with readable(repr(str(path))), open_local_file(path) as file:
         is_zip = file.read(len(_ZIP)) == _ZIP
     if is_zip:
@@ -253,7 +254,7 @@ def _refuse_inflated(path: Path) -> None:
 
 
 def _refusal(path: Path, error: Exception) -> tuple[str, str]:
-    """Says why torch.load refused, and what to do: the file holds other objects than tensors, or is incomplete."""
+    """Returns why torch.load failed, and what to do: the file holds other objects than tensors, or is incomplete."""
     if isinstance(error, OSError):
         return f"{str(path)!r} cannot be read ({error.strerror})", "give a file that this user may read"
     if "nsupported" not in str(error):

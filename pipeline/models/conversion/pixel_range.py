@@ -27,7 +27,8 @@ from shards.errors import UserError
 _PROCESSOR_FILES = (PIXELS_FILE, "processor_config.json")
 _PATCH = "embed.patch"
 _BEIT_CHOICE = "imagenet_default_mean_and_std"  # an argument of BEiT's scripts and of those that follow them
-# Words in the names of published files, by the pixels of their models. timm gives AugReg's, SAM's and BEiT's 0.5.
+# Words in the names of published files, by the pixels of their models. In timm, models of AugReg, SAM and BEiT take
+# mean and deviation 0.5.
 _WORDS: dict[str, PixelName] = {
     **dict.fromkeys(("deit", "deit3", "dino", "dinov2", "mae", "moco", "mocov3", "msn", "ibot", "swag"), "imagenet"),
     **dict.fromkeys(("clip", "openai", "laion", "laion2b", "datacomp", "eva", "eva02"), "clip"),
@@ -74,7 +75,7 @@ def of_processor(folder: Path) -> PixelRange | None:
 
 
 def processor_of(folder: Path) -> Mapping[str, Any]:
-    """Returns what the last of a Hugging Face folder's processor files says about images; empty without any."""
+    """Returns what the last processor file in a Hugging Face folder says about images; empty if there is none."""
     found: Mapping[str, Any] = {}
     for _, said in _processors(folder):
         found = said
@@ -90,7 +91,7 @@ def _processors(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
 
 def of_timm(description: Mapping[str, Any], *, where: str) -> PixelRange | None:
     """Returns the pixels that timm's `pretrained_cfg`, or the arguments of a script, declare; None if they declare
-    none. Arguments may be on the scale of 255, as 123.675 is."""
+    none. Arguments may be on the scale of 255, such as 123.675."""
     mean, deviation = description.get("mean"), description.get("std")
     if mean is None and deviation is None:
         choice = description.get(_BEIT_CHOICE)

@@ -27,13 +27,14 @@ from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 
-# The usual number: ViT-b/32 (vit_b32_half) has the width of S/16 and S/32, but twice their heads.
+# The usual number of heads for a width. ViT-b/32 (vit_b32_half) is left out: it has the width of S/16 and S/32, but
+# twice their heads.
 HEADS_BY_WIDTH = {size.width: size.num_heads for name, size in SIZES.items() if name != "vit_b32_half"}
 ROOT_WIDTH = 64
 BIT_UNITS = "stages.{}.{}."
-USUAL_LAYER_SCALE = 1e-5  # timm's; an initial value, so only weights that start anew would have it
+USUAL_LAYER_SCALE = 1e-5  # timm's initial value, which trained weights no longer have
 # Image sizes (px) at which ViTs are published or usually trained. At any other size, a table whose number of rows is a
-# square may as well be that of a rectangular grid.
+# square may just as well belong to a rectangular grid.
 _USUAL_IMAGE_SIZES = frozenset(
     {32, 112, 128, 160, 192, 196, 224, 256, 288, 320, 336, 378, 384, 392, 432, 448, 480, 512, 518, 560, 576, 592, 640}
 )
@@ -43,8 +44,8 @@ _MOST_PARAMETERS = 10**11
 @dataclass(frozen=True, kw_only=True)
 class Usual:
     """The usual values for a file's format, and for the architecture that it names, if any; by default those of the
-    paper's code. `said`: the fields that the file gives itself, by its architecture too. `num_heads`: None if only the
-    width says it."""
+    paper's code. `said`: the fields that the file gives, directly or by naming its architecture. `num_heads`: None if
+    it follows only from the width."""
 
     gelu: Gelu = "tanh"
     layer_norm_epsilon: float = 1e-6
@@ -55,11 +56,11 @@ class Usual:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What a format, or the config.json beside a file, says of a transformer; None: it does not say.
+    """What a format, or the config.json beside a file, says about a transformer; None if it does not say.
 
     `width` and `patch` are those of the patch embedding, whose shape differs between formats. `class_row`: whether the
-    position table has a row for the class token. `grid`: height and width of the table's grid. `is_square`: the format
-    has no other grids. `layer_scale`: the initial value of LayerScale in a file that has it.
+    position table has a row for the class token. `grid`: height and width of the table's grid. `is_square`: whether the
+    format has only square grids. `layer_scale`: the initial value of LayerScale in a file that has it.
     """
 
     width: int
@@ -83,8 +84,8 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerShapes(Declared):
-    """The sizes of a ViT or a hybrid: what is declared, and what the shapes in its file say. `num_positions`: rows of
-    the position table; None: no table. `layer_scale`: 0 if the file has none."""
+    """The sizes of a ViT or a hybrid: what is declared, and what the shapes in its file say. `num_positions`: the
+    number of rows of the position table; None if there is no table. `layer_scale`: 0 if the file has no LayerScale."""
 
     depth: int
     mlp_width: int
@@ -114,8 +115,8 @@ class TransformerShapes(Declared):
 
 
 def transformer_in(view: OurView, declared: Declared, *, usual: Usual, hints: Hints) -> Found:
-    """Finds the ViT or hybrid in a file; that of `hints.model` if it is given. Raises UserError for sizes that do not
-    fit together."""
+    """Finds the ViT or hybrid in a file. If `hints.model` is given, it is the model of that name. Raises UserError for
+    sizes that do not fit together."""
     where, position_name = view.file.where, view.theirs(POSITION)
     is_2d = all(view.has(name) for name in AXES)
     num_positions = view.shape(AXES[0], 2)[0] ** 2 if is_2d else None
@@ -148,7 +149,8 @@ def transformer_in(view: OurView, declared: Declared, *, usual: Usual, hints: Hi
 
 
 def bit_in(view: OurView, *, usual: Usual, hints: Hints, is_basic: bool = False) -> Found:
-    """Finds the BiT ResNet in a file; that of `hints.model` if it is given. `is_basic`: its units are basic."""
+    """Finds the BiT ResNet in a file. If `hints.model` is given, it is the model of that name. `is_basic`: whether its
+    units are basic."""
     units, root_channels = units_of(view.numbers(BIT_UNITS)), view.shape("conv_root.weight", 4)[0]
     resnet = ResNetSize(units=units, factor=factor_of(root_channels), is_basic=is_basic)
     if not units:
@@ -167,8 +169,8 @@ def weights_of(
     labels: tuple[str, ...] = (),
     usage: Usage = DEFAULT_USAGE,
 ) -> Weights:
-    """Returns the weights in a file whose model is known. Raises UserError with the tensor that does not fit, and
-    why."""
+    """Returns the weights in a file whose model is known. Raises a UserError that names the tensor that does not fit
+    and says why."""
     shapes = shapes_in_file(found.config)
     return Weights(
         where=file.where,
@@ -184,7 +186,7 @@ def weights_of(
 def transformer_config(
     shapes: TransformerShapes, *, where: str, position_name: str, usual: Usual, hints: Hints
 ) -> ModelConfig:
-    """Returns the configuration of a ViT or a hybrid; that of `hints.model` if it is given."""
+    """Returns the configuration of a ViT or a hybrid. If `hints.model` is given, it is the model of that name."""
     known = SIZES.get(hints.model)
     if hints.model and known is None:
         raise UserError(f"--model is {hints.model!r}, the file is of a transformer; allowed: {', '.join(SIZES)}")
@@ -231,7 +233,7 @@ def transformer_config(
 
 
 def bit_config(resnet: ResNetSize, *, num_classes: int, where: str, usual: Usual, hints: Hints) -> ModelConfig:
-    """Returns the configuration of a BiT ResNet; that of `hints.model` if it is given."""
+    """Returns the configuration of a BiT ResNet. If `hints.model` is given, it is the model of that name."""
     if hints.model and hints.model not in BIT_RESNETS:
         raise UserError(f"--model is {hints.model!r}, the file is of a BiT ResNet; allowed: {', '.join(BIT_RESNETS)}")
     if hints.num_heads or hints.gelu or hints.layer_norm_epsilon:
@@ -260,12 +262,13 @@ def pair_of(value: Any, *, key: str, where: str) -> Pair:
 
 
 def grid_of(image: Pair, patch: Pair) -> Pair:
-    """Returns the patches down and across. The convolution that embeds them drops incomplete patches."""
+    """Returns the numbers of patches down and across. The convolution that embeds patches drops incomplete ones."""
     return image[0] // patch[0], image[1] // patch[1]
 
 
 def units_of(numbers: set[tuple[int, ...]]) -> tuple[int, ...]:
-    """Counts the units of each stage, from the numbers of the stage and of the unit."""
+    """Returns the number of units of each stage. `numbers` has the number of the stage and of the unit for each
+    unit."""
     num_units = Counter(stage for stage, _ in numbers)
     return tuple(num_units[stage] for stage in range(len(num_units)))
 
@@ -280,7 +283,7 @@ def hybrid_resnet(view: OurView) -> ResNetSize | None:
 
 
 def factor_of(root_channels: int) -> int:
-    """Returns how many times wider a ResNet is."""
+    """Returns how many times wider a ResNet is than one with 64 channels after the root."""
     return max(1, root_channels // ROOT_WIDTH)
 
 
@@ -293,10 +296,10 @@ def side_of(
     class_row: bool | None = None,
     declared: Pair | None = None,
 ) -> tuple[int, bool]:
-    """Returns the side of the square grid of the position embeddings, and whether the class token has a row of its own.
+    """Returns the side of the square grid of the position embeddings, and whether the class token has a row.
 
-    If nothing is declared, both follow from the number of rows. Raises UserError if no square grid, or not the declared
-    grid, has that number of rows.
+    If nothing is declared, both follow from the number of rows. Raises UserError if no square grid has that number of
+    rows, or the declared grid has another.
     """
     rows = (False, True) if class_token else (False,)
     rows = rows if class_row is None else (class_row,)
@@ -353,11 +356,11 @@ def _config_in(where: str, **fields: Any) -> ModelConfig:
 
 
 def _num_heads(shapes: TransformerShapes, known: Size | None, *, where: str, usual: Usual, hints: Hints) -> int:
-    """Returns the number of heads that the user, the file and the model's name agree on, else the usual one for the
-    width.
+    """Returns the number of heads that the user, the file and the model's name agree on. If none of them says it,
+    returns the usual number for the width.
 
-    A model of another width is not asked: its tensors are refused by their shapes. The user may know better than the
-    architecture that a file names, but not by the name of another model.
+    A named model of another width is ignored here: its tensors will be refused for their shapes. `--num-heads`
+    overrides the architecture that a file names; `--model` does not.
     """
     is_of_its_width = known is not None and known.width == shapes.width
     in_file = shapes.num_heads or (None if hints.num_heads else usual.num_heads)
@@ -386,7 +389,7 @@ def refuse_absurd(config: ModelConfig, *, where: str) -> None:
 
 
 def _assumed(config: ModelConfig, *, said: tuple[str, ...], hints: Hints) -> tuple[Assumption, ...]:
-    """Returns the settings that neither the file nor the user gives, with the values taken."""
+    """Returns the settings that neither the file nor the user gives, with the values assumed."""
     names = [] if config.is_bit else ["gelu", "layer_norm_epsilon", "num_heads"]
     names += ["resnet_epsilons"] if config.resnet else []
     known = {*said, *(name for name in names if getattr(hints, name)), *(("num_heads",) if hints.model else ())}
@@ -402,7 +405,8 @@ def _assumed(config: ModelConfig, *, said: tuple[str, ...], hints: Hints) -> tup
 
 
 def shapes_in_file(config: ModelConfig) -> Shapes:
-    """Returns our names and shapes in a file of this model; without a head if it has no classes."""
+    """Returns the names (ours) and shapes of the tensors in a file of this model. A model without classes has no
+    head."""
     if config.num_classes:
         return shapes_of(config)
     return {name: shape for name, shape in shapes_of(replace(config, num_classes=1)).items() if name not in HEAD}

@@ -1,6 +1,6 @@
 """Named tensors in a file of any format, and the JSON file that describes them. Nothing is unpickled.
 
-Shapes come from headers and tensors are read one by one, so a file of another model is refused before it is read.
+Shapes come from headers and tensors are read one by one, so that a file of another model is refused early.
 """
 
 import re
@@ -19,7 +19,7 @@ from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file
 from shards.files.typed_json import parse_json
 
-# Raised by the libraries that read damaged, encrypted or hostile files, for headers and values alike.
+# Errors that libraries raise for damaged, encrypted or hostile files, in headers and values alike.
 FILE_ERRORS = (
     OSError,
     ValueError,
@@ -40,7 +40,7 @@ _PREFIXES = re.compile(r"(?:(?:module|_orig_mod|model|backbone|net)\.)+(?=.)")
 
 
 class FlagNeededError(UserError):
-    """The file leaves open what only a flag of `patchline import` can say."""
+    """Raised if a file leaves open what only a flag of `patchline import` can say."""
 
 
 def bare_name(name: str) -> str:
@@ -51,7 +51,7 @@ def bare_name(name: str) -> str:
 
 @contextmanager
 def readable(what: str, *, size: str = "") -> Iterator[None]:
-    """Turns any error while `what` is read into a UserError; `size`: its shape and type."""
+    """Turns any error while `what` is read into a UserError. `size`: the shape and type of `what`, for the message."""
     try:
         yield
     except MemoryError as error:
@@ -65,8 +65,8 @@ def readable(what: str, *, size: str = "") -> Iterator[None]:
 
 
 def whole_numbers_error(what: str, kind: object) -> UserError:
-    """Returns the refusal of a tensor of integers. Such weights are quantised, and their scale is elsewhere or
-    nowhere."""
+    """Returns the error for a tensor of integers. Such weights are quantised, and their scale is in another tensor or
+    missing."""
     return UserError(
         f"{what} is of type {kind}; allowed: floating-point numbers: weights of whole numbers are quantised, and their "
         "scale is not applied here; give the weights before quantisation"
@@ -75,8 +75,8 @@ def whole_numbers_error(what: str, kind: object) -> UserError:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFile:
-    """What is in a file: the shape of every tensor, and a function that reads one of them as float32. `arguments` are
-    those of the training script, if the file has them."""
+    """The content of a file: the shape of every tensor, and a function that reads a tensor as float32. `arguments` are
+    the arguments of the training script, if the file has them."""
 
     where: str
     shapes: Shapes
@@ -100,7 +100,7 @@ class TensorFile:
         return self.shapes[name]
 
     def renamed(self, names: Mapping[str, str]) -> "TensorFile":
-        """Returns the same tensors under other names (new name -> the name here), without those that are not named."""
+        """Returns the file with only the tensors in `names` (new name -> present name), under their new names."""
         shapes = {new: self.shapes[old] for new, old in names.items()}
         return replace(self, shapes=shapes, read=lambda name: self.read(names[name]))
 

@@ -68,7 +68,7 @@ from shards.errors import UserError
 
 log = logging.getLogger(__name__)
 MARKS = ("patch_embed.proj.weight", "stem.conv.weight")
-# timm's interpolations by Pillow, as our filters and whether to antialias.
+# timm's interpolations by Pillow: our filter, and whether to antialias.
 _FILTERS: dict[Any, tuple[ResizeFilter, bool]] = {
     "bilinear": ("bilinear", True),
     "bicubic": ("bicubic", False),
@@ -93,7 +93,8 @@ _BITS = {
 
 
 def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
-    """Opens the weights in timm's state dict. Raises UserError with the tensor that does not fit, and why."""
+    """Opens the weights in timm's state dict. Raises a UserError that names the tensor that does not fit and says
+    why."""
     description = _with_published(description or of_script(file.arguments))
     file = without_register_rows(with_names_of_today(file, description), description, hints)
     found = model_in(file, description, hints)
@@ -110,7 +111,7 @@ def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) ->
 
 
 def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Found:
-    """Finds the model of a state dict. Raises UserError for parts that ours lack, before anything else."""
+    """Finds the model of a state dict. Before anything else, raises UserError for parts that our models lack."""
     refuse_foreign(file)
     usual = usual_of(file, description)
     refuse_other_width(file, description, usual, hints)
@@ -125,7 +126,7 @@ def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> 
     width, _, patch, patch_width = file.shape("patch_embed.proj.weight", 4)
     view = OurView(file=file, table=_vit_table(patch, stem="stem." if ROOTS[0] in file.shapes else ""))
     resnet = hybrid_resnet(view)
-    stride = resnet.stride if resnet else 1  # in px: the cells of the ResNet's map are the pixels of a hybrid's patch
+    stride = resnet.stride if resnet else 1  # px per cell: the patch of a hybrid is measured in cells
     no_row = entries(description, "model_args").get("no_embed_class")
     declared = Declared(
         width=width,
@@ -140,11 +141,11 @@ def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> 
 
 
 def table_of(config: ModelConfig, *, class_row: bool = True, is_written: bool = False) -> Table:
-    """Returns the table of our tensors in the state dict of timm's model. `class_row`: its position table has a row for
-    the class token.
+    """Returns the table of our tensors in the state dict of timm's model. `class_row`: whether its position table has a
+    row for the class token.
 
-    A position table that is written also has rows of zeros for registers, as timm's has if it has one for the class
-    token. Models with rotary positions are written with the names of eva.py.
+    With `is_written`, the position table also gets rows of zeros for registers, as timm's table has them if it has one
+    for the class token, and models with rotary positions get the names of eva.py.
     """
     if config.is_bit:
         return _bit_table()
@@ -158,7 +159,7 @@ def table_of(config: ModelConfig, *, class_row: bool = True, is_written: bool = 
     return _vit_table(
         config.size.patch,
         position=position,
-        stem="stem." if config.resnet and config.resnet.units else "",  # without stages, it is the whole backbone
+        stem="stem." if config.resnet and config.resnet.units else "",  # without stages, the stem is the whole backbone
         scale="gamma_{}" if is_written and config.position == "rope2d" else "ls{}.gamma",
     )
 
@@ -216,7 +217,7 @@ def _bit_table() -> Table:
 
 def _resnet_sections(ours: str, theirs: str, stem: str) -> Table:
     """Returns the sections of a ResNet. Only the ResNets of hybrids have the norms of the root and of the projection;
-    they call the last norm of a unit norm_out."""
+    their last norm of a unit is called norm_out."""
     return (
         Section(
             ours=ours, theirs=stem, rows=(("conv_root.weight", "conv.weight", TENSOR), ("norm_root.", "norm.", LAYER))
@@ -241,7 +242,7 @@ def _resnet_sections(ours: str, theirs: str, stem: str) -> Table:
 
 def refuse_other_description(weights: Weights, file: TensorFile, description: Mapping[str, Any], hints: Hints) -> None:
     """Raises UserError if the config.json beside a bare file gives its model another number of heads or another GELU
-    than were taken without it."""
+    than was assumed without it."""
     config, said = weights.config, usual_of(file, description)
     if config.is_bit:
         return
@@ -259,8 +260,8 @@ def refuse_other_description(weights: Weights, file: TensorFile, description: Ma
 
 
 def _with_published(description: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Brings timm's older config.json into its present form. It is flat: the entries of `pretrained_cfg` are at the
-    top, and `label_names` is called `labels`.
+    """Returns timm's older config.json in its present form. The older form is flat: the entries of `pretrained_cfg` are
+    at the top, and `label_names` is called `labels`.
 
     Source: `load_model_config_from_hf` in timm's _hub.py.
     """
@@ -277,8 +278,8 @@ def save_timm(
     tensor: TensorByName,
     transform: EvaluationTransform = DEFAULT_USAGE.transform,
 ) -> None:
-    """Writes the folder. Raises UserError for parts that timm's models lack; logs a warning if the arithmetic
-    differs."""
+    """Writes a folder in timm's format. Raises UserError for parts that timm's models lack, and logs a warning if
+    timm's arithmetic differs."""
     if not config.is_bit and config.layer_norm_epsilon != EPSILON:
         raise UserError(
             f"model.layer_norm_epsilon is {config.layer_norm_epsilon}; timm's models have {EPSILON}; "
@@ -315,7 +316,7 @@ def save_timm(
 
 
 def _refuse_foreign_rotation(config: ModelConfig) -> None:
-    """Raises UserError for what timm's models with rotary positions (eva.py) lack."""
+    """Raises UserError for parts that timm's models with rotary positions (eva.py) lack."""
     if config.is_bit or config.position != "rope2d":
         return
     faults = {
@@ -331,8 +332,8 @@ def _refuse_foreign_rotation(config: ModelConfig) -> None:
 
 
 def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dict[str, Any]:
-    """Returns what makes timm's own evaluation (timm.data.create_transform) prepare images as ours does. Pillow, which
-    timm uses, always antialiases."""
+    """Returns the settings with which timm's own evaluation (timm.data.create_transform) prepares images as ours does.
+    Pillow, which timm uses, always antialiases."""
     interpolation = "box" if transform.filter == "area" else transform.filter
     if transform.mode == "resize":
         return {"interpolation": interpolation, "crop_pct": 1.0, "crop_mode": "squash"}
@@ -347,8 +348,8 @@ def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dic
 def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -> EvaluationTransform:
     """Returns how timm's own evaluation prepares images: the inverse of `_evaluation_settings`.
 
-    Returns the default if the file does not say, or says what ours cannot do. Raises UserError for a `crop_pct` that is
-    no share.
+    Returns the default if the file does not say it, or says what ours cannot do. Raises UserError if `crop_pct` is not
+    a share.
     """
     said = entries(description, "pretrained_cfg")
     crop_share, interpolation, crop_mode = (said.get(key) for key in ("crop_pct", "interpolation", "crop_mode"))
@@ -368,9 +369,10 @@ def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -
 
 
 def _architecture(config: ModelConfig) -> str:
-    """Returns the model of timm that becomes ours with the arguments below."""
+    """Returns the name of the timm model that becomes ours with the arguments of `_arguments`."""
     if not config.is_bit and config.position == "rope2d":
-        # Without LayerScale, a model of the same class whose code has none: timm ignores an argument of None.
+        # Without LayerScale, take a model of the same class that has none in timm's code: timm ignores arguments that
+        # are None.
         return "vit_base_patch16_rope_224" if config.layer_scale else "eva_giant_patch14_224"
     if not config.resnet:
         return "vit_base_patch16_224"

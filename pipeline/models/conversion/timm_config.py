@@ -1,9 +1,9 @@
-"""What is known of a timm model beside its tensors: from config.json, a script's arguments, and timm's own code.
+"""What is known about a timm model besides its tensors: from config.json, a script's arguments, and timm's own code.
 
-A state dict does not say what it was trained with; `config.json` may. timm's defaults are exact GELU and its own
-epsilons in ResNets. For each entry point that a model here can represent, the table below has what timm's code sets:
-the attention heads, the GELU, and the pixels of its published weights. A test compares the table, and the logits of
-each, with the timm that is installed.
+A state dict does not say how its model is configured; `config.json` may. timm's defaults are exact GELU and its own
+epsilons in ResNets. For each entry point of timm whose model can be represented here, the table below has what timm's
+code sets: the attention heads, the GELU, and the pixels of its published weights. A test compares the table, and the
+logits of each, with the timm that is installed.
 
 Sources: vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py, deit.py and eva.py of timm 1.0.31.
 """
@@ -29,7 +29,7 @@ _PAPER, _IMAGENET = PIXELS["paper"], PIXELS["imagenet"]
 _UNIT = PixelRange(mean=(0.0, 0.0, 0.0), deviation=(1.0, 1.0, 1.0))  # [0, 1]
 GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh"}
 EPSILON = 1e-6
-# Models of timm's eva.py with rotary positions as ours, RoPE-ViT's axial ones, and what their code sets.
+# Models of timm's eva.py whose rotary positions are like ours (RoPE-ViT's axial ones), and what their code sets.
 _AXIAL = frozenset({"vit_small_patch16_rope_224", "vit_base_patch16_rope_224", "vit_large_patch16_rope_224"})
 AXIAL_ARGUMENTS: dict[str, Any] = {
     "attn_type": "rope",
@@ -40,7 +40,7 @@ AXIAL_ARGUMENTS: dict[str, Any] = {
 }
 _OTHER_ROTATIONS = ("rope_type", "rope_grid_offset", "rope_rotate_half", "ref_feat_shape")
 _NO_FIELD = "no field of a model here stands for it, so weights of this architecture cannot be brought in"
-# Parts of timm's models that ours lack, by the beginning of their names, and what to say of them.
+# Parts of timm's models that ours lack: how their tensors' names begin, and what the message says about them.
 _FOREIGN = {
     r"pre_logits\.": "is a hidden layer before the head, which timm itself leaves out; take the weights' .npz file, "
     "whose hidden layer is kept",
@@ -59,8 +59,8 @@ ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.wei
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A model of timm. The epsilon of its norms is always 1e-6. `pixels` are those of its default weights; other
-    weights of the same architecture may have been trained on other pixels."""
+    """A timm model. The epsilon of its norms is always 1e-6. `pixels` are those of its default weights; other weights
+    of the same architecture may have been trained on other pixels."""
 
     width: int
     num_heads: int
@@ -209,8 +209,8 @@ def architecture_by_file(path: str) -> Architecture | None:
 
 
 def usual_pixels(description: Mapping[str, Any], arguments: Mapping[str, Any]) -> PixelRange:
-    """Returns the pixels of a model for which nothing declares them: those of its tag ("mae"), else of its
-    architecture."""
+    """Returns the pixels to assume for a model that does not declare them: those of the tag of its weights ("mae"),
+    else of its architecture."""
     if by_tag := name_by_words(str(description.get("architecture") or "").partition(".")[2]):
         return PIXELS[by_tag]
     known = named_architecture(description, arguments)
@@ -238,7 +238,7 @@ def with_names_of_today(file: TensorFile, description: Mapping[str, Any]) -> Ten
     """Returns the file with LayerScale under the names of timm's ViT (`ls1.gamma`). DeiT-III's own files, and timm's
     models with rotary positions, call it `gamma_1`.
 
-    Raises UserError for a file of the latter without its config.json, since nothing in it says how they turn.
+    Raises UserError for a file with rotary positions but without config.json, since nothing in it says how they rotate.
     """
     if "blocks.0.gamma_1" in file.shapes and "pos_embed" not in file.shapes and not description.get("architecture"):
         raise UserError(
@@ -252,15 +252,15 @@ def with_names_of_today(file: TensorFile, description: Mapping[str, Any]) -> Ten
 def without_register_rows(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> TensorFile:
     """Returns the file with the position table's rows for registers added to the registers themselves.
 
-    timm's table has rows for all tokens or, with `no_embed_class`, only for patches. Without config.json, a number of
-    rows that is a square is taken as that of patches.
+    timm's table has rows for all tokens or, with `no_embed_class`, only for patches. Without config.json, a square
+    number of rows is taken to mean that only patches have rows.
     """
     if not {"reg_token", "pos_embed", "patch_embed.proj.weight"} <= file.shapes.keys():
         return file
     (_, num_registers, _), (_, num_rows, width) = file.shape("reg_token", 3), file.shape("pos_embed", 3)
     no_rows, first = entries(description, "model_args").get("no_embed_class"), int("cls_token" in file.shapes)
     patch = file.shape("patch_embed.proj.weight", 4)[2:]
-    is_hybrid = any(root in file.shapes for root in ROOTS)  # whose patch is of cells
+    is_hybrid = any(root in file.shapes for root in ROOTS)  # its patch is measured in cells
     grid = (None if is_hybrid else declared_grid(description, (patch[0], patch[1]), file.where)) or hints.grid
     is_of_patches = num_rows == grid[0] * grid[1] if grid else math.isqrt(num_rows) ** 2 == num_rows
     if (no_rows if isinstance(no_rows, bool) else is_of_patches) or num_rows <= first + num_registers:
@@ -281,7 +281,7 @@ def without_register_rows(file: TensorFile, description: Mapping[str, Any], hint
 
 
 def entries(description: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Returns the object of that name inside config.json; empty if there is none."""
+    """Returns the object `name` inside config.json; empty if there is none."""
     found = description.get(name)
     return found if isinstance(found, dict) else {}
 
@@ -338,8 +338,8 @@ def usual_of(file: TensorFile, description: Mapping[str, Any]) -> Usual:
 
 
 def refuse_other_width(file: TensorFile, description: Mapping[str, Any], usual: Usual, hints: Hints) -> None:
-    """Raises UserError if the architecture that is named has another width, so that its number of heads says nothing.
-    Some names stood for another model in older versions of timm."""
+    """Raises UserError if the named architecture has another width than the tensors, so that its number of heads says
+    nothing about them. Some names meant another model in older versions of timm."""
     named = named_architecture(description, file.arguments)
     if named and not (usual.num_heads or "num_heads" in usual.said or hints.num_heads or hints.model):
         name = description.get("architecture") or file.arguments.get("arch")
@@ -393,8 +393,8 @@ def layer_scale(description: Mapping[str, Any]) -> float:
 
 
 def declared_grid(description: Mapping[str, Any], patch: Pair, where: str) -> Pair | None:
-    """Returns the patches down and across by config.json. Its model_args win over its entries for the published
-    weights."""
+    """Returns the numbers of patches down and across that config.json declares. Its model_args take precedence over its
+    entries for the published weights."""
     image, published = entries(description, "model_args").get("img_size"), entries(description, "pretrained_cfg")
     if image is not None:
         return grid_of(pair_of(image, key="img_size", where=where), patch)

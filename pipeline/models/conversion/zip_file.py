@@ -1,9 +1,9 @@
 """Zip archives of arrays: NumPy's .npz, and the checks that PyTorch's files share with it.
 
-The archive's directory is checked against the file before a member is read. Its sizes are only claims. The bytes of the
-file bound the compressed sizes, and those bound the others, since deflate expands one byte to at most 1032 (zlib's
-technical details); trained weights hardly shrink at all. For an array, three sizes must agree: the shape in its header,
-its size in the directory, and the bytes of the file.
+The archive's directory is checked against the file before a member is read. The sizes in the directory are only claims.
+The size of the file bounds the compressed sizes, and these bound the uncompressed ones, since deflate expands one byte
+to at most 1032 (zlib's technical details). Trained weights hardly shrink at all. For an array, three sizes must agree:
+the shape in its header, its size in the directory, and the bytes of the file.
 """
 
 import io
@@ -27,17 +27,17 @@ from shards.files.local_files import open_local_file, replacing
 
 _MOST_FROM_ONE_BYTE = 1032
 _MOST_DIRECTORY_BYTES = 16 << 20
-_MOST_SHRUNK, _SMALL = 64, 64 << 20  # all members together: times the file's bytes, and for small files as many bytes
-_ENCRYPTED = 1  # in flag_bits
+_MOST_SHRUNK, _SMALL = 64, 64 << 20  # the values may have 64 times the file's bytes, or 64 MiB if that is more
+_ENCRYPTED = 1  # a bit of flag_bits
 _SUFFIX = ".npy"
-_MOST_HEADER_BYTES = 16 << 10  # of one array; NumPy allows 10,000 characters
+_MOST_HEADER_BYTES = 16 << 10  # the header of one array; NumPy allows 10,000 characters
 
 
 class _BoundedReads(io.BufferedReader):
-    """A file whose reads are bounded: zipfile reads a directory whole, of whatever size the file declares."""
+    """A file whose reads are bounded, since zipfile reads a directory at once, whatever size the file declares."""
 
     def read(self, size: int | None = -1, /) -> bytes:
-        if size is None or size < 0:  # up to the end, of the part that may hold a comment
+        if size is None or size < 0:  # to the end: zipfile reads the part that may hold a comment
             size = os.fstat(self.fileno()).st_size - self.tell()
         if size > _MOST_DIRECTORY_BYTES:
             raise ValueError(f"it declares {size:,} bytes at once; allowed: {_MOST_DIRECTORY_BYTES:,}")
@@ -45,15 +45,15 @@ class _BoundedReads(io.BufferedReader):
 
 
 def open_bounded(path: Path) -> io.BufferedReader:
-    """Opens the file for `zipfile` to read. Raises as `open_local_file`."""
+    """Opens the file for `zipfile` to read. Raises the errors of `open_local_file`."""
     return _BoundedReads(open_local_file(path).detach())
 
 
 def open_zip(path: Path, *, is_stored: bool = False) -> zipfile.ZipFile:
-    """Opens the archive and checks its members as far as the directory describes them. `is_stored`: none may be
-    compressed.
+    """Opens the archive and checks its members as far as the directory describes them. `is_stored`: refuse compressed
+    members.
 
-    Raises InvalidDataError with the member that is impossible.
+    Raises an InvalidDataError that names a member that is impossible.
     """
     where = str(path)
     with readable(repr(where)):
@@ -99,8 +99,8 @@ def _refuse_impossible(archive: zipfile.ZipFile, *, where: str, num_bytes: int, 
 def open_npz_file(path: Path) -> TensorFile:
     """Opens the arrays in an .npz file.
 
-    Raises UserError with the array whose size is not the declared one, or that is pickled; and, when it is read, with
-    an array that is not numeric. A flag or a text beside the model is never read.
+    Raises UserError for an array that is pickled or does not have its declared size. An array that is not numeric is
+    refused only when it is read, since flags and texts beside the model are never read.
     """
     where = str(path)
     with _opened(path) as archive:
@@ -140,8 +140,8 @@ def _opened(path: Path) -> zipfile.ZipFile:
 
 
 def write_npz(path: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Writes an .npz file, whole or absent, with one tensor in memory at a time. The same tensors give the same
-    bytes."""
+    """Writes an .npz file, completely or not at all, with one tensor in memory at a time. The same tensors give the
+    same bytes."""
     if path.is_dir():
         raise UserError(f"--out is {str(path)!r}, a folder; give the .npz file to write")
     with replacing(path) as waiting:

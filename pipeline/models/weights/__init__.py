@@ -1,1 +1,1 @@
-"""Our weights folder: safetensors, labels, pixels and how they fit a model."""
+"""Our weights folder: its files, how its weights are used, and how they are fitted to another model."""

@@ -1,12 +1,12 @@
-"""Fits weights to a model of another size: for fine-tuning at another resolution, with another head.
+"""Fits weights to a model with another resolution, patch size or head, for fine-tuning.
 
-Weights that have hardly a tensor in common with the model, or would compute something else from the same tensors, are
-refused.
+Weights are refused if they have hardly a tensor in common with the model, or if the model would compute something else
+from the same tensors.
 
-The patch embedding is brought to another patch size by the PI-resize of "FlexiViT: One Model for All Patch Sizes"
+The patch embedding is resized to another patch size by the PI-resize of "FlexiViT: One Model for All Patch Sizes"
 (Beyer et al., 2023; `resample_patchemb` in big_vision's models/proj/flexi/vit.py). If B is the matrix that resizes a
-patch x bilinearly, the new weights are the pseudo-inverse of its transpose times the old ones w: then
-<x, w> = <B x, new w> for every patch, if patches grow, and in the least-squares sense if they shrink.
+patch x bilinearly, the new weights are the pseudo-inverse of its transpose times the old ones w: then <x, w> = <B x,
+new w> for every patch, if patches grow, and in the least-squares sense if they shrink.
 
 Shape letters: D width, P Q old and new side of a patch, C channels.
 """
@@ -26,9 +26,9 @@ from pipeline.models.weights.safetensors import TensorByName, refuse_misfits
 from shards.config_values import shown_value
 from shards.errors import UserError
 
-_TABLE, _AXIS = ".position", (".position_x", ".position_y")  # of the input, and of each layer
+_TABLE, _AXIS = ".position", (".position_x", ".position_y")  # tables of the input and of each layer
 _PATCH = "embed.patch.weight"
-_MASK = "head.mask.token"  # of masked patch prediction, dropped with the head
+_MASK = "head.mask.token"  # the [mask] embedding, dropped with the head
 _REPRESENTATION = ("representation.weight", "representation.bias")
 _PARTS = ("pooling", "position", "position_at", "registers", "qk_norm", "attention")
 _OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at", "attention")
@@ -43,16 +43,17 @@ def fit_weights(
     mode: ModeOrNone = "paper",
     resize_patches: bool = False,
 ) -> TensorByName:
-    """Returns a tensor by name for the model `target`, from weights of another size (fine-tuning, section 3.2 of the
-    paper).
+    """Returns a function that reads a tensor of the model `target` from weights of another size (fine-tuning, section
+    3.2 of the paper).
 
-    Position embeddings are resampled to the target's grid by `mode`; with "none", those of another grid are `initial`.
-    With `resize_patches`, a ViT's patch embedding of another patch size is resized. With `new_head`, the head and the
-    hidden pre-training layer are dropped and the target's head is `initial` (zero). A head that is kept computes the
-    same under the target's constant (`head_bias`), which is taken out of its bias.
+    Position embeddings are resampled to the target's grid by `mode`; with "none", embeddings of another grid get their
+    `initial` values. With `resize_patches`, a ViT's patch embedding of another patch size is resized. With `new_head`,
+    the head and the hidden pre-training layer are dropped and the target's head gets its `initial` values (zero). A
+    head that is kept computes the same logits: the difference of the two models' constants (`head_bias`) is added to
+    its bias.
 
-    Raises UserError with every tensor that does not fit, and if the same tensors would compute something else (heads,
-    GELU, epsilons).
+    Raises a UserError that lists the tensors that do not fit, or if the same tensors would compute something else
+    (heads, GELU, epsilons).
     """
     _refuse_other_family(weights, target)
     wanted, found = shapes_of(target), weights.shapes
@@ -123,7 +124,8 @@ def _resizing(from_side: int, to_side: int, *, device: torch.device) -> torch.Te
 
 
 def _refuse_other_family(weights: Weights, target: ModelConfig) -> None:
-    """Raises UserError between a ViT, a hybrid and a BiT ResNet, which have hardly a tensor in common."""
+    """Raises UserError if the two models are of different families (ViT, hybrid, BiT ResNet), which have hardly a
+    tensor in common."""
     was, now = _family(weights.config), _family(target)
     if was != now:
         raise UserError(
@@ -140,8 +142,8 @@ def _family(config: ModelConfig) -> str:
 
 
 def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
-    """Raises UserError for another grid with relative positions: a distance in the sequence would mean another in the
-    image."""
+    """Raises UserError if relative positions get another grid, where a distance in the sequence would mean another
+    distance in the image."""
     source = weights.config
     if source.position == target.position == "relative" and source.grid != target.grid:
         size = source.grid[0] * target.stride
@@ -153,9 +155,9 @@ def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
 
 
 def _advice(source: ModelConfig, target: ModelConfig) -> str:
-    """Returns the flags that give the model the parts and sizes of the weights; empty if both have the same."""
+    """Returns the flags that give the model the settings and sizes of the weights; empty if both have the same."""
     pairs = [(name, getattr(source, name), getattr(target, name)) for name in _PARTS]
-    if bool(source.layer_scale) != bool(target.layer_scale):  # whose value is the initial one, which may differ
+    if bool(source.layer_scale) != bool(target.layer_scale):  # only whether there is one: initial values may differ
         pairs.append(("layer_scale", source.layer_scale, target.layer_scale))
     if not target.is_bit:
         pairs += [
@@ -172,7 +174,7 @@ def _flag(name: str, value: Any) -> str:
 
 
 def _refuse_other_arithmetic(weights: Weights, target: ModelConfig) -> None:
-    """Raises UserError for fields that change what the same tensors compute without changing a shape."""
+    """Raises UserError for differing fields that change what the same tensors compute without changing a shape."""
     source = weights.config
     pairs: list[tuple[str, Any, Any]] = [("resnet_epsilons", source.resnet_epsilons, target.resnet_epsilons)]
     if target.resnet is None:

@@ -32,8 +32,8 @@ from shards.files.local_files import at_home, read_local_file
 from shards.files.typed_json import parse_json, record_from
 
 CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
-PIXELS_FILE = "preprocessor_config.json"  # of a folder in Hugging Face's format
-CONFIG_HASH = "config_sha256"  # in the metadata of the tensors
+PIXELS_FILE = "preprocessor_config.json"  # only in a folder in Hugging Face's format
+CONFIG_HASH = "config_sha256"  # a key in the metadata of the tensors
 MOST_DESCRIPTION_BYTES = 64 << 20
 _NAMES = (TENSORS_FILE, CONFIG_FILE, PIXELS_FILE)
 FORMAT = 1
@@ -53,9 +53,9 @@ def write_folder(
     """Writes `config.json`, `model.safetensors` and, if `pixels` is given, `preprocessor_config.json`.
 
     `tensors` come in the order of `shapes`, and each is written before the next is read: at most two are in memory. The
-    folder is whole or absent: earlier files are removed first, and the tensors, which know their config.json by its
-    hash, come last, so a folder that is left half-way has no tensors. Raises UserError if the folder cannot be made or
-    written to, and InvalidDataError for a tensor that is not finite.
+    folder is complete or absent: earlier files are removed first, and the tensors, which record the hash of their
+    config.json, come last, so that an unfinished folder has no tensors. Raises UserError if the folder cannot be made
+    or written to, and InvalidDataError for a tensor that is not finite.
     """
     _make_folder(folder)
     texts = {CONFIG_FILE: description} | ({PIXELS_FILE: pixels} if pixels is not None else {})
@@ -75,13 +75,14 @@ def write_folder(
         for name in (*contents, TENSORS_FILE):
             with suppress(OSError):
                 (folder / f"{name}.part").unlink(missing_ok=True)
-        with suppress(OSError):  # there was more in it
+        with suppress(OSError):  # the folder has other files, too
             folder.rmdir()
         raise
 
 
 def _make_folder(folder: Path) -> None:
-    """Makes the folder. Raises UserError if it cannot be made or written to, or has a folder in the place of a file."""
+    """Makes the folder. Raises UserError if it cannot be made or written to, or if a folder has the name of one of its
+    files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         taken = [name for name in _NAMES if (folder / name).is_dir()]
@@ -106,7 +107,8 @@ def _refuse_long(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _checked(tensors: Iterable[tuple[str, torch.Tensor]], shapes: Shapes, folder: Path) -> Iterator[torch.Tensor]:
-    """Yields the tensors. Each must be finite, and the one that the head of the file announces."""
+    """Yields the tensors. Raises ValueError for another tensor than the one that the head of the file announces, and
+    InvalidDataError for one that is not finite."""
     for (name, shape), (given, tensor) in zip(shapes.items(), tensors, strict=True):
         if (given, tuple(tensor.shape), tensor.dtype) != (name, shape, torch.float32):
             raise ValueError(f"{given} is {tensor.dtype} {list(tensor.shape)}, not {name}, float32 {list(shape)}")
@@ -115,8 +117,8 @@ def _checked(tensors: Iterable[tuple[str, torch.Tensor]], shapes: Shapes, folder
 
 @dataclass(frozen=True, kw_only=True)
 class Assumption:
-    """A field of the model that neither the file nor the user gave, and the value taken. `flag`: that of
-    `patchline import` for another value; empty if it has none."""
+    """A field of the model that neither the file nor the user gave, and the value that is assumed. `flag`: the flag of
+    `patchline import` for another value; empty if there is none."""
 
     field: str
     value: str
@@ -128,9 +130,9 @@ class Assumption:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Weights in any file: their model, the names of its classes, and each tensor under our name.
+    """Weights in a file of any format: their model, the names of its classes, and each tensor under our name.
 
-    `shapes` holds the tensors that exist: a file may have no head. `tensor` reads one tensor, float32.
+    `shapes` has only the tensors that exist, since a file may have no head. `tensor` reads one tensor as float32.
     """
 
     where: str
@@ -145,7 +147,7 @@ class Weights:
 def save_weights(
     folder: Path, *, config: ModelConfig, labels: tuple[str, ...], tensor: TensorByName, usage: Usage = DEFAULT_USAGE
 ) -> None:
-    """Writes a weights folder, whole or absent. The head's constant is folded into its bias.
+    """Writes a weights folder, completely or not at all. The head's constant is folded into its bias.
 
     `labels` are made complete and unique (usage.py): a dataset may have fewer classes than the model.
     """
@@ -163,10 +165,10 @@ def save_weights(
 
 
 def open_weights(path: str) -> Weights:
-    """Opens the weights folder at `path`, or that of the run directory there (RUN or RUN/weights).
+    """Opens the weights folder at `path`, or that of a run (RUN or RUN/weights).
 
-    Raises UserError if there is none, it is another library's, or its two files do not fit together. Reading a tensor
-    raises InvalidDataError if it is not finite.
+    Raises UserError if there is none, if it is another library's, or if its two files do not fit together. Reading a
+    tensor raises InvalidDataError if it is not finite.
     """
     try:
         folder = _folder_at(path)
@@ -185,7 +187,7 @@ def open_weights(path: str) -> Weights:
     shapes = shapes_of(config)
     refuse_misfits(path, found=file.shapes, wanted=shapes)
     written_with = file.metadata.get(CONFIG_HASH)
-    if written_with not in (None, hashlib.sha256(content).hexdigest()):  # None: written before there was a hash
+    if written_with not in (None, hashlib.sha256(content).hexdigest()):  # None: the file has no hash
         raise UserError(
             f"{CONFIG_FILE} at {path!r} is not the one that {TENSORS_FILE} was written with: it was changed, or the "
             "two are of different exports; export them again"
@@ -213,7 +215,8 @@ def _readable(what: str) -> Iterator[None]:
 
 
 def _folder_at(path: str) -> Path:
-    """Returns the folder with the two files: `path`, or weights/ in it. The UserError says what is there instead."""
+    """Returns the folder with the two files: `path`, or weights/ in it. Raises a UserError that says what is there
+    instead."""
     given = Path(at_home(path))
     folder = next((f for f in (given, given / "weights") if (f / CONFIG_FILE).is_file()), given)
     if (folder / CONFIG_FILE).is_file() and (folder / TENSORS_FILE).is_file():
@@ -251,7 +254,7 @@ def _refuse_foreign(description: Any, path: str) -> None:
 
 
 def _described(description: Any) -> tuple[ModelConfig, tuple[str, ...], Usage]:
-    """Returns the model, the names of its classes and its usage.
+    """Returns the model that a config.json describes, the names of its classes, and its usage.
 
     Raises ValueError or UserError if a field is missing or wrong, the names are not one per class, or the format is
     newer.
@@ -275,7 +278,7 @@ def _described(description: Any) -> tuple[ModelConfig, tuple[str, ...], Usage]:
 
 
 def _refuse_layers_without_tensors(path: str, config: ModelConfig, *, num_tensors: int) -> None:
-    """Raises InvalidDataError for more layers than tensors, before any layer is laid out."""
+    """Raises InvalidDataError if there are more layers than tensors, before any layer is built."""
     num_layers = sum(config.resnet.units if config.resnet else ()) + (0 if config.is_bit else config.num_blocks)
     if num_layers > num_tensors:
         raise InvalidDataError(
@@ -307,8 +310,8 @@ def filled_model(weights: Weights) -> Model:
 
 
 def usage_at(weights: Weights, image_size: int) -> Usage:
-    """Returns how the weights are used once their model has another image size: the part that is cut out of an image
-    stays the same share of it."""
+    """Returns how the weights are used if their model gets another image size: the crop stays the same share of the
+    image."""
     usage, own = weights.usage, weights.config.image_size
     if image_size == own or not usage.transform.short_side:
         return usage
@@ -317,7 +320,7 @@ def usage_at(weights: Weights, image_size: int) -> Usage:
 
 
 def refuse_no_head(weights: Weights) -> None:
-    """Raises UserError for weights that classify no images: without a head, or of masked patch prediction."""
+    """Raises UserError for weights that classify no images, because they have no head or predict masked patches."""
     refuse_no_classifier(weights)
     if not weights.config.num_classes or any(name not in weights.shapes for name in HEAD):
         raise UserError(

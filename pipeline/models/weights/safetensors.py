@@ -1,12 +1,12 @@
 """Safetensors files, and the checks that every reader and writer of weights shares.
 
-The header is checked against the file before any tensor is read. The bytes of each tensor must be those of its type and
-shape, and all tensors together must fill the file: no overlap, no gap, nothing behind the last one. The format allows
-headers of 100 MB; a model of 1000 layers needs 2. Files are read, not mapped: a mapped file that becomes shorter kills
-the process.
+The header is checked against the file before any tensor is read. The bytes of each tensor must match its type and
+shape, and all tensors together must fill the file: no overlap, no gap, nothing after the last one. The format allows
+headers of 100 MB; a model of 1000 layers needs 2 MB. Files are read, not mapped: a mapped file that becomes shorter
+kills the process.
 
-The rank files of checkpoints and the weights are both written as a stream: a head (safetensors_head.py), then tensor
-after tensor, all float32.
+Rank files of checkpoints and weights are both written as a stream: a head (safetensors_head.py), then tensor after
+tensor, all float32.
 """
 
 import math
@@ -25,7 +25,7 @@ from shards.files.typed_json import parse_json
 
 TensorByName = Callable[[str], torch.Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
-MOST_TENSORS, MOST_DIMENSIONS, MOST_NAME, MOST_LENGTH = 100_000, 16, 1_000, 1 << 31  # in any file
+MOST_TENSORS, MOST_DIMENSIONS, MOST_NAME, MOST_LENGTH = 100_000, 16, 1_000, 1 << 31  # limits for any file
 LENGTH_BYTES = 8
 MOST_HEADER_BYTES = 16 << 20
 _MOST_COUNT = 1 << 62
@@ -65,8 +65,8 @@ def refuse_absurd_tensors(where: str, shapes: Shapes) -> None:
 
 
 def refuse_misfits(where: str, *, found: Shapes, wanted: Shapes, advice: str = "") -> None:
-    """Raises UserError with the tensors that have another shape, are missing or unexpected; `advice`: what to do about
-    it."""
+    """Raises a UserError that lists the tensors that have another shape, are missing or are unexpected. `advice`: what
+    the user should do."""
     missing = [f"{name} {list(wanted[name])} is not there" for name in wanted if name not in found]
     extra = [f"{name} {list(found[name])} is not in the model" for name in found if name not in wanted]
     shapes = [
@@ -84,8 +84,8 @@ def refuse_misfits(where: str, *, found: Shapes, wanted: Shapes, advice: str = "
 def refuse_not_finite(value: torch.Tensor, what: str) -> torch.Tensor:
     """Returns the same tensor. Raises InvalidDataError if it holds NaN or infinity.
 
-    This takes one pass of `aminmax`, which passes NaN on; it is 70 times faster than `isfinite`, which counts only
-    after that failed.
+    The check is one pass of `aminmax`, which returns NaN if any value is NaN, and is 70 times faster than `isfinite`.
+    `isfinite` only counts the values for the message.
     """
     if value.numel() and not torch.stack(value.aminmax()).isfinite().all():
         num_bad = value.numel() - int(torch.isfinite(value).sum())
@@ -111,7 +111,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class SafetensorsFile:
-    """A file with a sound header."""
+    """A safetensors file whose header has been checked."""
 
     path: Path
     places: Mapping[str, TensorPlace]
@@ -119,7 +119,7 @@ class SafetensorsFile:
 
     @property
     def shapes(self) -> Shapes:
-        """Returns the shape of each tensor."""
+        """The shape of each tensor."""
         return {name: place.shape for name, place in self.places.items()}
 
     def read(self, name: str) -> torch.Tensor:
@@ -136,8 +136,8 @@ class SafetensorsFile:
 
 
 def open_safetensors(path: Path) -> SafetensorsFile:
-    """Opens the file at `path`. Raises OSError if it cannot be read; ValueError or InvalidDataError, with what is
-    wrong, if its header does not describe it."""
+    """Opens the file at `path`. Raises OSError if it cannot be read, and ValueError or InvalidDataError, which say what
+    is wrong, if its header does not match the file."""
     with open_local_file(path) as file:
         num_bytes = file.seek(0, 2)
         file.seek(0)
@@ -148,8 +148,8 @@ def open_safetensors(path: Path) -> SafetensorsFile:
 
 
 def header_length(first_bytes: bytes, *, num_bytes: int) -> int:
-    """Returns the length that the first 8 bytes declare. Raises ValueError if no file of `num_bytes` has such a
-    header."""
+    """Returns the length of the header, from the first 8 bytes. Raises ValueError if a file of `num_bytes` cannot have
+    such a header."""
     declared = int.from_bytes(first_bytes, "little")
     most = min(MOST_HEADER_BYTES, num_bytes - LENGTH_BYTES)
     if not 0 < declared <= most:
@@ -159,7 +159,7 @@ def header_length(first_bytes: bytes, *, num_bytes: int) -> int:
 
 def read_header(header: bytes, *, num_bytes: int) -> tuple[Mapping[str, TensorPlace], Mapping[str, str]]:
     """Reads where each tensor is in a file of `num_bytes`, and the metadata, from the bytes of its header. Raises
-    ValueError if they do not describe such a file."""
+    ValueError if the header does not describe such a file."""
     values = parse_json(header)
     if not isinstance(values, dict):
         raise ValueError(f"its header is {shown_value(values)}; allowed: an object")
@@ -207,8 +207,8 @@ def _refuse_gaps(places: Mapping[str, TensorPlace], *, first: int, end: int) -> 
 
 
 def parts_of(head: SafetensorsHead, tensors: Iterable[torch.Tensor]) -> Iterator[memoryview]:
-    """Yields the bytes of the file in order. Each tensor is copied out of its device, and released, when its turn
-    comes; bfloat16 is widened."""
+    """Yields the bytes of the file in order. Each tensor is copied from its device only when its turn comes, and
+    released after that; bfloat16 is widened to float32."""
     yield memoryview(head.data)
     for tensor in tensors:
         yield tensor.detach().cpu().float().contiguous().numpy().data.cast("B")

@@ -1,6 +1,7 @@
-"""The head of a safetensors file of float32 tensors: the length of the header (8 bytes) and a JSON header. Pure.
+"""The head of a safetensors file of float32 tensors: the length of the header (8 bytes) and a JSON header. All
+functions are pure.
 
-This module loads no torch: a process that only copies the bytes of tensors needs no more.
+This module does not import torch, because a process that only copies the bytes of tensors does not need it.
 """
 
 import json
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 FLOAT_BYTES = 4
-_ALIGNMENT = 8  # of the header, so that the tensors can be mapped
+_ALIGNMENT = 8  # the header's length is a multiple of this, so that the tensors can be mapped
 
 
 @dataclass(frozen=True, kw_only=True)
 class SafetensorsHead:
-    """The first bytes of a file, the byte offset in it at which each tensor begins, and the bytes of the whole file."""
+    """The first bytes of a file, the offset at which each tensor begins, and the number of bytes of the whole file."""
 
     data: bytes
     offsets: Mapping[str, int]

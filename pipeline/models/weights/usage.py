@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """How to read logits and prepare images. Weights of other libraries, which do not say, get the defaults."""
+    """How to read logits and prepare images. Weights of other libraries that do not say this get the defaults."""
 
     loss: LossName = "softmax"
     """Loss of the training: softmax probabilities add up to 1 over all classes, sigmoid ones stand alone."""
@@ -46,7 +46,8 @@ def usage_of(description: Mapping[str, Any]) -> Usage:
 
 
 def unique_labels(labels: tuple[str, ...], *, where: str) -> tuple[str, ...]:
-    """Makes names unique: a repeated name gets its id in brackets, and a warning is logged. Ids do not change."""
+    """Returns the names made unique: a repeated name gets the number of its class in brackets, and a warning is logged.
+    The order does not change."""
     taken = set(labels)
     seen: set[str] = set()
     named = []
@@ -63,8 +64,8 @@ def unique_labels(labels: tuple[str, ...], *, where: str) -> tuple[str, ...]:
 
 
 def texts_of(names: Sequence[object], *, where: str) -> tuple[str, ...]:
-    """Returns the names in a config.json, which are texts, or whole numbers, as they are written. Raises
-    InvalidDataError for anything else."""
+    """Returns the names of classes in a config.json as texts. Whole numbers are allowed, too; raises InvalidDataError
+    for anything else."""
     for number, name in enumerate(names):
         if type(name) is not str and type(name) is not int:
             raise InvalidDataError(

@@ -49,7 +49,8 @@ class Budget:
 
 
 def budget_of(world: World, *, read_ahead_bytes: int) -> Budget:
-    """This rank's budget. `read_ahead_bytes`: the most host memory that data takes, for all ranks on this host."""
+    """Returns this rank's budget. `read_ahead_bytes`: the most host memory that data takes, for all ranks on this
+    host."""
     if world.device.type == "cuda":
         properties = torch.cuda.get_device_properties(world.device)
         return gpu_budget(int(properties.total_memory), where=str(properties.name))
@@ -57,7 +58,7 @@ def budget_of(world: World, *, read_ahead_bytes: int) -> Budget:
 
 
 def gpu_budget(total_bytes: int, *, where: str) -> Budget:
-    """The budget of a GPU with this many bytes, as CUDA reports them."""
+    """Returns the budget of a GPU with this many bytes, as CUDA reports them."""
     reserve = _GPU_CONTEXT_BYTES + int(_GPU_FRAGMENTED * total_bytes)
     return Budget(total_bytes=total_bytes, reserve_bytes=reserve, where=where)
 
@@ -167,7 +168,8 @@ def _larger(is_on_gpu: bool) -> str:
 
 
 def _others(job: TrainingJob, whole: BatchPlan, *, is_on_gpu: bool) -> Iterator[tuple[str, TrainingJob, BatchPlan]]:
-    """Yields plans near the one that does not fit, nearest first, each with the flags that ask for it."""
+    """Yields plans near the one that does not fit, nearest first, each with the flags or the number of ranks that it
+    takes."""
     engine = job.engine
     higher: tuple[Literal[2, 3], ...] = (2, 3)
     stages = [stage for stage in higher if stage > engine.zero_stage]

@@ -178,7 +178,8 @@ class _Gradients:
         return self._own if self._stage == 3 else 0
 
     def as_backward_begins(self) -> int:
-        """Returns the bytes at the beginning of the backward pass; with several micro-batches, of the second one's."""
+        """Returns the bytes when the backward pass begins; with several micro-batches, when that of the second one
+        begins."""
         if self._is_bf16_optimizer:
             return self.weight * self.number
         held = {1: self.weight * self.number, 2: self._own, 3: 0}[self._stage] if self.is_summed else 0

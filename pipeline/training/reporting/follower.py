@@ -25,14 +25,14 @@ from shards.files.local_files import is_finite, is_step, object_in, open_local_f
 
 log = logging.getLogger(__name__)
 Settings = Mapping[str, str | int | float]
-_STEP = re.compile(rb'\{"step": (\d{1,18})[,}]')  # as Metrics writes it
+_STEP = re.compile(rb'\{"step": (\d{1,18})[,}]')  # the start of a line, as Metrics writes it
 _TAIL_BYTES, _MOST_AT_ONCE = 1 << 20, 512  # bytes that hold the last line; lines per request
 SEND_SECONDS = 1.0  # between two reads of the file
-FAILING_SECONDS = 3.0  # longest wait at the end of a run for a service that does not answer; for one that does:
-END_SECONDS = {"done": 30.0, "stopped": 10.0, "failed": 10.0}
+FAILING_SECONDS = 3.0  # longest wait at the end of a run for a service that does not answer
+END_SECONDS = {"done": 30.0, "stopped": 10.0, "failed": 10.0}  # longest wait for one that answers
 _SAY_SECONDS = 3.0  # a wait of this length is logged
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between two attempts
-_MOST_CHARACTERS = 300  # shown of a library's error
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between two tries
+_MOST_CHARACTERS = 300  # the most that is shown of a library's error
 _PASSWORD = re.compile(r"//[^/@\s]*@")
 
 
@@ -233,7 +233,7 @@ class Follower:
                 self._sent = lines[-1].step
 
     def _insist(self, call: Callable[[], None]) -> None:
-        """Repeats a call until it succeeds. Once the run has ended, makes one last attempt. Raises _LeftError if that
+        """Repeats a call until it succeeds. Once the run has ended, tries only once more. Raises _LeftError if that
         fails, or if the run no longer waits."""
         pause = _FIRST_PAUSE
         while not self._is_left:

@@ -42,7 +42,7 @@ _MLFLOW_DEFAULTS = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
-_WANDB_DEFAULTS = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}  # the terminal is ours
+_WANDB_DEFAULTS = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}  # W&B must not write to the terminal
 _WANDB_FOLDER = "wandb"
 _NOT_ONLINE = ("offline", "dryrun", "disabled")  # values of WANDB_MODE
 
@@ -177,7 +177,7 @@ class WandbLogger:
             reinit="create_new",
             settings=wandb.Settings(
                 silent=True,
-                console="off",  # the terminal is ours
+                console="off",  # W&B must not write to the terminal
                 disable_code=True,
                 disable_git=True,
                 stop_on_fatal_error=False,

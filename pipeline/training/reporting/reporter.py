@@ -174,7 +174,7 @@ def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
     fields = flattened(asdict(job))
     fields["data.url"] = job.data.url or " + ".join(url for url, _ in job.data.mix)
     fields["schedule.stair_steps"] = " ".join(map(str, job.schedule.stair_steps))
-    if not job.model.is_bit:  # the sizes that the job or the model's name gives
+    if not job.model.is_bit:  # sizes from the job or from the model's name
         fields |= {f"model.{name}": getattr(job.model.size, name) for name in ("patch", "depth", "width")}
     others = {name for names in _OF_ONE_DECAY.values() for name in names} - {*_OF_ONE_DECAY.get(job.schedule.decay, ())}
     left_out = others | (set(_SIZES) if job.model.is_bit else set())
@@ -305,7 +305,7 @@ class Reporter:
         return self._step == self.job.steps
 
     def facts(self) -> list[Fact]:
-        """The facts that the live line shows."""
+        """Returns the facts that the live line shows."""
         job, scores = self.job, self._scores
         count = f"step {self._step:,}/{job.steps:,}"
         accuracy = (

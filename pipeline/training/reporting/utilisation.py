@@ -33,7 +33,7 @@ _MOST_SECONDS_ON_CPU = 0.04
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _STATM = Path("/proc/self/statm")
 SLOW_FACTOR, SLOW_SECONDS = 1.3, 300.0  # times the median of all ranks, for at least this long
-NUM_WINDOWS = 5  # a slow rank is slow in each of these, so that a single long or short step changes nothing
+NUM_WINDOWS = 5  # a rank must be slow in each of these, so that a single long or short step changes nothing
 OWN_STEP = "own_step"
 _KINDS = ("data_wait", OWN_STEP, "checkpoint")
 

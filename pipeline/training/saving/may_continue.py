@@ -19,7 +19,7 @@ from pipeline.training.settings.schedule import learning_rate
 from shards.config_values import Difference, as_lines, differences, flattened
 from shards.errors import UserError
 
-_IMAGE_SIZE = "image_size"  # in the position; not compared there, because the model's is
+_IMAGE_SIZE = "image_size"  # a field of the position; not compared, because the model has it, too
 WARMUP = "schedule.warmup_steps"
 OF_POSITION = ("seed", "global_batch", "data.")
 _WHERE_AND_HOW = (

@@ -97,8 +97,8 @@ class Saving:
         self.checkpoints, self.controls, self.reporter = saves.checkpoints, controls, reporter
         self.saved = saved.id if saved else None
         self.sources = (SumSource(names=NAMES, read=saves.flags),)
-        self.stall_seconds = self.commit_seconds = 0.0  # of the newest commit
-        self._waited_seconds = 0.0  # for the newest save, so far
+        self.stall_seconds = self.commit_seconds = 0.0  # as measured for the newest commit
+        self._waited_seconds = 0.0  # how long training has waited for the newest save
         self.num_failed = 0
         self._num_in_a_row = self._skipped_for = 0
         engine.before_update = saves.writer.order_update

@@ -159,9 +159,9 @@ def _best_of(dataset: Dataset, checkpoint: CheckpointId, *, accuracy: float, los
 def decide_when_to_save(
     job: TrainingJob, saving: Saving, *, dataset: Dataset | None, resumed_from: CheckpointManifest | None
 ) -> "WhenToSave":
-    """Returns what decides when a run saves. Rank 0 logs when that will be. `dataset`: the dataset that decides which
-    model is best, if there is one. `resumed_from`: the checkpoint from which the run continues, if there is one.
-    Collective."""
+    """Returns the object that tells a run when to save. Rank 0 logs when that will be. `dataset`: the dataset that
+    decides which model is best, if there is one. `resumed_from`: the checkpoint from which the run continues, if there
+    is one. Collective."""
     words = words_of(job.checkpoint, is_scored=dataset is not None)
     if words and saving.reporter:
         log.info("%s", words)

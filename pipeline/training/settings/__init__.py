@@ -1,1 +1,1 @@
-"""A training job's settings, its schedule and its loggers; These modules load no large library."""
+"""A training job's settings and its schedule. These modules load no large library."""

@@ -231,8 +231,8 @@ class HangConfig:
 class GuardConfig:
     """What to do about loss spikes, and about losses and gradients that are not finite.
 
-    "rewind" goes back to the newest checkpoint that was not trained on the data around the step, and leaves out these
-    data.
+    "rewind" goes back to the newest checkpoint that was not trained on the data around the step, and leaves that data
+    out.
     """
 
     on_spike: Literal["off", "warn", "skip", "rewind"] = "off"
@@ -429,7 +429,8 @@ class TrainingJob:
             )
 
     def _refuse_for_float8(self) -> None:
-        """Raises UserError if the model has no blocks, or if GPUs cannot multiply its layers' sizes in float8."""
+        """Raises UserError if the model has no blocks, or if its widths are not multiples of 16, which GPUs need for
+        float8."""
         what = f"engine.float8 is {self.engine.float8!r} with model.name {self.model.name!r}"
         if self.model.is_bit:
             raise UserError(
