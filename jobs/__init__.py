@@ -1,1 +1,1 @@
-"""Patchline's command line: stages and their recipes, in one process each. No mathematics."""
+"""Patchline's command line: stages, their recipes, and commands that look after runs. There is no mathematics here."""

@@ -154,7 +154,7 @@ _READ: Mapping[str, Callable[[str, str], Any]] = {"--processes": _count, "--prof
 
 
 def take_own_flags(kind: type[Own], words: Sequence[str]) -> tuple[Own, list[str]]:
-    """Returns the flags of a tool as an instance of its dataclass `kind`, and the other words.
+    """Returns the values of a tool's flags as an instance of its dataclass `kind`, and the other words.
 
     A field is a switch (bool), a text, several texts (a tuple), or a whole number with its range. Raises UserError for
     a number outside its range.

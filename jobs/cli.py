@@ -8,9 +8,10 @@ From words to the job that runs, a command takes these steps, in `_run`:
 5. `values_of` reads the other flags by the types of the job's fields (jobs/arguments.py).
 6. `fitted` adapts the job to the weights, dataset and run that it names, and says what it chose (jobs/fitted.py).
 7. `with_values` sets the values of the flags, which override everything else.
-8. `refuse_missing` and `refuse_secrets` check the whole job (jobs/mistakes.py). The stage then runs the job, here or on
-the ranks that `run_ranks` starts, and writes it to RUN/job.yaml. pipeline/training/run.py lists what a training run
-decides itself, such as its classes, precision and micro-batch.
+8. `refuse_missing` and `refuse_secrets` check the whole job (jobs/mistakes.py).
+
+The stage then runs the job, here or on the ranks that `run_ranks` starts, and writes it to RUN/job.yaml.
+pipeline/training/run.py lists what a training run decides itself, such as its classes, precision and micro-batch.
 """
 
 import gc
@@ -144,7 +145,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
 
 
 def _at_home(word: str) -> str:
-    """Replaces `~` in a word by the home folder. Shells do not do this in `--flag=~/x` and in quotes."""
+    """Replaces `~` in a word by the home folder. Shells do not do this in `--flag=~/x` or in quotes."""
     flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     return f"{flag}{equals}{at_home(value)}"
 

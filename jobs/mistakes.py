@@ -253,8 +253,8 @@ def refuse_bytes(words: Sequence[str]) -> None:
 
 
 def refuse_lost_folder() -> None:
-    """Raises UserError if the current folder has been deleted: neither libraries nor child processes could start
-    there."""
+    """Raises UserError if the current folder has been deleted: libraries cannot be loaded and child processes cannot be
+    started there."""
     try:
         Path.cwd()
     except OSError as error:

@@ -452,7 +452,8 @@ def read_record(path: Path, *, stage: str, kind: type[Job], recipe: Callable[[st
     """Returns the job of `stage` in a file. `recipe` returns the job of the recipe with a given name (None: the stage
     has no recipes).
 
-    Raises UserError if the file is of another stage, or a field is unknown, wrong, or missing without a recipe.
+    Raises UserError if the file belongs to another stage, if a field is unknown or wrong, or if one is missing and
+    there is no recipe.
     """
     file = open_job(path)
     if file.stage and file.stage != stage:

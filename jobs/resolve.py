@@ -140,7 +140,7 @@ def stages_of(word: str) -> tuple[str, ...]:
 
 
 def _job_of_training(of: str, word: str) -> Any:
-    """Returns the job of `of` (plan or verify-resume) for a training job."""
+    """Returns the job of a plan or of verify-resume (`of`) for any training job."""
     stages = stages_of(word)
     training = [stage for stage in _TRAINING if stage in stages]
     if training:

@@ -47,7 +47,7 @@ SUBMITTED = {
 
 
 def submitted_stage(stage: str) -> Submitted:
-    """Returns the row of a stage. Raises UserError if submit does not know it."""
+    """Returns the table's row for a stage. Raises UserError if the stage cannot be submitted."""
     if stage not in SUBMITTED:
         if stage.startswith("-"):
             raise UserError(f"the stage comes first, then its flags: patchline submit STAGE RECIPE {stage} ...")
@@ -58,8 +58,8 @@ def submitted_stage(stage: str) -> Submitted:
 
 
 def job_of_words(words: list[str], override: Override) -> Any:
-    """Returns the job of a command's words, the stage first. Raises UserError for everything that the stage itself
-    would refuse."""
+    """Returns the job that a command's words describe. The first word is the stage. Raises UserError for everything
+    that the stage itself would refuse."""
     stage, second = words[:2]
     word = file_of(second) if STAGES[stage].recipes else second
     fields, _ = take_run_flags(stage, words[2:])

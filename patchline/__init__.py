@@ -31,7 +31,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-# Without __all__, help(patchline) is the text above instead of many pages about every class.
+# There is no __all__, so that help(patchline) is the text above and not many pages about every class.
 if TYPE_CHECKING:
     import jobs.recipes.finetune
     import jobs.recipes.pack

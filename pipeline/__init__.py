@@ -1,1 +1,1 @@
-"""Everything that computes with tensors: data, models, evaluation, inspection, checkpoints and training."""
+"""The part of Patchline that computes with tensors: data, models, evaluation, inspection, checkpoints and training."""

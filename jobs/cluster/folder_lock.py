@@ -1,6 +1,6 @@
 """Lets one process at a time work in a folder that several hosts may share.
 
-flock(2) is tried first, since the kernel releases it however the process ends. Some file systems refuse it (Lustre
+flock(2) is tried first, since the kernel releases it even if the process is killed. Some file systems refuse it (Lustre
 without -o flock, some NFS servers). There, the lock is a folder, because mkdir succeeds for one process only. A file in
 the folder names the owner, and the owner renews the folder's time. An owner counts as dead if its process has ended on
 this host, or if it has not renewed the time for STALE_SECONDS by the file server's clock. The next process then removes

@@ -1,7 +1,7 @@
 """The short jobs of `patchline preflight`: two nodes read each other's files, and with --deep every node multiplies
 matrices and all ranks exchange data. Pure functions judge what the nodes print.
 
-A job waits for nodes no longer than it is told to (`srun --immediate`), and Slurm ends it after a few minutes.
+A job waits for nodes at most for the given time (`srun --immediate`), and Slurm ends it after a few minutes.
 """
 
 import json
@@ -62,7 +62,7 @@ exec "$@" __probe "$SLURMD_NODENAME"
 
 
 def options_of(cluster: ClusterConfig, *, nodes: int) -> list[str]:
-    """Returns the options of a job on this cluster, for sbatch and srun alike. Pure."""
+    """Returns the options of a job on this cluster, for both sbatch and srun. Pure."""
     named = {
         "partition": cluster.partition,
         "account": cluster.account,

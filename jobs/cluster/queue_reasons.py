@@ -1,4 +1,4 @@
-"""Says in plain words why a job waits or ended, with the command that fixes it. Pure functions.
+"""Says in plain words why a job waits or ended, with the command that fixes it. All functions are pure.
 
 squeue's manual page lists Slurm's words under "JOB REASON CODES" and "JOB STATE CODES", and sinfo's lists those for
 nodes. A job array may have thousands of tasks; they are described in a few lines.
@@ -89,7 +89,8 @@ _CODES = {
 
 
 def finding_of(job: JobFacts, *, run_dir: str = "") -> Finding:
-    """Returns what the state and the reason of a job mean. `run_dir` is its run, for commands about it."""
+    """Returns what the state and the reason of a job mean. `run_dir` is the job's run, which the commands to fix a
+    fault name."""
     if job.state == "PENDING":
         return _filled(_of_waiting(job.reason), job)
     if job.state in _ENDED:

@@ -1,8 +1,8 @@
 """`patchline stop RUN`, `save RUN` and `cancel RUN|CHAIN`.
 
-Stop and save write a file to the run's folder, which the run obeys. Cancel cancels all pending and running jobs of a
-run or a chain, and lists them. For a stage without a run directory, such as packing, cancel takes the folder or URL of
-its output.
+`stop` and `save` write a file to the run's folder that asks the run to do so. `cancel` cancels all pending and running
+jobs of a run or a chain, and lists them. For a stage without a run directory, such as packing, it takes the folder or
+URL of the output.
 """
 
 import logging

@@ -1,5 +1,5 @@
-"""Finds out what went wrong with a run. The most likely cause comes first, and each has the place where it can be seen
-and what fixes it. All functions are pure.
+"""Finds out what went wrong with a run. The most likely cause comes first. Each cause says where it can be seen and
+what fixes it. All functions are pure.
 
 Only the last try is explained. Why earlier tries failed is in `patchline report`. Each rule yields findings with a
 number; the lowest number is the most likely cause. Findings that are not faults are notes.

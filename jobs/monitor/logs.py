@@ -2,13 +2,13 @@
 
 The log is in RUN/submit, in the folder of the run's chain, or wherever sbatch's --output put it:
 
-    RUN/submit/*.out for jobs of `patchline submit` FOLDER/chain/jobs/*.out for jobs of a chain (jobs/chains/advance.py)
-    RUN/submit/exits-*/log one line, the path of a job's log: written by stage.sbatch for any job StdErr of scontrol for
-    any job that Slurm still knows
+    RUN/submit/*.out            for jobs of `patchline submit`
+    FOLDER/chain/jobs/*.out     for jobs of a chain (jobs/chains/advance.py)
+    RUN/submit/exits-*/log      one line, the path of a job's log; stage.sbatch writes it for any job
+    StdErr of scontrol          for any job that Slurm still knows
 
 srun labels each line with the number of its task, which under `launcher: srun` is the rank. torchrun starts all ranks
-of its node as one task, so there the lines themselves must begin with `[rank3]: ` after the label. stage.sbatch sees to
-it.
+of its node as one task, so there each line must also begin with `[rank3]: ` after the label; stage.sbatch adds this.
 """
 
 import logging
@@ -213,7 +213,7 @@ def asked_log(run_dir: Path, environ: Mapping[str, str]) -> Path | None:
 
 
 def _pointed(run_dir: Path) -> Iterator[tuple[int, Path]]:
-    """Yields job number and log path from each usable RUN/submit/exits-*/log of the newest jobs."""
+    """Yields the job number and the log path from each usable RUN/submit/exits-*/log of the newest jobs."""
     for job in started_in(run_dir)[:_MOST_FOLDERS]:
         for pointer in sorted((run_dir / "submit").glob(f"exits-{job}-*/log")):
             with suppress(OSError, InvalidDataError, UnicodeDecodeError):

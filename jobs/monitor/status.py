@@ -2,7 +2,7 @@
 fixes it.
 
 For a stage without a run directory, such as packing, give the folder or URL that it writes: its jobs in the queue are
-found by that.
+found by this name.
 """
 
 import json

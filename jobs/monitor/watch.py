@@ -1,4 +1,5 @@
-"""`patchline watch RUN|CHAIN`: draws a run, its jobs and its log, again every few seconds until q or Ctrl-C.
+"""`patchline watch RUN|CHAIN`: draws a run, its jobs and its log, and updates the screen every few seconds until q or
+Ctrl-C.
 
 For a chain, it draws the chain's table, and below it the run that is running. Without a terminal, it writes a line
 every half minute. Only the ends of a run's files are read. A thread asks Slurm, so that the screen is still updated
@@ -64,8 +65,8 @@ class WatchFlags:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """What Slurm and the files said. `run_dir` is the run to draw (None: no run of the chain is running), `status` the
-    run's jobs (None: Slurm was not asked), and `chain` the chain (None: a run is watched)."""
+    """What Slurm and the files said at one moment. `run_dir` is the run to draw (None: no run of the chain is running),
+    `status` the run's jobs (None: Slurm was not asked), and `chain` the chain (None: a run is watched)."""
 
     run_dir: Path | None
     status: Status | None

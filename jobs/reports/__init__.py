@@ -1,1 +1,1 @@
-"""Runs and jobs as text and on pages: ls, report, compare, show and diff."""
+"""Commands that show runs and jobs as text or on pages: ls, report, compare, show and diff."""

@@ -163,7 +163,7 @@ def _score(value: float | None, deviation: float | None) -> str:
 
 
 def _differs(settings: Sequence[str]) -> str:
-    """Returns the first settings in which the run differs. The page has more."""
+    """Returns the first few settings in which the run differs. The page lists more."""
     more = len(settings) - _MOST_SAID
     shown = [printable_name(one) for one in settings[:_MOST_SAID]] + ([f"and {more} more"] if more > 0 else [])
     return ", ".join(shown) or "-"

@@ -1,5 +1,5 @@
-"""Finds names that tell the points of a comparison apart: for models of the same name by their sizes, and for the
-datasets on which accuracy is measured. All functions are pure."""
+"""Finds names that tell the points of a comparison apart: models of the same name are named by their sizes, and
+datasets by their folders. All functions are pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

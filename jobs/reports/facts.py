@@ -356,8 +356,8 @@ def _newest(run_dir: Path, notes: _Notes) -> CheckpointManifest | None:
 
 
 def _changes(stage: str, name: str, leaves: Leaves) -> tuple[Change, ...]:
-    """Returns every field in which the run differs from the recipe, including fields that only one of them has. Returns
-    none if `name` is empty."""
+    """Returns every field in which the run differs from the recipe `name`, including fields that only one of them has.
+    The result is empty if `name` is."""
     own = {name.removeprefix("job."): value for name, value in leaves.items() if name.startswith("job.")}
     if not name:
         return ()

@@ -1,4 +1,5 @@
-"""`patchline ls`: a table of the runs in a folder, one line per run, with the reasons for its state below it.
+"""`patchline ls`: prints a table of the runs in a folder. Each run has one line, with the reasons for its state below
+it.
 
 The command changes nothing, and never reads the whole of a large file.
 """

@@ -1,4 +1,5 @@
-"""`patchline report`: what a run did, in a few lines and as one HTML page without a script. The run may be running.
+"""`patchline report`: shows what a run did, in a few lines and on an HTML page without scripts. The run may still be
+running.
 
 `kind_of` decides how each curve is shown: its title, its unit, and the format of its values.
 """

@@ -35,7 +35,7 @@ from shards.pages.page import data_uri, matrix, shown
 _SECONDS_A_DAY = 86_400
 _MOST_FIGURE_BYTES, _MOST_SWEEP_BYTES = 8 << 20, 16 << 20
 _PNG = b"\x89PNG\r\n\x1a\n"
-# Files of `patchline inspect`, with what they show.
+# The figures of `patchline inspect`: file name and title.
 _FIGURES = (
     ("filters", "Principal components of the patch embedding's filters"),
     ("positions", "Similarity of position embeddings, as learned and resampled"),

@@ -30,7 +30,7 @@ def best_interval(*, stall_seconds: float, commit_seconds: float, mean_seconds: 
     """Returns the interval between two checkpoints, in seconds of training, that loses the least time.
 
     It lies between LEAST_SECONDS and MOST_SECONDS, but is never below the commit time plus a margin. `stall_seconds`:
-    how long training waits for a save. `commit_seconds`: the time from the begin of a save to its commit.
+    how long training waits for a save. `commit_seconds`: the time from the beginning of a save to its commit.
     `mean_seconds`: the mean time between failures.
     """
     best = daly_interval(stall_seconds=stall_seconds, mean_seconds=mean_seconds)

@@ -127,8 +127,8 @@ class RankWriter(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """How a save ended. `fault` is empty if the checkpoint is committed. `seconds`: the time from its begin until all
-    ranks knew its end."""
+    """How a save ended. `fault` is empty if the checkpoint is committed. `seconds`: the time from its beginning until
+    all ranks knew how it ended."""
 
     id: CheckpointId
     fault: str

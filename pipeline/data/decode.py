@@ -46,7 +46,8 @@ def image_faults() -> Iterator[None]:
 
     Every call of simplejpeg, Pillow and OpenCV with an image's bytes or pixels is made in such a block. For damaged
     images, and for sound but unusual ones, these libraries raise nearly any of Python's exceptions. MemoryError is
-    turned, too: the memory that a view takes is bounded (SECURITY.md), so the image is too large for this machine.
+    turned into it, too: the memory that a view takes is bounded (SECURITY.md), so the image is too large for this
+    machine.
     """
     try:
         yield

@@ -271,7 +271,7 @@ def _num_tokens(config: ModelConfig) -> int:
 
 
 def _map_after(resnet: ResNetSize, config: ModelConfig) -> tuple[int, int]:
-    """Returns the size of the last feature map; unlike the grid, it is rounded up at each halving."""
+    """Returns the size of the last feature map. Unlike the grid, the size is rounded up at each halving."""
     side = config.image_size
     for _ in range(resnet.num_halvings):
         side = _half(side)

@@ -249,7 +249,7 @@ def _scaled_product(a_SNM: torch.Tensor, b_SMK: torch.Tensor, scale: float) -> t
 
 
 def _fake_result(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    """Returns a tensor of the result's shape and strides, without values: tokens come before heads in memory."""
+    """Returns a tensor without values that has the result's shape and strides. In memory, tokens come before heads."""
     _, batch, heads, tokens, width = qkv_3BhNd.shape
     return qkv_3BhNd.new_empty(batch, tokens, heads, width).transpose(1, 2)
 

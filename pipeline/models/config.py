@@ -63,17 +63,17 @@ class ResNetSize:
 
     @property
     def stride(self) -> int:
-        """Pixels per cell of the last feature map."""
+        """The side in pixels of a cell of the last feature map."""
         return int(2**self.num_halvings)
 
     @property
     def root_width(self) -> int:
-        """Channels after the root convolution."""
+        """The number of channels after the root convolution."""
         return 64 * self.factor
 
     @property
     def width(self) -> int:
-        """Channels of the last feature map."""
+        """The number of channels of the last feature map."""
         if not self.units:
             return self.root_width
         return int((1 if self.is_basic else 4) * self.root_width * 2 ** (len(self.units) - 1))
@@ -425,5 +425,5 @@ def num_masked_outputs(target: MaskedTarget, *, side: int) -> int:
 
 
 def without_masked_patches(config: ModelConfig) -> ModelConfig:
-    """Returns the same model as a classifier of images, whose head is to be replaced."""
+    """Returns the configuration of the same model as a classifier of images. Its head must be replaced."""
     return replace(config, masked_patches=False, masked_target="mean", masked_share=0.5)

@@ -15,10 +15,11 @@ def classification_loss(
     """Returns the mean loss over the batch. `targets`: labels, int64[B, L], padded with -1, or probabilities,
     float32[B, K].
 
-    `softmax`: cross-entropy with the first label; an image without labels adds 0. `sigmoid`: cross-entropy summed over
-    classes (as big_vision's sigmoid_xent for JFT and ImageNet-21k; averaging would change what a learning rate means).
-    `smoothing` s: with softmax, this share of each target is spread evenly over all classes (Szegedy et al., 2016);
-    with sigmoid, a target y of a class becomes (1 - s) y + s (1 - y) (vision_transformer, issue 89).
+    `softmax`: the cross-entropy with the first label; an image without labels adds 0. `sigmoid`: the cross-entropy
+    summed over classes (as in big_vision's sigmoid_xent for JFT and ImageNet-21k; averaging would change what a
+    learning rate means). `smoothing` s: with softmax, this share of each target is spread evenly over all classes
+    (Szegedy et al., 2016); with sigmoid, a target y of a class becomes (1 - s) y + s (1 - y) (vision_transformer, issue
+    89).
     """
     logits_BK = logits_BK.float()
     if targets.is_floating_point():
@@ -35,8 +36,9 @@ def classification_loss(
 
 
 def targets_of(labels_BL: torch.Tensor, num_classes: int, *, name: LossName) -> torch.Tensor:
-    """Returns float32[B, K] targets that give the same loss as the labels. `softmax`: 1 at the first label; `sigmoid`:
-    1 at each label. An image without a label has a row of zeros, from which softmax learns nothing."""
+    """Returns float32[B, K] targets that give the same loss as the labels. With `softmax` they are 1 at the first
+    label, with `sigmoid` 1 at each label. An image without a label has a row of zeros, from which softmax learns
+    nothing."""
     return multi_hot(labels_BL[:, :1] if name == "softmax" else labels_BL, num_classes)
 
 

@@ -98,8 +98,8 @@ def stages_of(size: ResNetSize, unit: Callable[[UnitSize, Epsilons], nn.Module],
 
 
 def through_stages(stages: nn.ModuleList, x_BCHW: torch.Tensor, *, recompute: bool) -> torch.Tensor:
-    """Applies one unit after the other. With `recompute`, only the input of each unit is kept, and the rest is
-    recomputed in the backward pass."""
+    """Applies all units in order. With `recompute`, only the input of each unit is kept, and the rest is recomputed in
+    the backward pass."""
     is_recomputed = recompute and x_BCHW.requires_grad  # never in evaluations or if the ResNet is frozen
     for units in stages:
         for unit in units.children():
@@ -147,7 +147,7 @@ def pad_same(x_BCHW: torch.Tensor, kernel: int, stride: int, *, value: float) ->
 
 
 def same_padding(size: int, kernel: int, stride: int) -> tuple[int, int]:
-    """Returns the number of positions to add before and after."""
+    """Returns the numbers of positions to add before and after."""
     total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
     return total // 2, total - total // 2
 

@@ -349,7 +349,8 @@ class AxialAttention(Attention):
     `by_column`, of its column.
 
     This follows the paper's text, since its code is not published. Scenic's projects/fast_vit/xvit.py, by one of the
-    paper's authors, has the same two blocks and no class token. Its row attention mixes the tokens of one column.
+    paper's authors, has the same two blocks and no class token. What Scenic calls row attention mixes the tokens of one
+    column.
     """
 
     def __init__(self, config: ModelConfig, *, by_column: bool) -> None:

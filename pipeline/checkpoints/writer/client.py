@@ -29,7 +29,7 @@ from pipeline.checkpoints.writer_messages import (
 from shards.errors import StorageError
 
 log = logging.getLogger(__name__)
-MOST_SILENT_SECONDS = 600.0  # a writer that shows no progress for so long counts as hung
+MOST_SILENT_SECONDS = 600.0  # a writer that shows no progress for this long counts as hung
 _READ_BYTES = 1 << 16
 _STOPPED = ("T", "t")  # states in /proc/PID/stat: stopped by a signal, or by a debugger
 _LAST_SECONDS = 5.0  # how long to wait for a writer to end after its pipe has ended

@@ -1,1 +1,1 @@
-"""Ends ranks that hang or are asked to stop: signals, stopping, heartbeat, last resort."""
+"""Ends ranks that hang or are asked to stop, by signals, stop requests, the heartbeat and the last resort."""

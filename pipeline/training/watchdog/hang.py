@@ -12,12 +12,13 @@ _MOST_NAMED = 3
 
 
 def stacks_path(run_dir: Path, *, rank: int, attempt: str) -> Path:
-    """The file of a rank's stacks; `attempt`: the token of this start, empty while it is not known."""
+    """Returns the file for a rank's stacks. `attempt`: the token of the attempt; empty while it is not known."""
     return run_dir / FOLDER / f"rank-{rank:05d}-attempt-{attempt or 'starting'}.txt"
 
 
 def write_stacks(path: Path, *, words: str) -> None:
-    """Writes the stacks of all threads, below a line of `words`, and then their names. Raises OSError."""
+    """Writes the line `words`, the stacks of all threads, and the names of the threads. Raises OSError if that
+    fails."""
     path.parent.mkdir(exist_ok=True)
     with path.open("w") as file:
         file.write(f"{words}\n\n")
@@ -28,7 +29,8 @@ def write_stacks(path: Path, *, words: str) -> None:
 
 
 def culprits(heard: Sequence[Heard], *, silent_after_seconds: float) -> list[Heard]:
-    """The ranks that the others wait for: the silent ones, or if there are none, those that are furthest behind."""
+    """Returns the ranks for which the others wait: the silent ones or, if there are none, those that are furthest
+    behind."""
     silent = [one for one in heard if is_silent(one, after_seconds=silent_after_seconds)]
     if silent:
         return silent
@@ -37,15 +39,16 @@ def culprits(heard: Sequence[Heard], *, silent_after_seconds: float) -> list[Hea
 
 
 def is_silent(heard: Heard, *, after_seconds: float) -> bool:
-    """Whether a rank has stopped writing: it is stopped, its host is lost, or it has ended."""
+    """Returns whether a rank no longer writes its heartbeat: it is stopped, its host is lost, or it has ended."""
     return heard.beat is None or heard.silent_seconds > after_seconds or heard.beat.phase == Phase.ENDED
 
 
 def hang_message(
     heard: Sequence[Heard], *, num_ranks: int, silent_after_seconds: float, stacks: str, stacks_fault: str = ""
 ) -> str:
-    """One message for all ranks. `heard`: the last beats of all ranks in rank order, or before they are written the own
-    one; `stacks`: the folder of the stacks; `stacks_fault`: why this rank could not write its own."""
+    """Returns the message that says which ranks hang. `heard`: the last beats of all ranks, in rank order, or only this
+    rank's own before beats are written. `stacks`: the folder of the stacks. `stacks_fault`: why this rank could not
+    write its stacks."""
     found = culprits(heard, silent_after_seconds=silent_after_seconds)
     others = [one for one in heard if one not in found and one.beat]
     is_silence = is_silent(found[0], after_seconds=silent_after_seconds)
@@ -66,7 +69,7 @@ def hang_message(
 
 
 def disk_words(folder: str, seconds: float) -> str:
-    """Says that a disk does not answer. `seconds`: how long a write to the folder has not returned."""
+    """Returns the message that a disk does not answer. `seconds`: how long a write to the folder has not returned."""
     return f"the disk or file server of {folder} has not answered for {seconds:.0f} s"
 
 

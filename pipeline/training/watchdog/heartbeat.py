@@ -1,10 +1,11 @@
 """Notices that a rank hangs: in an exchange, in a read, in an evaluation, or anywhere else.
 
-The main thread says what it does (heartbeat_files.py), which costs it nothing. A thread of every rank writes that to
-RUN/heartbeats every few seconds, and sees how long the rank has stood where it is (limits: HangConfig). A rank that has
-stood there for too long, and each that waits for it, writes its stacks; one of them says which rank the others wait
-for; then all end with exit code 74. Usually the limit is over on all ranks at about the same time, since each step has
-an exchange. Only the time in which this thread runs counts: after a suspension, a run continues.
+The main thread reports what it does (heartbeat_files.py), at almost no cost. On every rank, a thread writes that to
+RUN/heartbeats every few seconds, and watches how long the rank has been at the same place (for the limits, see
+HangConfig). If a rank has been there for too long, it writes its stacks, and so does each rank that waits for it. One
+of them reports for which rank the others wait. Then all end with exit code 74. Usually all ranks exceed the limit at
+about the same time, since each step has an exchange. Only the time in which this thread runs counts, so a run continues
+after a suspension.
 """
 
 import os
@@ -35,23 +36,24 @@ from pipeline.training.watchdog.heartbeat_files import (
 from pipeline.training.watchdog.last_resort import LastResort
 from pipeline.training.watchdog.stopping import NOTHING_SAVED, end_now, say
 
-Feed = Callable[[], None]  # says that Python runs
+Feed = Callable[[], None]  # tells the last resort that Python runs
 _RETRY = NOTHING_SAVED  # the exit code of a fault outside: the same command continues
 _MOST_TICK_SECONDS, _MOST_BEAT_SECONDS = 1.0, 15.0
-_MOST_TICKS = 5  # that a pause of this thread counts for: longer, and the machine was busy, or the process suspended
-_FLUSH_SECONDS = 10.0  # in which a beat is written, if its storage answers
-_GRACE_SECONDS = (2.0, 60.0)  # in which the ranks write their stacks, at least and at most
+# The most that one pause of this thread counts; in a longer one, the machine was busy or the process suspended.
+_MOST_TICKS = 5
+_FLUSH_SECONDS = 10.0  # how long to wait for a beat to be written
+_GRACE_SECONDS = (2.0, 60.0)  # the least and the most time for ranks to write their stacks
 
 
 def time_limits(config: HangConfig) -> TimeLimits:
-    """How long the ranks of a run wait for each other. An exchange fails after twice the longest limit, so that the
-    heartbeat, which can name a rank, comes first, also while a rank saves alone."""
+    """Returns how long the ranks of a run wait for each other. An exchange fails only after twice the longest limit, so
+    that the heartbeat, which can name a rank, comes first, even while one rank saves alone."""
     longest = max(config.step_seconds, config.other_seconds, 2 * config.join_seconds)
     return TimeLimits(join_seconds=config.join_seconds, exchange_seconds=max(TimeLimits.exchange_seconds, 2 * longest))
 
 
 class Heartbeat:
-    """A context manager around a run, whose thread ends the process if the run hangs."""
+    """A context manager for a run. Its thread ends the process if the run hangs."""
 
     def __init__(self, run_dir: Path, config: HangConfig, progress: RankProgress, *, world: World) -> None:
         self._run_dir, self._config, self._progress, self._world = run_dir, config, progress, world
@@ -61,9 +63,9 @@ class Heartbeat:
         self._silent_seconds = config.step_seconds / 2
         self._place, self._stood, self._longest = progress.place, 0.0, 0.0
         self._ticked = self._beaten = time.monotonic()
-        self._files: HeartbeatFiles | None = None  # once the attempt is known
+        self._files: HeartbeatFiles | None = None  # set once the attempt is known
         self._writer: BeatWriter | None = None
-        self._attempt = ""  # the first of this process: after a rewind, ranks begin the next at different times
+        self._attempt = ""  # this process's first attempt; after a rewind, ranks begin the next one at different times
         self._has_dumped = self._has_said = False
         self._asked_by = self._error = self._trouble = self._todo = self._stacks_fault = ""
         self._stopped_pid, self._has_blamed_disk = 0, False
@@ -71,7 +73,7 @@ class Heartbeat:
 
     def __enter__(self) -> Self:
         if self._is_on:
-            self._stderr = os.dup(2)  # DeepSpeed points 2 elsewhere for a moment while it is imported
+            self._stderr = os.dup(2)  # DeepSpeed redirects descriptor 2 for a moment while it is imported
             self._ticked = time.monotonic()
             self._thread.start()
         return self
@@ -81,7 +83,8 @@ class Heartbeat:
     ) -> None:
         if self._is_on:
             self._leave.set()
-            self._thread.join()  # for ever, if it is about to end the process: a hung run has no other message
+            # Never returns if the thread is ending the process, which writes the only message of a hang.
+            self._thread.join()
             self._error = error_words(error) if error else ""
             if not self._progress.asked_by and (self._run_dir / "STOP").exists():
                 self._progress.asked_by = "the file STOP"
@@ -105,7 +108,8 @@ class Heartbeat:
                     self._end(feed)
 
     def _last_resort(self, stack: ExitStack) -> Feed:
-        """Starts the last resort. If the host has no room for another process, the heartbeat works without it."""
+        """Starts the last resort, and returns what feeds it. If no other process can be started, the heartbeat works
+        without it."""
         try:
             last_resort = LastResort(seconds=2 * self._config.step_seconds, stderr=self._stderr)
         except OSError as error:
@@ -125,7 +129,8 @@ class Heartbeat:
         if place is self._place:
             self._stood += passed
         else:
-            if self._place.is_repeated and self._stood <= self._limit:  # longer, it waited for a rank that was saving
+            # Beyond the limit, it waited for a rank that was saving.
+            if self._place.is_repeated and self._stood <= self._limit:
                 self._longest = max(self._longest, self._stood)
             self._place, self._stood = place, 0.0
         if now - self._beaten < self._beat_seconds and self._asked_by == self._progress.asked_by:
@@ -135,7 +140,8 @@ class Heartbeat:
         return self._hangs()
 
     def _hangs(self) -> bool:
-        """Whether no rank that is alive has made progress in time. Ranks that do, or save, are waited for."""
+        """Returns whether the run hangs: another rank has said so, or this rank is over its limit and no other rank is
+        alive and within its own. A rank that is saving may have a longer limit, and is waited for."""
         if self._stood <= min(self._config.step_seconds / 2, self._limit):
             return False
         if self._files and self._files.is_hanging():
@@ -148,7 +154,7 @@ class Heartbeat:
         return other.beat.seconds <= other.beat.limit_seconds
 
     def _end(self, feed: Feed) -> None:
-        """Ends the process, after the message."""
+        """Writes the stacks, waits for those of the other ranks and for the message, and ends the process."""
         self._dump()
         deadline = time.monotonic() + min(max(self._config.step_seconds / 4, _GRACE_SECONDS[0]), _GRACE_SECONDS[1])
         while time.monotonic() < deadline and not self._all_have_dumped():
@@ -168,7 +174,7 @@ class Heartbeat:
         feed()
 
     def _first_to_dump(self) -> int:
-        """The lowest rank that has written its stacks: the one that says the message."""
+        """Returns the lowest rank that has written its stacks. It writes the message."""
         lower = (one for one in self._others() if one.rank < self._world.rank)
         return next((one.rank for one in lower if one.beat and one.beat.has_dumped), self._world.rank)
 
@@ -176,7 +182,7 @@ class Heartbeat:
         path = stacks_path(self._run_dir, rank=self._world.rank, attempt=self._attempt)
         place = f"rank {self._world.rank} stood for {self._stood:.0f} s in {self._place.words()}"
         try:
-            if not self._attempt:  # the run has not begun, and may have no folder yet
+            if not self._attempt:  # the run has not begun, so it may not have a folder yet
                 self._run_dir.mkdir(parents=True, exist_ok=True)
             write_stacks(path, words=place)
         except OSError as error:
@@ -187,8 +193,8 @@ class Heartbeat:
             self._files.say_hanging()
 
     def _all_have_dumped(self) -> bool:
-        """Whether this rank need not wait for another one's stacks: a lower rank does, or all that are alive have
-        written theirs."""
+        """Returns whether this rank need not wait for other ranks' stacks: a lower rank has written its own and does
+        the waiting, or all ranks that are alive have written theirs."""
         for one in self._others():
             has_dumped = one.beat is not None and one.beat.has_dumped
             if has_dumped and one.rank < self._world.rank:
@@ -214,7 +220,7 @@ class Heartbeat:
         self._beat_now()
 
     def _others(self) -> Iterator[Heard]:
-        """The other ranks, as far as they can be heard; read one by one, since there may be many."""
+        """Yields what is heard from the other ranks. Their files are read one by one, since there may be many."""
         if self._files:
             for rank in range(self._world.num_ranks):
                 if rank != self._world.rank:
@@ -252,7 +258,7 @@ class Heartbeat:
             self._writer.flush(seconds=_FLUSH_SECONDS)
 
     def _beat(self) -> None:
-        """Writes a beat, once the job is accepted: a refused command leaves nothing behind."""
+        """Writes a beat if the job is accepted; a refused command must leave no files behind."""
         if not self._progress.attempt:
             return
         if self._writer is None:
@@ -267,8 +273,8 @@ class Heartbeat:
             self._warn(f"{frozen}; other ranks do not hear this one")
 
     def _look_at_writer(self) -> None:
-        """Names a checkpoint writer that is stopped the second time that it is seen so: a job that was suspended
-        continues with its ranks, and a moment later with their writers."""
+        """Warns of a stopped checkpoint writer when it is seen stopped for the second time in a row. When a suspended
+        job continues, its ranks run a moment before their writers."""
         before, self._stopped_pid = self._stopped_pid, self._progress.stopped_writer()
         if not self._stopped_pid or self._stopped_pid != before:
             self._trouble = self._todo = ""
@@ -284,5 +290,5 @@ class Heartbeat:
 
     @property
     def _stuck_seconds(self) -> float:
-        """How long the disk of the heartbeats has not answered this rank."""
+        """How long the disk with the heartbeats has not answered this rank."""
         return self._writer.stuck_seconds if self._writer else 0.0

@@ -1,8 +1,7 @@
-"""What a rank is doing now: its main thread says it, and RUN/heartbeats has it in a small file for each rank.
+"""What each rank is doing now, as its main thread reports it, in a small file per rank in RUN/heartbeats.
 
-All ranks read and write these files through the folder that they share; one more file says that a rank hangs. How long
-a rank has been silent is the difference of two times of that folder's file system, so the clocks of hosts do not
-matter.
+All ranks read and write these files in a shared folder. One more file says that a rank hangs. How long a rank has been
+silent is the difference between two times of that folder's file system, so the hosts' clocks do not matter.
 """
 
 import errno
@@ -23,11 +22,11 @@ from shards.files.local_files import read_local_file, write_whole
 from shards.files.typed_json import read_record
 
 _TIMES_LONGEST = 3.0
-_TIMES_JOINING = 2.0  # the ranks meet, with a message of their own if one is missing, then they connect
+_TIMES_JOINING = 2.0  # the ranks first meet, which ends with its own message if one is missing, and then connect
 FOLDER = "heartbeats"
 _HANGING = "hanging"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_MOST_ERROR_CHARACTERS = 240  # at most 12 bytes each: a beat stays below _MOST_BYTES
+_MOST_ERROR_CHARACTERS = 240  # a character takes at most 12 bytes in JSON, so a beat stays below _MOST_BYTES
 _MOST_BYTES = 4096
 _MOST_UNIX_TIME = 1e12
 _Count = Annotated[int, Range(0)]
@@ -35,7 +34,7 @@ _Seconds = Annotated[float, Range(0)]
 
 
 class Phase(StrEnum):
-    """What a rank does, in the order in which the phases of a step follow each other."""
+    """What a rank is doing. The phases of a step are in the order in which they occur."""
 
     STARTING = "starting"
     JOINING = "joining the other ranks"
@@ -53,8 +52,8 @@ _OF_A_STEP = (Phase.WAITING_FOR_DATA, Phase.COMPUTING, Phase.EVALUATING)
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place in a run at which a rank is. `step`, from 1 on, and `batch` of an evaluation; 0: none yet. `is_first`:
-    something of this kind is done for the first time, and may compile."""
+    """The place in a run that a rank has reached. `step` is the step, from 1 on, and `batch` that of an evaluation; 0
+    means none yet. `is_first`: whether this is done for the first time, and so may compile."""
 
     phase: Phase
     step: int = 0
@@ -63,25 +62,26 @@ class Place:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Sorts places: the lowest is the furthest behind."""
+        """The sort key of a place; the lowest place is the furthest behind."""
         return self.step, ORDER.index(self.phase), self.batch
 
     @property
     def is_repeated(self) -> bool:
-        """Whether it is a place of a step other than the first: how long such places take says what is usual."""
+        """Whether this is a place in a step, and not done for the first time. The time that such places take tells what
+        is usual."""
         return self.phase in _OF_A_STEP and not self.is_first
 
     def words(self) -> str:
-        """Such as `step 17, evaluating batch 3`."""
+        """Returns the place as text, such as `step 17, evaluating batch 3`."""
         batch = f" batch {self.batch}" if self.batch else ""
         return f"step {self.step}, {self.phase}{batch}" if self.step else f"{self.phase}{batch}"
 
 
 class RankProgress:
-    """How far a rank is: its main thread says it, and other threads read it. `attempt`: the token of the attempt, once
-    it is known; a rewind begins another one. `asked_by`: the first signal that asked the run to stop. `is_done`: the
-    run has made all its steps. `stopped_writer`: tells the process id of the rank's checkpoint writer if it is stopped,
-    else 0."""
+    """The progress of a rank: its main thread sets it, and other threads read it. `attempt`: the token of the attempt,
+    once it is known; a rewind begins another attempt. `asked_by`: the first signal that asked the run to stop.
+    `is_done`: whether the run has made all its steps. `stopped_writer`: returns the process id of the rank's checkpoint
+    writer if that process is stopped, else 0."""
 
     def __init__(self) -> None:
         self.place, self.attempt = Place(phase=Phase.STARTING), ""
@@ -90,12 +90,13 @@ class RankProgress:
         self._num_steps = self._num_evaluations = 0
 
     def step_begins(self, step: int) -> None:
-        """A step begins: its data is waited for."""
+        """Says that a step begins, by waiting for its data."""
         self._num_steps += 1
         self.place = Place(phase=Phase.WAITING_FOR_DATA, step=step, is_first=self._num_steps == 1)
 
     def enters(self, phase: Phase, *, batch: int = 0) -> None:
-        """Another phase of the same step begins. `batch`: of an evaluation, from 1 on; 0: the evaluation begins."""
+        """Says that another phase of the same step begins. `batch`: the batch of an evaluation, from 1 on; 0: the
+        evaluation begins."""
         if phase is Phase.EVALUATING and not batch:
             self._num_evaluations += 1
         is_first = self._num_evaluations == 1 and batch < 2 if phase is Phase.EVALUATING else self._num_steps < 2
@@ -103,7 +104,8 @@ class RankProgress:
 
 
 def limit_seconds(place: Place, config: HangConfig, *, longest_seconds: float) -> float:
-    """How long a rank may stand at a place. `longest_seconds`: the longest that it has stood at one in a step."""
+    """Returns how long a rank may stay at a place. `longest_seconds`: the longest that it has stayed at a place of a
+    step."""
     if place.is_repeated:
         return max(config.step_seconds, _TIMES_LONGEST * longest_seconds)
     if place.phase is Phase.JOINING:
@@ -113,11 +115,12 @@ def limit_seconds(place: Place, config: HangConfig, *, longest_seconds: float) -
 
 @dataclass(frozen=True, kw_only=True)
 class Beat:
-    """What a rank's file says. `seconds`: since when it stands there, of at most `limit_seconds`. `attempt`: the token
-    of its start. `has_dumped`: it hangs, or another rank does, and its stacks are written; `has_said`: so is the
-    message. `asked_by`: what asked it to stop; `error`: what ended it; `is_done`: it has made all its steps.
-    `trouble`: what keeps it from saving, and `todo` about it; `unix_time`: by the rank's clock; the file's own time is
-    lost in a copy."""
+    """The content of a rank's heartbeat file. `seconds`: how long the rank has been at its place, where `limit_seconds`
+    are allowed. `attempt`: the token of the attempt. `has_dumped`: whether a rank hangs and this one has written its
+    stacks; `has_said`: whether it has also written the message. `asked_by`: what asked the run to stop. `error`: the
+    error that ended the rank. `is_done`: whether the run has made all its steps. `trouble`: what keeps the rank from
+    saving. `todo`: what to do about it. `unix_time`: the time by the rank's clock, since a copy of the file loses the
+    file's own time."""
 
     rank: _Count
     host: str
@@ -139,13 +142,14 @@ class Beat:
 
     @property
     def place(self) -> Place:
-        """The rank's place."""
+        """The place that the rank had reached."""
         return Place(phase=Phase(self.phase), step=self.step, batch=self.batch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heard:
-    """A rank's last beat (None if it has none of this attempt), and how long before the reader's own beat it came."""
+    """A rank's last beat (None if there is none of this attempt). `silent_seconds`: how much older it is than the
+    reader's own beat."""
 
     rank: int
     beat: Beat | None
@@ -153,7 +157,7 @@ class Heard:
 
 
 class HeartbeatFiles:
-    """The files of one attempt, seen by one rank. What cannot be written or read counts as silence."""
+    """The files of one attempt, as one rank sees them. What cannot be written or read counts as silence."""
 
     def __init__(self, run_dir: Path, *, rank: int, attempt: str) -> None:
         self._folder, self._rank, self._attempt = run_dir / FOLDER, rank, attempt
@@ -161,8 +165,8 @@ class HeartbeatFiles:
             self._folder.mkdir(exist_ok=True)
 
     def write(self, beat: Beat) -> None:
-        """Replaces this rank's file. On a full disk, it is overwritten in place, which needs no room; a folder that was
-        removed is made again."""
+        """Replaces this rank's file. On a full disk, it is overwritten in place, which needs no space. If the folder
+        was deleted, it is created again."""
         path, data = self._path(self._rank), f"{json.dumps(asdict(beat))}\n".encode()
         try:
             write_whole(path, data)
@@ -171,11 +175,11 @@ class HeartbeatFiles:
                 if error.errno in _FULL:
                     _overwrite(path, data)
                 elif error.errno == errno.ENOENT:
-                    self._folder.mkdir(exist_ok=True)  # not if the run directory is gone, too
+                    self._folder.mkdir(exist_ok=True)  # fails if the run directory was deleted, too
                     write_whole(path, data)
 
     def hear(self, rank: int) -> Heard:
-        """Another rank's last beat."""
+        """Returns another rank's last beat."""
         try:
             beat = read_record(Beat, read_local_file(self._path(rank), most_bytes=_MOST_BYTES))
             Phase(beat.phase)
@@ -188,11 +192,11 @@ class HeartbeatFiles:
 
     def say_hanging(self) -> None:
         """Tells the other ranks that one of them hangs."""
-        with suppress(OSError):  # in place: on a file server, a new file is noticed later than a changed one
+        with suppress(OSError):  # written in place: on a file server, a new file is noticed later than a changed one
             (self._folder / _HANGING).write_text(self._attempt)
 
     def is_hanging(self) -> bool:
-        """Whether a rank of this attempt has told that one hangs."""
+        """Returns whether a rank of this attempt has said that one hangs."""
         try:
             return read_local_file(self._folder / _HANGING, most_bytes=_MOST_BYTES) == self._attempt.encode()
         except (OSError, InvalidDataError):
@@ -203,7 +207,7 @@ class HeartbeatFiles:
 
 
 def rank_words(run_dir: Path, rank: int) -> str:
-    """A rank, with its host if a heartbeat tells it."""
+    """Returns the rank as text, with its host if a heartbeat says it."""
     try:
         path = run_dir / FOLDER / f"rank-{rank:05d}.json"
         host = read_record(Beat, read_local_file(path, most_bytes=_MOST_BYTES)).host
@@ -213,7 +217,7 @@ def rank_words(run_dir: Path, rank: int) -> str:
 
 
 def error_words(error: BaseException) -> str:
-    """An error in one line, short enough for a beat."""
+    """Returns an error as one line that is short enough for a beat."""
     line = str(error).strip().partition("\n")[0]
     named = f"{type(error).__name__}: {line}" if line else type(error).__name__
     words = line if isinstance(error, UserError | TransientError | WillNotSucceedError) and line else named
@@ -221,7 +225,8 @@ def error_words(error: BaseException) -> str:
 
 
 def _overwrite(path: Path, data: bytes) -> None:
-    """Overwrites a JSON file in place, so that its space stays allocated. Spaces fill the rest of the old file."""
+    """Overwrites a JSON file in place, so that its disk space stays allocated. The rest of the old file is filled with
+    spaces."""
     with path.open("r+b") as file:
         num_bytes = len(file.read())
         file.seek(0)
@@ -229,35 +234,35 @@ def _overwrite(path: Path, data: bytes) -> None:
 
 
 class BeatWriter:
-    """Writes beats in a thread of its own: storage that does not answer holds up nobody else. Of the beats that come
-    meanwhile, only the latest is written."""
+    """Writes beats in its own thread, so that storage that does not answer holds up no other thread. If several beats
+    come during a write, only the latest is written."""
 
     def __init__(self, files: HeartbeatFiles) -> None:
         self._files, self._changed = files, threading.Condition()
         self._next: Beat | None = None
         self._is_writing = self._is_closed = False
-        self._began = 0.0  # the write that is running
+        self._began = 0.0  # when the running write began
         threading.Thread(target=self._run, name="heartbeat files", daemon=True).start()
 
     def put(self, beat: Beat) -> None:
-        """The beat to write next."""
+        """Sets the beat to write next."""
         with self._changed:
             self._next = beat
             self._changed.notify_all()
 
     @property
     def stuck_seconds(self) -> float:
-        """How long the write that is running has taken; 0 if none is."""
+        """How long the running write has taken; 0 if none is running."""
         with self._changed:
             return time.monotonic() - self._began if self._is_writing else 0.0
 
     def flush(self, *, seconds: float) -> None:
-        """Returns once all is written, or after `seconds`."""
+        """Waits until everything is written, for at most `seconds`."""
         with self._changed:
             self._changed.wait_for(lambda: self._next is None and not self._is_writing, seconds)
 
     def close(self, *, seconds: float) -> None:
-        """Flushes; nothing is written afterwards."""
+        """Flushes, and writes nothing afterwards."""
         self.flush(seconds=seconds)
         with self._changed:
             self._next, self._is_closed = None, True
@@ -268,7 +273,7 @@ class BeatWriter:
             self._files.write(beat)
 
     def _taken(self) -> Beat | None:
-        """The next beat, once there is one; None at the end."""
+        """Waits for the next beat and returns it; None once the writer is closed."""
         with self._changed:
             self._is_writing = False
             self._changed.notify_all()

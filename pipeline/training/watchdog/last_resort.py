@@ -1,9 +1,8 @@
-"""Ends a rank in which a library holds the interpreter lock for ever: no thread of it runs Python, its heartbeat
-included.
+"""Ends a rank in which a library holds the interpreter lock forever, so that no thread, not even the heartbeat, runs.
 
-A small process of its own waits for bytes of the heartbeat. It is this file, started as a script with the standard
-library only, so that it takes neither time nor memory. `faulthandler.dump_traceback_later` would do without one, but it
-also counts the time in which the whole run was suspended, and would end all ranks when they continue.
+A small separate process waits for bytes from the heartbeat. It runs this file as a script, with the standard library
+only, so it takes little time and memory. `faulthandler.dump_traceback_later` would need no process, but it also counts
+the time in which the whole run was suspended, and would end all ranks when they continue.
 """
 
 import faulthandler
@@ -18,12 +17,12 @@ from pathlib import Path
 _DUMP_SIGNAL = signal.SIGRTMAX - 1  # no library is known to use it
 _TICK_SECONDS = 0.5
 _DUMP_SECONDS = 2.0
-_STOPPED = ("T", "t")  # by a signal, or by a debugger
+_STOPPED = ("T", "t")  # states in /proc/PID/stat: stopped by a signal, or by a debugger
 
 
 class LastResort:
-    """The process beside this one, and the pipe to it. After `seconds` without a byte it ends this process. OSError if
-    it cannot be started; then nothing is left behind."""
+    """The separate process, and the pipe to it. After `seconds` without a byte, that process ends this one. Raises
+    OSError if it cannot be started; then nothing is left behind."""
 
     def __init__(self, *, seconds: float, stderr: int) -> None:
         with ExitStack() as undone:
@@ -39,19 +38,20 @@ class LastResort:
             self._undone = undone.pop_all()
 
     def feed(self) -> None:
-        """Tells the process that Python still runs."""
-        with suppress(OSError):  # it is full, or that process was killed: then there is no last resort
+        """Tells the separate process that Python still runs."""
+        with suppress(OSError):  # the pipe is full, or the process was killed, so that there is no last resort
             os.write(self._pipe, b".")
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the separate process."""
         self._process.kill()
         self._process.wait()
         self._undone.close()
 
 
 def _started(words: list[str], feed: int, stderr: int) -> subprocess.Popen[bytes]:
-    """It inherits the mask: a signal to all processes of a job step, such as Slurm's, leaves it alone."""
+    """Starts the separate process. It inherits a mask that blocks all signals, so that a signal to all processes of a
+    job step, such as Slurm's, does not end it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         return subprocess.Popen(
@@ -66,8 +66,8 @@ def _started(words: list[str], feed: int, stderr: int) -> subprocess.Popen[bytes
 
 
 def watch(pid: int, *, seconds: float, feed: int = 0) -> None:
-    """Kills process `pid`, its parent, if nothing arrives on the descriptor `feed` for `seconds` of this process's own
-    time. Returns when the parent ends.
+    """Kills process `pid`, the parent, if nothing arrives on the descriptor `feed` for `seconds`. Returns when the
+    parent ends.
 
     Time in which either process is stopped does not count.
     """
@@ -96,12 +96,12 @@ def _end(pid: int, *, seconds: float) -> None:
 
 
 def waits_for_disk(pid: int) -> bool:
-    """Whether a thread of the process is in uninterruptible sleep."""
+    """Returns whether a thread of the process is in uninterruptible sleep."""
     return any(_state(f"{pid}/task/{path.name}") == "D" for path in Path(f"/proc/{pid}/task").glob("*"))
 
 
 def _state(pid: int | str) -> str:
-    """The letter of /proc/PID/stat, after the name in parentheses; empty if it cannot be read."""
+    """Returns the state of a process: the letter after the name in /proc/PID/stat. Empty if that cannot be read."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     return ""

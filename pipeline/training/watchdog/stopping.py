@@ -1,9 +1,10 @@
 """Stops a run on request: by a signal from Slurm or a person, or by a marker file in the run directory.
 
-A signal is a stop request: its handler only sets a flag. The ranks agree on requests in the reduction that every step
-makes anyway, so no rank saves alone, and the loop acts at the end of the step. If a step does not end, a thread ends
-the process. It notices signals even while the main thread is in a collective or a compilation, where no Python handler
-runs: Python writes a signal's number to the wakeup descriptor in the C handler itself. After INT, TERM or HUP:
+A signal is a stop request; its handler only sets a flag. The ranks agree on requests in the reduction that every step
+makes anyway, so no rank saves alone. The training loop acts on them at the end of the step. If a step does not end, a
+thread ends the process. That thread notices signals even while the main thread is in a collective or a compilation,
+when no Python handler runs, because Python's C handler itself writes a signal's number to the wakeup descriptor. After
+INT, TERM or HUP:
 
     before the first step              ends at once: there is nothing to lose
     in a step                          10 s to reach its end, or the time of two steps if that is longer
@@ -11,7 +12,7 @@ runs: Python writes a signal's number to the wakeup descriptor in the C handler 
     while something is written         waits until it is complete
     at the second INT                  ends at once
 
-USR1 and USR2 come well ahead of the end, and have no deadline.
+USR1 and USR2 are sent well before the job ends, and have no deadline.
 """
 
 import logging
@@ -32,21 +33,21 @@ from shards.output.terminal import message_text
 
 _LEAVE = b"\0"
 log = logging.getLogger(__name__)
-_File = tuple[int, int]  # inode, and nanoseconds of its last change
+_File = tuple[int, int]  # the inode of a file, and the time of its last change in nanoseconds
 _EXIT_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# As in jobs/exit_codes.py, which may not be imported from here.
+# The same codes as in jobs/exit_codes.py, which must not be imported here.
 CONTINUE, NOTHING_SAVED, INTERRUPTED = 75, 74, 130
 DEADLINE_SECONDS = 10.0
-WAIT_SECONDS = 5.0  # then a wait for data is given up, so that there is time left to save
+WAIT_SECONDS = 5.0  # after this, a wait for data is given up, so that there is time to save
 _POLL_SECONDS = 0.1
 _DEMANDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 class SignalWatcher:
-    """Calls `notice(numbers)` in a thread, with the signals that came, or none when the time is up that it asked for.
+    """Calls `notice(numbers)` in a thread, with the numbers of the signals that came.
 
-    `notice` returns the seconds after which it is called in any case, None for never.
+    `notice` returns the seconds after which it is called again even if no signal comes, or None to wait for a signal.
     """
 
     def __init__(self, notice: Callable[[bytes], float | None], *, name: str) -> None:
@@ -54,13 +55,13 @@ class SignalWatcher:
         self._thread = threading.Thread(target=self._watch, name=name, daemon=True)
 
     def start(self) -> None:
-        """Only in the main thread: ValueError in another."""
+        """Starts the thread. Raises ValueError if it is not called in the main thread."""
         self._read_end, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._before = signal.set_wakeup_fd(self._write_end, warn_on_full_buffer=False)
         self._thread.start()
 
     def stop(self) -> None:
-        """Signals go where they went before; returns once the thread has ended."""
+        """Restores the wakeup descriptor, and returns once the thread has ended."""
         signal.set_wakeup_fd(self._before)
         os.write(self._write_end, _LEAVE)
         self._thread.join()
@@ -78,7 +79,7 @@ class SignalWatcher:
 
 
 class StopRequest(IntEnum):
-    """What a rank is asked to do. All ranks act on the highest request of any of them."""
+    """What a rank is asked to do. All ranks act on the highest request that any of them has."""
 
     NOTHING = 0
     SAVE = 1
@@ -88,9 +89,9 @@ class StopRequest(IntEnum):
 def install(
     numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], None]
 ) -> dict[signal.Signals, Any]:
-    """Sets a handler for these signals and returns the ones before it. An ignored signal stays ignored: nohup's HUP, a
-    background shell's INT; but not Slurm's USR1 and USR2, which slurm/stage.sbatch ignores on behalf of torchrun.
-    Outside the main thread nothing is set, as Python allows no handlers there."""
+    """Sets a handler for these signals, and returns the previous handlers. A signal that is ignored, as HUP is under
+    nohup and INT in a background shell, stays ignored. USR1 and USR2 are an exception, since slurm/stage.sbatch ignores
+    them on behalf of torchrun. Outside the main thread, no handler is set, since Python allows none there."""
     if threading.current_thread() is not threading.main_thread():
         return {}
     caught = [number for number in numbers if number in _WARNINGS or signal.getsignal(number) is not signal.SIG_IGN]
@@ -98,8 +99,8 @@ def install(
 
 
 class Signals:
-    """Context manager: inside it USR1, USR2, TERM, INT (Ctrl-C) and HUP (a closed terminal) ask to save and exit.
-    RUN/STOP does the same, and RUN/SAVE asks to save."""
+    """A context manager, inside which USR1, USR2, TERM, INT (Ctrl-C) and HUP (a closed terminal) are requests to save
+    and exit. The file RUN/STOP is such a request, too, and RUN/SAVE is a request to save."""
 
     def __init__(self, run_dir: Path, *, watch_markers: bool) -> None:
         self._stop, self._save = run_dir / "STOP", run_dir / "SAVE"
@@ -118,11 +119,11 @@ class Signals:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         for number, handler in self._before.items():
-            # After the last barrier a peer that left first must not take this rank with it (torchrun sends TERM).
+            # After the last barrier, a rank that ends first must not end this one (torchrun would send TERM).
             signal.signal(number, signal.SIG_IGN if self._is_over else handler)
 
     def request(self) -> StopRequest:
-        """What this rank is asked to do now."""
+        """Returns what this rank is asked to do now."""
         if self._asked.is_set():
             return StopRequest.SAVE_AND_EXIT
         if self._watch_markers and self._stop.exists():
@@ -131,24 +132,25 @@ class Signals:
         return StopRequest.SAVE if asked and asked != self._served else StopRequest.NOTHING
 
     def over(self) -> None:
-        """Everything is committed and all ranks know: the signals are ignored from the end of the context on."""
+        """Says that everything is committed and all ranks know. When the context ends, the signals are ignored from
+        then on."""
         self._is_over = True
 
     def saving(self) -> None:
-        """A save begins: it is the one that RUN/SAVE asks for, if that is there now."""
+        """Says that a save begins. If RUN/SAVE exists now, this save is the one that it asks for."""
         self._served = self._marker() if self._watch_markers else None
 
     def not_saved(self) -> None:
-        """The save failed: RUN/SAVE asks again."""
+        """Says that the save failed, so that RUN/SAVE still asks for one."""
         self._served = None
 
     def saved(self) -> None:
-        """The save is committed: RUN/SAVE is fulfilled, unless it came later."""
+        """Says that the save is committed. RUN/SAVE is deleted, unless it was written after the save began."""
         served, self._served = self._served, None
         if served and served == self._marker():
             try:
                 self._save.unlink(missing_ok=True)
-            except OSError as error:  # a folder, or somebody else's
+            except OSError as error:  # it is a folder, or belongs to somebody else
                 self._ignored = served
                 log.warning(
                     "%s cannot be deleted (%s) and is ignored; to ask for a save again, remove it first",
@@ -156,7 +158,8 @@ class Signals:
                 )
 
     def _marker(self) -> _File | None:
-        """RUN/SAVE as it is now; None if it is not there, or ignored. A request that is repeated is another one."""
+        """Returns the inode and time of RUN/SAVE, which tell a repeated request from the first; None if the file is
+        missing or ignored."""
         try:
             found = self._save.lstat()
         except OSError:
@@ -170,7 +173,7 @@ class Signals:
 
 
 class WaitGivenUpError(Exception):
-    """Raised if a stop request came first, so that what was waited for is no longer needed."""
+    """A wait was given up because of a stop request."""
 
 
 class _Phase(Enum):
@@ -178,8 +181,9 @@ class _Phase(Enum):
 
 
 class Stopping:
-    """Context manager for a run's main thread. In others it does nothing, as Python allows no handlers there. What the
-    main thread says of its progress also goes to `progress`, for the heartbeat."""
+    """A context manager for a run's main thread, which ends the process if a requested stop takes too long. In other
+    threads it does nothing, since Python allows no handlers there. What the main thread reports here also goes to
+    `progress`, for the heartbeat."""
 
     def __init__(self, *, rank: int = 0, num_ranks: int = 1) -> None:
         self.rank, self._is_alone = rank, num_ranks == 1
@@ -193,7 +197,7 @@ class Stopping:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             self._main = threading.get_ident()
-            self._stderr = os.dup(2)  # DeepSpeed points 2 elsewhere for a moment while it is imported
+            self._stderr = os.dup(2)  # DeepSpeed redirects descriptor 2 for a moment while it is imported
             self._alarm_before = signal.signal(signal.SIGALRM, self._give_up)
             self._watcher = SignalWatcher(self._notice_all, name="stopping")
             self._watcher.start()
@@ -220,13 +224,13 @@ class Stopping:
         return INTERRUPTED if self._num_interrupts else NOTHING_SAVED
 
     def saved(self, step: int) -> None:
-        """A checkpoint of this step is committed."""
+        """Says that a checkpoint of this step is committed."""
         self.saved_step = step
 
     def step_begins(self, step: int = 0) -> None:
-        """A step begins, the first or the next: from now on a stop waits for its end. `step`: from 1 on."""
+        """Says that a step begins. From now on, a stop waits for the end of the step. `step`: its number, from 1 on."""
         now = time.monotonic()
-        if self._num_steps > 1:  # the first compiles
+        if self._num_steps > 1:  # the first step may compile
             self._longest_seconds = max(self._longest_seconds, now - self._reached)
         self._num_steps += 1
         self._phase, self._reached = _Phase.STEP, now
@@ -234,8 +238,8 @@ class Stopping:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """A checkpoint is written inside: there is no deadline. One that is written in the background has none of its
-        own: before the run ends, it is waited for inside this."""
+        """Says that a checkpoint is written inside the `with` block, where a stop has no deadline. A checkpoint that is
+        written in the background is waited for inside such a block before the run ends."""
         is_over = self._phase is _Phase.WRITING
         self._phase = _Phase.WRITING
         self.progress.enters(Phase.SAVING)
@@ -244,15 +248,17 @@ class Stopping:
         self.progress.enters(Phase.FINISHING if is_over else Phase.COMPUTING)
 
     def finishing(self) -> None:
-        """The last step is done: there is no deadline for what is still to be written."""
+        """Says that the last step is done. There is no deadline for what is still to be written."""
         self._phase = _Phase.WRITING
         self.progress.enters(Phase.FINISHING)
 
     @contextmanager
     def giving_up(self, doing: str) -> Iterator[None]:
-        """What is done inside can be given up: 5 s after the signal it raises WaitGivenUpError.
+        """Lets the work inside the `with` block be given up: 5 s after a signal, WaitGivenUpError is raised there.
+        `doing`: what is done, for messages.
 
-        Not with several ranks: the others are in a collective, and would take this one's save for its contribution.
+        With several ranks nothing is given up: the others are in a collective, and would take this rank's collective
+        for saving as its part in theirs.
         """
         self._doing, self._can_give_up = doing, self._is_alone
         try:
@@ -261,7 +267,7 @@ class Stopping:
             self._doing, self._can_give_up = "", False
 
     def standing(self) -> str:
-        """What is saved, and what the same command does."""
+        """Returns a text that says what is saved, and what the same command would do."""
         if self.saved_step is None:
             return "nothing has been saved yet; the same command starts from the beginning"
         return f"step {self.saved_step} is saved; run the same command to continue"
@@ -312,13 +318,13 @@ class Stopping:
 
 
 def say(message: str, stderr: int = 2) -> None:
-    """A line on standard error, without taking any lock; it replaces a terminal's live line."""
-    with suppress(OSError):  # without a reader, or on a full disk, the end must come all the same
+    """Writes a line to standard error without taking any lock. On a terminal, it replaces the live line."""
+    with suppress(OSError):  # the process must end even if there is no reader or the disk is full
         clear = f"\r{' ' * (os.get_terminal_size(stderr).columns - 1)}\r" if os.isatty(stderr) else ""
         line = f"{clear}{time.strftime('%H:%M:%S')} {message_text(message)}\n"
         os.write(stderr, line.encode(errors="backslashreplace"))
 
 
 def end_now(code: int) -> None:
-    """Ends the process without another line of Python."""
+    """Ends the process without running any more Python."""
     os._exit(code)

@@ -1,1 +1,1 @@
-"""DeepSpeed's ZeRO and the device: engine, optimizer, its state, and the check of its gradients."""
+"""DeepSpeed's ZeRO and the device: the engine, the optimisers, their state, and the check of the gradients."""

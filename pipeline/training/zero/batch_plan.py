@@ -1,4 +1,5 @@
-"""Global batch = micro-batch x accumulation x ranks, or a refusal; how often the ranks read the dataset. Pure."""
+"""Divides a batch: global batch = micro-batch x accumulation x ranks. Also says how often the ranks read the dataset.
+All functions are pure."""
 
 from dataclasses import dataclass
 from math import gcd
@@ -8,7 +9,7 @@ from shards.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPlan:
-    """How the images of an optimiser step are divided: `micro_batch` images per forward pass and rank."""
+    """How the images of a step are divided: each rank makes `accumulation` passes of `micro_batch` images."""
 
     global_batch: int
     micro_batch: int
@@ -17,13 +18,14 @@ class BatchPlan:
 
     @property
     def rank_batch(self) -> int:
-        """Images per rank and step."""
+        """The number of images per rank and step."""
         return self.micro_batch * self.accumulation
 
 
 def plan_batch(global_batch: int, *, micro_batch: int, num_ranks: int, lanes: int, pairs: bool = False) -> BatchPlan:
-    """The plan for these sizes; `micro_batch` 0 takes a rank's whole share, which fit.py cuts up. `pairs`:
-    neighbours in the batch must stay together, since mixup mixes them. UserError if they do not divide."""
+    """Returns the plan for these sizes. A `micro_batch` of 0 takes a rank's whole share, which fit.py divides later.
+    `pairs`: whether neighbours in the batch must stay together, since mixup mixes them. Raises UserError if the sizes
+    do not divide each other."""
     if global_batch < 1 or global_batch % lanes:
         raise UserError(
             f"--global-batch is {global_batch}, not a multiple of --data.lanes = {lanes}; "
@@ -59,13 +61,14 @@ def plan_batch(global_batch: int, *, micro_batch: int, num_ranks: int, lanes: in
 
 
 def times_read(lanes: int, *, num_ranks: int) -> float:
-    """How often the ranks read the dataset in an epoch: each rank reads every lane that it has a share of, and if the
-    ranks do not divide the lanes, L + R - gcd(L, R) lanes are read in all."""
+    """Returns how often the ranks together read the dataset in an epoch. Each rank reads every lane of which it has a
+    share, so R ranks read L + R - gcd(L, R) lanes, where L is the number of lanes."""
     return (lanes + num_ranks - gcd(lanes, num_ranks)) / lanes
 
 
 def shared_lanes(lanes: int, window_blocks: int, *, num_ranks: int) -> str:
-    """What is wrong with more ranks than lanes and the lanes to take instead; empty if there are no more."""
+    """Returns what is wrong if there are more ranks than lanes, and which number of lanes to take instead; empty if
+    there are not."""
     if num_ranks <= lanes:
         return ""
     times = times_read(lanes, num_ranks=num_ranks)

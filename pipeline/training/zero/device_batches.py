@@ -1,13 +1,13 @@
-"""A rank's batches on its device, and what orders copies, computation and the host: a stream for copies, and events.
+"""A rank's batches on its device. A stream for copies and events order the copies, the computation and the host.
 
 Work that is launched on one stream runs in order. Between two streams, and between a stream and the host, only events
-order it. The next batch is copied while the step before it computes:
+impose an order. The next batch is copied while the previous step computes:
 
     host, the loader's buffers        k       k+1     k+2 (refills k's)      a request waits for the copy of k
     stream for copies                 copy k  copy k+1  .  copy k+2          a copy waits for the last use of its buffer
     stream that computes                      step k       step k+1          a step waits for the copy of its batch
 
-Every wait is for an event, and nothing relies on how long any device takes. On a CPU nothing is copied. Tests replace
+Every wait is for an event, and nothing depends on how long a device takes. On a CPU, nothing is copied. Tests replace
 the streams with their own, which run the work as late, or as early, as the events allow.
 """
 
@@ -23,36 +23,36 @@ from pipeline.data.position import StreamPosition
 from pipeline.data.stream import BatchStream
 from pipeline.training.zero.step_times import StepTimes
 
-_NUM_BUFFERS = 2  # on the device: one is used while the other is filled
+_NUM_BUFFERS = 2  # buffers on the device: one is used while the other is filled
 
 
 class Event(Protocol):
     """A point in the work of a stream."""
 
     def synchronize(self) -> None:
-        """The host waits until the device has done all work before this point."""
+        """Makes the host wait until the device has done all work before this point."""
 
 
 class Streams(Protocol):
     """The streams of a device: one computes, one copies."""
 
     def copying(self) -> AbstractContextManager[object]:
-        """Work launched inside goes to the stream for copies."""
+        """Returns a context inside which work is launched on the stream for copies."""
 
     def record(self) -> Event:
-        """An event behind all work launched so far on the current stream."""
+        """Returns an event after all work launched so far on the current stream."""
 
     def wait(self, event: Event) -> None:
-        """What is launched on the current stream from now on waits for an event; the host does not."""
+        """Makes work that is launched on the current stream from now on wait for an event. The host does not wait."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Launches a copy on the current stream; one side is on the device, the other pinned on the host."""
+        """Launches a copy on the current stream. One side is on the device, the other in pinned memory of the host."""
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A copy of a small host tensor from which, or into which, the device copies by itself."""
+        """Returns a copy of a small host tensor in pinned memory, which the device can read and write by itself."""
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor on the device with this shape and type. It belongs to the current stream."""
+        """Returns a tensor on the device with this shape and type. It belongs to the current stream."""
 
 
 class CudaStreams:
@@ -68,7 +68,8 @@ class CudaStreams:
         return stream
 
     def record(self) -> torch.cuda.Event:
-        """Implements `Streams`. A host that waits for it sleeps: the threads that decode need its core."""
+        """Implements `Streams`. While it waits for the event, the host thread sleeps, since the decoding threads need
+        its core."""
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
@@ -84,7 +85,7 @@ class CudaStreams:
         target.copy_(source, non_blocking=True)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Implements `Streams`. PyTorch reuses its memory only after copies out of it are done."""
+        """Implements `Streams`. PyTorch reuses the memory only after copies out of it are done."""
         return tensor.pin_memory()
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -112,7 +113,7 @@ class HostStreams:
         target.copy_(source)
 
     def pinned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Implements `Streams`: there is no device that copies."""
+        """Implements `Streams`. Returns the tensor itself, since no device copies from it."""
         return tensor
 
     def empty_like(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -124,62 +125,62 @@ class _Past:
     """An event that has happened."""
 
     def synchronize(self) -> None:
-        """Nothing is left to wait for."""
+        """Does nothing, since there is nothing to wait for."""
 
 
 def streams_of(device: torch.device) -> Streams:
-    """The streams of a rank's device."""
+    """Returns the streams of a rank's device."""
     return CudaStreams(device) if device.type == "cuda" else HostStreams()
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadBack:
-    """Values on their way to the host. `event`: when they have arrived."""
+    """Values on their way to the host. `event`: the event after their copy."""
 
     host: torch.Tensor
     event: Event
 
     def values(self) -> list[float]:
-        """The values, for which the host waits, but not for any work that was launched after them."""
+        """Returns the values. The host waits for them, but not for work that was launched after them."""
         found: list[float] = self.arrived().tolist()
         return found
 
     def arrived(self) -> torch.Tensor:
-        """The same as a tensor of the host."""
+        """Returns the values as a tensor on the host, for which the host waits."""
         self.event.synchronize()
         return self.host
 
 
 def read_back(values: torch.Tensor, streams: Streams) -> ReadBack:
-    """Launches the copy of a small tensor to the host, behind the work that computes it."""
+    """Launches the copy of a small tensor to the host, after the work that computes it."""
     host = streams.pinned(torch.empty(values.shape, dtype=values.dtype))
     streams.copy(host, values)
     return ReadBack(host=host, event=streams.record())
 
 
 class Batches(Protocol):
-    """What a training step takes its batches from. `streams`: those of the device that the batches are on."""
+    """The source of a training step's batches. `streams`: the streams of the device on which the batches are."""
 
     @property
     def streams(self) -> Streams:
-        """What orders all other copies to and from the device, too."""
+        """The streams, which also order all other copies to and from the device."""
 
     @property
     def typed_position(self) -> StreamPosition:
-        """The position at which the batch after the one returned last begins."""
+        """The position after the batch that was returned last."""
 
     def counts(self) -> dict[str, float]:
-        """What the stream has read so far, by name of pipeline.data.batches.COUNT_NAMES."""
+        """Returns what the stream has read so far, by the names in pipeline.data.batches.COUNT_NAMES."""
 
     def __next__(self) -> Batch:
-        """The next batch, on the device."""
+        """Returns the next batch, on the device."""
 
     def launched(self) -> None:
-        """All work that uses the batch returned last has been launched."""
+        """Says that all work that uses the last batch has been launched."""
 
 
 class HostBatches:
-    """A stream's batches as they are, in the loader's own buffers: the CPU computes from there."""
+    """A stream's batches in the loader's own buffers, for computation on the CPU."""
 
     def __init__(self, stream: BatchStream, streams: Streams) -> None:
         self._stream, self.streams = stream, streams
@@ -198,12 +199,12 @@ class HostBatches:
         return next(self._stream)
 
     def launched(self) -> None:
-        """Implements `Batches`. The CPU has done the work, too."""
+        """Implements `Batches`. Does nothing, since the CPU has already done the work."""
 
 
 @dataclass
 class _Buffer:
-    """One of the device's buffers: the batch in it, and the event behind its last use."""
+    """One of the device's buffers: the batch in it, and the event after its last use."""
 
     images: torch.Tensor | None = None
     labels: torch.Tensor | None = None
@@ -222,19 +223,19 @@ class _Copied:
 
 
 class DeviceBatches:
-    """A stream's batches, copied to the device by a stream of its own. See the top of this file."""
+    """A stream's batches, copied to the device on a separate stream. See the top of this file."""
 
     def __init__(self, stream: BatchStream, streams: Streams, *, times: StepTimes | None = None) -> None:
         self._stream, self.streams, self._times = stream, streams, times or StepTimes()
         self._position = stream.typed_position
-        self._buffers = deque(_Buffer() for _ in range(_NUM_BUFFERS))  # the one to be filled next comes first
-        self._copies: deque[Event] = deque()  # out of buffers of the loader that are still valid
+        self._buffers = deque(_Buffer() for _ in range(_NUM_BUFFERS))  # the next one to be filled comes first
+        self._copies: deque[Event] = deque()  # copies out of the loader's buffers that are still valid
         self._ahead: _Copied | None = None
         self._in_use: _Buffer | None = None
 
     @property
     def typed_position(self) -> StreamPosition:
-        """Implements `Batches`. A batch that was only copied ahead does not count."""
+        """Implements `Batches`. A batch that was only copied ahead does not count yet."""
         return self._position
 
     def counts(self) -> dict[str, float]:
@@ -242,7 +243,7 @@ class DeviceBatches:
         return self._stream.counts()
 
     def __next__(self) -> Batch:
-        """Implements `Batches`. Work launched from now on waits for its copy; the host does not."""
+        """Implements `Batches`. Work launched from now on waits for the batch's copy; the host does not."""
         self._is_used()
         copied, self._ahead = self._ahead or self._copied(), None
         with self._times.part("to_device"):
@@ -251,8 +252,8 @@ class DeviceBatches:
         return copied.batch
 
     def launched(self) -> None:
-        """Implements `Batches`. The next batch follows to the device at once if it is complete: the host waits for no
-        data here, since what it has launched so far is not yet the whole step."""
+        """Implements `Batches`. If the next batch is complete, its copy to the device begins at once. The host does not
+        wait for data here, since it has not launched the whole step yet."""
         self._is_used()
         if self._ahead is None and self._stream.is_ready:
             self._ahead = self._copied()
@@ -263,7 +264,7 @@ class DeviceBatches:
 
     def _copied(self) -> _Copied:
         """Requests a batch and launches its copy."""
-        if len(self._copies) == NUM_VALID_REQUESTS:  # this request lets the loader refill what the oldest copies from
+        if len(self._copies) == NUM_VALID_REQUESTS:  # this request lets the loader refill the oldest copy's source
             self._copies.popleft().synchronize()
         batch, streams, buffer = next(self._stream), self.streams, self._buffers[0]
         self._buffers.rotate(-1)
@@ -272,7 +273,7 @@ class DeviceBatches:
                 streams.wait(buffer.used)
             if buffer.images is None:
                 buffer.images = streams.empty_like(batch.images)
-            # Their number per image differs from batch to batch. The old ones stay until their last use is waited for.
+            # The number of labels per image differs between batches. The old tensor is kept until its last use is over.
             buffer.labels = streams.empty_like(batch.labels)
             streams.copy(buffer.images, batch.images)
             streams.copy(buffer.labels, streams.pinned(batch.labels))
@@ -286,7 +287,8 @@ class DeviceBatches:
 
 
 def batches_on(stream: BatchStream, streams: Streams, *, times: StepTimes | None = None) -> Batches:
-    """A stream's batches on the device that these streams belong to. `times`: those of the steps that take them."""
+    """Returns a stream's batches on the device to which `streams` belong. `times`: the times of the steps that use the
+    batches."""
     if isinstance(streams, HostStreams):
         return HostBatches(stream, streams)
     return DeviceBatches(stream, streams, times=times)

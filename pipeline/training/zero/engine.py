@@ -1,4 +1,4 @@
-"""DeepSpeed as the ZeRO engine and nothing more: learning rates, clipping, batch plan and checkpoints are ours."""
+"""DeepSpeed as the ZeRO engine and nothing more. Learning rates, batch plan and checkpoints are Patchline's own."""
 
 import logging
 import warnings
@@ -34,14 +34,14 @@ from pipeline.training.zero.step_times import StepTimes
 from shards.errors import UserError
 
 _PRINT_NEVER = 2**31
-# Of DeepSpeed's backend, all that it calls in a step.
+# All methods of DeepSpeed's backend that it calls in a step.
 _EXCHANGES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateResult:
-    """What one optimiser step did: global gradient norm before clipping (maybe still on the device), and whether it was
-    skipped as non-finite."""
+    """The result of one optimiser step: the global gradient norm before clipping (it may still be on the device), and
+    whether the step was skipped because the norm was not finite."""
 
     grad_norm: torch.Tensor | float
     skipped: bool
@@ -50,7 +50,8 @@ class UpdateResult:
 def deepspeed_config(
     config: EngineConfig, plan: BatchPlan, *, clip_norm: float, on_cpu: bool = False
 ) -> dict[str, Any]:
-    """DeepSpeed's own configuration; clipping is always written, since its default became 1.0 in 2026."""
+    """Returns DeepSpeed's configuration. It always sets clipping, whose default became 1.0 in 2026. Raises UserError
+    for CUDA graphs with several passes per step."""
     if config.precision == "auto":
         raise ValueError("engine.precision is 'auto'; the engine needs the one it came to, bf16 or fp32")
     if config.cuda_graphs and plan.accumulation > 1:
@@ -68,9 +69,10 @@ def deepspeed_config(
         "bf16": {"enabled": config.precision == "bf16"},
         "zero_optimization": {
             "stage": config.zero_stage,
-            "overlap_comm": config.overlap == "on",  # with a history of data races (DeepSpeed #5545, #6351, #8061)
+            "overlap_comm": config.overlap == "on",  # it had data races (DeepSpeed #5545, #6351, #8061)
             "contiguous_gradients": True,
-            # In stages 1 and 2 it is no reduce-scatter, but the same all-reduce with two more copies of the gradients.
+            # In stages 1 and 2, this is not a reduce-scatter, but the same all-reduce with two more copies of the
+            # gradients.
             "reduce_scatter": config.zero_stage == 3,
             "reduce_bucket_size": config.reduce_bucket,
             "allgather_bucket_size": config.allgather_bucket,
@@ -78,21 +80,21 @@ def deepspeed_config(
         "zero_allow_untested_optimizer": True,
         "steps_per_print": _PRINT_NEVER,
         "wall_clock_breakdown": False,
-        # It is on by default, and waits for the device twice in each micro-batch.
+        # This timer is on by default, and waits for the device twice in each micro-batch.
         "timers": {"throughput": {"enabled": False}},
     }
     if config.precision == "bf16":
-        # Without it the sum over ranks is rounded to bf16 at each of them (benchmarks/results/reduce_precision.json).
+        # By default, the sum is rounded to bf16 at each rank (benchmarks/results/reduce_precision.json).
         settings["communication_data_type"] = reduced_in(config)
         if plan.accumulation > 1:
-            # Without it stage 1 would add up micro-batches in bf16.
+            # By default, stage 1 would add up micro-batches in bf16.
             settings["data_types"] = {"grad_accum_dtype": "fp32"}
     return settings
 
 
 def _quiet_deepspeed() -> Any:
-    """DeepSpeed, ready to use, without what it does that nobody here wants."""
-    # Not at the top: importing it chooses an accelerator from the environment, which `world.enter` prepares.
+    """Imports and initialises DeepSpeed, without its unwanted side effects."""
+    # Not imported at the top: the import chooses an accelerator from the environment, which `world.enter` prepares.
     with without("mlflow"):
         import deepspeed  # noqa: PLC0415
     leave_dynamo_out()
@@ -103,10 +105,10 @@ def _quiet_deepspeed() -> Any:
     )
     # Skips the run-time C++ build of a shared-memory collective that only inference uses.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    # DeepSpeed decorates its Muon kernels with torch.compile on import, and imports them for every optimiser: that
-    # takes a second per rank, and nothing here calls them.
+    # DeepSpeed imports its Muon kernels for every optimiser, and decorates them with torch.compile. That takes a second
+    # per rank, and nothing here calls them.
     deepspeed.runtime.compiler.compile = lambda: lambda function: function
-    # It collects garbage and prints the memory in use, to standard output, 3 + 2 x groups times.
+    # This function collects garbage and prints the memory in use to standard output, 3 + 2 x groups times.
     deepspeed.runtime.bf16_optimizer.see_memory_usage = lambda *_, **__: None
     deepspeed.runtime.bf16_optimizer.clip_tensors_by_global_norm = _clip_on_device
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
@@ -116,9 +118,9 @@ def _quiet_deepspeed() -> Any:
 class FrozenWeights:
     """This rank's parts of the parameters that need no gradient, float32, with arbitrary values at first.
 
-    DeepSpeed knows only what its optimiser updates. Frozen weights have no moments, but are in fp32 and in every
-    checkpoint: each rank holds an equal part of every such tensor, cut as ZeRO-3 cuts it. The parts are saved and
-    filled as the masters of trained weights are, and the model's own copies follow.
+    DeepSpeed knows only the weights that its optimiser updates. Frozen weights have no moments, but are kept in fp32
+    and saved in every checkpoint. Each rank holds an equal part of every such tensor, cut as in ZeRO-3. The parts are
+    saved and filled like the masters of trained weights, and `publish` copies them to the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -135,7 +137,7 @@ class FrozenWeights:
             self._sizes[name] = size
 
     def fragments(self) -> list[Fragment]:
-        """What this rank holds, as live views."""
+        """Returns what this rank holds, as live views."""
         return [part for part in self._parts.values() if part.length]
 
     @torch.no_grad()
@@ -144,7 +146,7 @@ class FrozenWeights:
         for name, parameter in self._parameters.items():
             part = self._parts[name]
             own = part.slots[MASTER].to(parameter.dtype)
-            if hasattr(parameter, "ds_tensor"):  # stage 3: the rank's own share is all it has
+            if hasattr(parameter, "ds_tensor"):  # stage 3: the model has only the rank's own share
                 parameter.ds_tensor.data.flatten()[: part.length].copy_(own)
                 continue
             padded = own.new_zeros(self._sizes[name])
@@ -154,15 +156,16 @@ class FrozenWeights:
             parameter.copy_(torch.cat(gathered)[: parameter.numel()].reshape(parameter.shape))
 
     def free(self) -> None:
-        """Frees the memory."""
+        """Frees the memory of the parts."""
         for part in self._parts.values():
             part.slots[MASTER].untyped_storage().resize_(0)
 
 
 @contextmanager
 def timed_exchanges(times: StepTimes) -> Iterator[None]:
-    """Inside, DeepSpeed's exchanges between ranks are the `communication` of the steps: from the call to its end on the
-    device, and each wait for one that runs beside the passes. Changes nothing on a rank that is alone."""
+    """Counts DeepSpeed's exchanges between ranks inside the `with` block as `communication` of the steps. An exchange
+    counts from its call to its end on the device; one that runs beside the passes counts while it is waited for.
+    Changes nothing on a single rank."""
     if times.is_alone:
         yield
         return
@@ -175,7 +178,7 @@ def timed_exchanges(times: StepTimes) -> Iterator[None]:
     try:
         for name in _EXCHANGES:
             setattr(backend, name, _timed(getattr(backend, name), times))
-        # Where the passes wait for sums on another stream: for those of the bucket before, and for the last ones.
+        # Here the passes wait for sums on another stream: for those of the previous bucket, and for the last ones.
         accelerator.synchronize = _timed(accelerator.synchronize, times)
         first.average_tensor = _timed_if(lambda zero: zero.overlap_comm and zero.reduction_stream, average, times)
         third.independent_gradient_partition_epilogue = _timed_if(
@@ -185,12 +188,12 @@ def timed_exchanges(times: StepTimes) -> Iterator[None]:
     finally:
         first.average_tensor, third.independent_gradient_partition_epilogue = average, epilogue
         for name in _EXCHANGES:
-            vars(backend).pop(name, None)  # the method of its class is there again
+            vars(backend).pop(name, None)  # this restores the method of its class
         vars(accelerator).pop("synchronize", None)
 
 
 def _timed_if(is_beside: Callable[[Any], Any], method: Callable[..., Any], times: StepTimes) -> Callable[..., Any]:
-    """A method of a ZeRO optimiser, whose time is communication if its sums have a stream of their own."""
+    """Wraps a method of a ZeRO optimiser, whose time counts as communication if its sums run on a separate stream."""
 
     def timed(zero: Any, *args: Any, **options: Any) -> Any:
         with times.exchanging() if is_beside(zero) else nullcontext():
@@ -209,7 +212,7 @@ def _timed(exchange: Callable[..., Any], times: StepTimes) -> Callable[..., Any]
 
 
 class _TimedWork(dist.Work):
-    """An exchange that has begun, and which DeepSpeed waits for later."""
+    """An exchange that has begun and for which DeepSpeed waits later."""
 
     def __init__(self, work: Any, times: StepTimes) -> None:
         super().__init__()
@@ -226,8 +229,8 @@ class _TimedWork(dist.Work):
 def _clip_on_device(
     input_tensors: list[torch.Tensor], *, max_norm: float, global_norm: torch.Tensor, mpu: Any = None
 ) -> None:
-    """Clips as DeepSpeed's optimiser for bf16 with accumulation in stage 1 does, with equal bits. Its own function has
-    the host read the norm once more, to leave out a factor of 1."""
+    """Clips gradients to the same bits as DeepSpeed's BF16_Optimizer. DeepSpeed's own function makes the host read the
+    norm once more, to skip a factor of 1."""
     del mpu
     factor = torch.clamp(max_norm / (global_norm + 1e-6), max=1.0)
     for gradient in input_tensors:
@@ -235,24 +238,25 @@ def _clip_on_device(
 
 
 def _look_at_norms_once(zero: Any, clip_norm: float) -> None:
-    """Makes stages 1 and 2 tell by the norm alone whether gradients are finite, and makes the host read it once an
-    update. In bf16, DeepSpeed also looks into every tensor, with 14 kernels each. That finds nothing more: a value that
-    is not finite makes the norm so, too, and DeepSpeed skips an update whose norm is not finite. It would also read the
-    norm again before it clips each group, although `step` has refused an invalid one by then."""
+    """Makes stages 1 and 2 decide by the norm alone whether gradients are finite, and makes the host read the norm once
+    per update. In bf16, DeepSpeed also checks every tensor, with 14 kernels each. That finds nothing more, since a
+    non-finite value makes the norm non-finite, and DeepSpeed skips such an update. DeepSpeed would also read the norm
+    again before it clips each group, although `step` has already refused an invalid one."""
 
     def clip(gradients: list[torch.Tensor], norm: torch.Tensor) -> None:
         factor = 1.0 / torch.clamp((norm + 1e-6) / clip_norm, min=1.0)
         for gradient in gradients:
             gradient.data.mul_(factor)
 
-    zero.check_overflow = lambda **_: None  # `step` has set `overflow` to False, and sets it by the norm
+    # `step` first sets `overflow` to False, and later sets it according to the norm.
+    zero.check_overflow = lambda **_: None
     if clip_norm and zero.loss_scale == 1.0:
         zero.unscale_and_clip_grads = clip
 
 
 class Engine:
-    """A model under ZeRO. One update is `accumulation` calls of `accumulate`, then one `update`. The model may come on
-    meta, without values: `load` brings them."""
+    """A model under ZeRO. A step is `accumulation` calls of `accumulate`, followed by one call of `update`. The model
+    may be on meta, without values; `load` then fills it."""
 
     def __init__(
         self,
@@ -267,7 +271,8 @@ class Engine:
         deepspeed = _quiet_deepspeed()
         groups = deepspeed.utils.groups
         if dist.get_world_size() > 1 and groups._WORLD_GROUP not in dist.distributed_c10d._world.pg_map:
-            groups._WORLD_GROUP = second_group()  # all engines of a process share it; DeepSpeed would make its own
+            # All engines of a process share this group; DeepSpeed would make its own.
+            groups._WORLD_GROUP = second_group()
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         on_cpu = deepspeed.accelerator.get_accelerator().device_name() == "cpu"
         settings = deepspeed_config(config, plan, clip_norm=clip_norm, on_cpu=on_cpu)
@@ -288,12 +293,12 @@ class Engine:
         self._optimizer, self._ema_decay, self._has_graphs = optimizer, ema_decay, config.cuda_graphs
         self._frozen = FrozenWeights(self._deepspeed.module)
         masters = flat_partitions(self._zero) if ema_decay else []
-        self.before_update: Callable[[], None] = lambda: None  # orders it after copies of the state
+        self.before_update: Callable[[], None] = lambda: None  # orders the update after copies of the state
         self._averages = {master: master.detach().clone() for master in masters}
 
     @property
     def module(self) -> nn.Module:
-        """The model; under stage 3 its weights are gathered while it runs, so all ranks must run it together."""
+        """The model. Under stage 3, its weights are gathered while it runs, so all ranks must run it together."""
         module: nn.Module = self._deepspeed.module
         return module
 
@@ -302,9 +307,10 @@ class Engine:
         self._deepspeed.train(training)
 
     def accumulate(self, loss_of: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
-        """Forward and backward of one micro-batch; returns its loss, detached. A loss that is not finite makes
-        gradients NaN, which DeepSpeed drops at the update: those of an infinite loss may well be finite."""
-        if self._has_graphs:  # what the last micro-batch has computed is used up
+        """Makes the forward and backward pass of one micro-batch, and returns its detached loss. If the loss is not
+        finite, the gradients are made NaN, since those of an infinite loss may be finite. DeepSpeed then skips the
+        update."""
+        if self._has_graphs:  # results of the last micro-batch are no longer needed
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         loss = loss_of(self._deepspeed)
         value = loss.detach()
@@ -317,15 +323,15 @@ class Engine:
         return loss.detach()
 
     def update(self, *, learning_rate: float, ema_decay: float | None = None, discard: bool = False) -> UpdateResult:
-        """The optimiser step over the gradients gathered so far, at this learning rate (times the factor of each
-        layer) and with this decay of the average (None: that of the run). `discard`: drops them instead, the way
-        DeepSpeed drops those that are not finite; no tensor of the state changes."""
+        """Makes the optimiser step with the gradients accumulated so far, at this learning rate (times the factor of
+        each layer) and with this decay of the average (None: that of the run). `discard`: drops the gradients instead,
+        in the way in which DeepSpeed drops non-finite ones; no tensor of the state changes."""
         norm_before = spoil_gradients(self._zero, self.gradients().values()) if discard else None
         for group in self._zero.param_groups:
             group["lr"] = learning_rate * group[RATE_FACTOR]
         self.before_update()
         self._deepspeed.step()
-        skipped = bool(self._zero.overflow)  # DeepSpeed counts a skipped step as done and says nothing
+        skipped = bool(self._zero.overflow)  # DeepSpeed silently counts a skipped step as done
         if self._averages and not skipped:
             masters = [master.detach() for master in self._averages]
             decay = self._ema_decay if ema_decay is None else ema_decay
@@ -334,22 +340,22 @@ class Engine:
         return UpdateResult(grad_norm=float("nan") if norm is None else norm, skipped=skipped)
 
     def destroy(self) -> None:
-        """Takes DeepSpeed's hooks off the model; the engine cannot be used afterwards."""
+        """Removes DeepSpeed's hooks from the model. The engine cannot be used afterwards."""
         self._deepspeed.destroy()
 
     def fragments(self) -> list[Fragment]:
-        """This rank's part of the master weights and moments, as live views. Weights that are not trained have no
-        moments."""
+        """Returns this rank's part of the master weights and moments, as live views. Weights that are not trained have
+        no moments."""
         return [*self._trained_fragments(), *self._frozen.fragments()]
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Live views of this rank's part of each reduced gradient, by name. Only between the last micro-batch and
-        `update`."""
+        """Returns live views of this rank's part of each reduced gradient, by name. They are valid only between the
+        last micro-batch and `update`."""
         return local_gradients(self._zero, self._trained())
 
     @property
     def trained_names(self) -> tuple[str, ...]:
-        """The parameters that updates change."""
+        """The names of the parameters that updates change."""
         return tuple(name for name, _ in self._trained())
 
     def _trained(self) -> list[tuple[str, nn.Parameter]]:
@@ -367,9 +373,9 @@ class Engine:
         num_updates: int,
         filled: Callable[[], None] = lambda: None,
     ) -> None:
-        """Overwrites masters and moments: `fill(fragment, slot)` copies into `fragment.slots[slot]`, at once, or for
-        all of them when `filled` is called. An average that is not among `moments` begins at the masters, and of the
-        others each parameter has those that the optimiser keeps of it."""
+        """Overwrites masters and moments. `fill(fragment, slot)` must copy into `fragment.slots[slot]`, at once or by
+        the time `filled` returns. If the average is not among `moments`, it begins with the values of the masters. Of
+        the other `moments`, each parameter gets those that the optimiser keeps for it."""
         create_moments(self._zero, names=[name for name in moments if name != AVERAGE], num_updates=num_updates)
         fragments = self._trained_fragments()
         for fragment in fragments:
@@ -388,12 +394,12 @@ class Engine:
 
     @property
     def has_averages(self) -> bool:
-        """Whether it averages the weights."""
+        """Whether the engine averages the weights."""
         return bool(self._ema_decay)
 
     def swap_averages(self) -> None:
-        """Gives the model the averaged weights in place of its own; the second time its own, to the bit. In between
-        there must be no update and no save. Collective."""
+        """Exchanges the model's weights and the averaged ones. A second call restores both exactly. There must be no
+        update or save between the two calls. Collective."""
         self.before_update()
         for master, average in self._averages.items():
             swap(master.detach(), average)

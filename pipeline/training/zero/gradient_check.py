@@ -1,24 +1,26 @@
-"""Before the first step: the engine's reduced gradients against those of plain PyTorch, tensor by tensor.
+"""Compares the engine's reduced gradients with those of plain PyTorch, tensor by tensor, before the first step.
 
-A fault in how ranks add up gradients is silent: DeepSpeed #8224 trained on wrong sums for several versions, and the
-loss still fell. So a throw-away model goes through the same engine (stage, precision, accumulation, optimiser groups,
-the process group of the run), and what reaches the optimiser is compared with forward and backward passes without any
-engine, summed over ranks by one plain all-reduce in float64 per tensor.
+A fault in the summation of gradients over ranks is silent: with DeepSpeed #8224, several versions trained on wrong
+sums, and the loss still fell. So a throw-away model goes through the same engine (stage, precision, accumulation,
+optimiser groups, the process group of the run). What reaches the optimiser is compared with forward and backward passes
+without any engine, summed over ranks by one plain all-reduce in float64 per tensor.
 
-The throw-away model is a small copy: tensors as large as the run's, but two layers only (one unit per stage of a
-ResNet), and buckets smaller in proportion. A copy of the whole model in fp32 would double the memory of the start, and
-the run's own engine would have to forget the check without a trace; the copy's engine is simply destroyed. Faults of
-reduction depend on the kinds of layers, and on how tensors fall into buckets and partitions, not on the depth.
+The throw-away model is a small copy. Its tensors are as large as the run's, but it has only two layers (one unit per
+stage of a ResNet), and its buckets are smaller in proportion. A copy of the whole model in fp32 would double the memory
+at the start. If the run's own engine were checked, it would have to be reset without a trace; the copy's engine is
+simply destroyed. Faults of reduction depend on the kinds of layers, and on how tensors fall into buckets and
+partitions, but not on the depth.
 
-The copy computes as the run does: with its kernel of attention, and with compiled blocks if the run's are, without
-float8 and CUDA graphs. So do the plain passes in the run's precision, since a compiled block rounds elsewhere; those
-that show whether the kernels are right are never compiled.
+The copy computes like the run, with its attention kernel, and with compiled blocks if the run has them, but without
+float8 and CUDA graphs. The plain passes in the run's precision do the same, since a compiled block rounds at other
+places. The passes that show whether the kernels are right are never compiled.
 
-All weights are random, since a zero head gives zero gradients to everything below it, and bf16 represents them exactly,
-so that rounded weights are no part of the error. To read the reduced gradient exactly, the masters are set to zero and
-the optimiser (SGD without momentum) takes one step at a rate of 1: the masters are then the negative gradient.
+All weights are random, since a zero head would give zero gradients to everything below it. bf16 represents them
+exactly, so that the rounding of weights is not part of the error. To read the reduced gradient exactly, the masters are
+set to zero and the optimiser (SGD without momentum) takes one step at a rate of 1: the masters are then the negative
+gradient.
 
-Two updates are checked, of up to two micro-batches each: what an update leaves behind shows in the second.
+Two updates of up to two micro-batches each are checked, so that the second shows what the first leaves behind.
 
 Limits of ||found - expected|| / ||expected||, tensor by tensor:
 
@@ -28,11 +30,11 @@ Limits of ||found - expected|| / ||expected||, tensor by tensor:
                                     (measured: 3e-3). With bf16 reduction by one per rank (2e-3 times the square root of
                                     their number), so the limit grows from 16 ranks on. If one of M contributions is
                                     missing, the error is 1 / sqrt(M).
-    bf16, against passes in fp32    3/4. The passes themselves round: 0.04 in a ViT, 0.4 in BiT (measured). This one
-                                    finds bf16 kernels whose gradients are no gradients.
+    bf16, against passes in fp32    3/4. The passes themselves round: 0.04 in a ViT, 0.4 in BiT (measured). This
+                                    limit finds bf16 kernels with wrong gradients.
 
-A gradient that is zero but for rounding is left out: kernels that add up in whatever order their blocks finish, as a
-GPU's do, make another one in each pass. Only its elements must all be there.
+A gradient that is zero except for rounding is not compared: it differs between passes, since GPU kernels add in the
+order in which their blocks happen to finish. Only the presence of all its elements is checked.
 """
 
 import gc
@@ -63,14 +65,14 @@ from shards.hashing import derive_key
 from shards.output.quantities import plural
 
 log = logging.getLogger(__name__)
-_WEIGHTS, _IMAGES_OF = 0, 1  # what is drawn
+_WEIGHTS, _IMAGES_OF = 0, 1  # keys of the random generators
 
 _IMAGES = 2  # per micro-batch
 _UPDATES, _MOST_ACCUMULATION = 2, 2
 _MOST_DEPTH, _MOST_CLASSES = 2, 1 << 15
-_NOISE = 0.05  # added to each initial weight: none is zero
+_NOISE = 0.05  # the scale of noise that is added to each initial weight, so that none is zero
 _FP32_LIMIT, _SAME_PASSES_LIMIT, _OTHER_PASSES_LIMIT = 1e-5, 2.0**-6, 0.75
-_SMALL = 1e-3  # of the root mean square of all gradients: below it a tensor's own norm says nothing
+_SMALL = 1e-3  # relative to the root mean square of all gradients; below it, a tensor's own norm means nothing
 _MOST_NAMED = 5
 _GRADIENT = "gradient"
 _Tensors = Mapping[str, torch.Tensor]
@@ -79,7 +81,8 @@ _Batch = tuple[torch.Tensor, torch.Tensor]  # images, labels
 
 @dataclass(frozen=True, kw_only=True)
 class TensorError:
-    """The relative error of one tensor's reduced gradient. `against`: the precision of the plain passes."""
+    """The relative error of one tensor's reduced gradient. `against`: the name of the plain passes, which is their
+    precision."""
 
     name: str
     error: float
@@ -91,7 +94,8 @@ class TensorError:
 
 
 def checks_gradients(config: EngineConfig, plan: BatchPlan, device: torch.device) -> bool:
-    """Whether a run checks its gradients; "auto": where a fault is possible and the check takes no time that counts."""
+    """Returns whether a run checks its gradients. "auto" checks them with an untested DeepSpeed, and on GPUs if there
+    is anything to sum over ranks or micro-batches."""
     if config.check_gradients != "auto":
         return config.check_gradients == "on"
     is_summed = plan.num_ranks > 1 or plan.accumulation > 1
@@ -99,14 +103,15 @@ def checks_gradients(config: EngineConfig, plan: BatchPlan, device: torch.device
 
 
 def overlaps(plan: BatchPlan, device: torch.device, *, is_checked: bool) -> bool:
-    """Whether "auto" adds up gradients during the backward pass: where there is something to gain, they are checked,
-    and DeepSpeed is a tested version. All of these wait for every stream that fills a bucket (its #8061)."""
+    """Returns whether "auto" sums gradients over ranks during the backward pass. It does so with several ranks on GPUs,
+    if gradients are checked and DeepSpeed is a tested version. All tested versions wait for every stream that fills a
+    bucket (DeepSpeed #8061)."""
     return is_checked and device.type == "cuda" and plan.num_ranks > 1 and deepspeed_version() in TESTED
 
 
 def check_gradients(job: TrainingJob, plan: BatchPlan, world: World) -> None:
-    """WillNotSucceedError, the same on every rank, if a reduced gradient is wrong. `job`: with its precision decided.
-    Collective."""
+    """Raises WillNotSucceedError, the same on every rank, if a reduced gradient is wrong. The precision of `job` must
+    be decided. Collective."""
     began = time.monotonic()
     small = _small_job(job, on_cpu=world.device.type == "cpu")
     found = measure_gradients(small, _small_plan(plan), world)
@@ -135,8 +140,8 @@ def check_gradients(job: TrainingJob, plan: BatchPlan, world: World) -> None:
 
 
 def measure_gradients(job: TrainingJob, plan: BatchPlan, world: World) -> list[TensorError]:
-    """The worst error of every tensor over all updates, against each kind of plain passes. `job`: without dropout, with
-    an optimiser that keeps no state (SGD without momentum). Collective."""
+    """Returns the worst error of every tensor over all updates, against each kind of plain passes. `job` must have no
+    dropout, and an optimiser that keeps no state (SGD without momentum). Collective."""
     values = _random_weights(job.model)
     conv = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
     worst: dict[tuple[str, str], TensorError] = {}
@@ -166,7 +171,7 @@ def measure_gradients(job: TrainingJob, plan: BatchPlan, world: World) -> list[T
 
 @dataclass(frozen=True, kw_only=True)
 class _Reference:
-    """Plain passes to compare with, their precision, and the largest relative error."""
+    """Plain passes to compare with, their precision, and the largest allowed relative error."""
 
     name: str
     dtype: torch.dtype
@@ -189,7 +194,7 @@ def _references(config: EngineConfig, plan: BatchPlan) -> list[_Reference]:
 
 
 def _is_compiled(config: EngineConfig) -> bool:
-    """Whether the run compiles its blocks; by then it is decided (start.py)."""
+    """Returns whether the run compiles its blocks, which is already decided (start.py)."""
     return config.compile == "on"
 
 
@@ -202,7 +207,7 @@ def _engine(job: TrainingJob, plan: BatchPlan, device: torch.device) -> Engine:
 
 
 def _reduced(engine: Engine, values: _Tensors, batches: list[_Batch], job: TrainingJob) -> list[Fragment]:
-    """This rank's fragments, each with a copy of its gradient after the reduction, as the optimiser gets it."""
+    """Returns this rank's trained fragments, each with its reduced gradient as the optimiser gets it."""
 
     def fill(fragment: Fragment, slot: str) -> None:
         fragment.slots[slot].copy_(values[fragment.name].flatten()[fragment.start : fragment.start + fragment.length])
@@ -225,7 +230,7 @@ def _reduced(engine: Engine, values: _Tensors, batches: list[_Batch], job: Train
 def _expected(
     job: TrainingJob, values: _Tensors, batches: list[_Batch], against: _Reference, world: World
 ) -> dict[str, torch.Tensor]:
-    """The mean gradient of all micro-batches of all ranks, float64, from passes without an engine."""
+    """Returns the mean gradient over all micro-batches of all ranks, float64, from passes without an engine."""
     model = unfilled_model(job.model).to(world.device)
     set_up_blocks(model, job.engine, is_compiled=against.is_compiled, device=world.device)
     with torch.no_grad():
@@ -253,9 +258,11 @@ def _errors(
     *,
     device: torch.device,
 ) -> Iterator[TensorError]:
-    """The error of each tensor, from the fragments of all ranks: elements that no rank holds count as wrong."""
+    """Yields the error of each tensor, from the fragments of all ranks. It is NaN if the ranks do not hold every
+    element of a tensor exactly once."""
     names = list(expected)
-    squares = torch.zeros(len(names), 2, dtype=torch.float64, device=device)  # of the error, and elements held
+    # The squared error, and the number of elements held.
+    squares = torch.zeros(len(names), 2, dtype=torch.float64, device=device)
     for fragment in reduced:
         part = expected[fragment.name].flatten()[fragment.start : fragment.start + fragment.length]
         row = squares[names.index(fragment.name)]
@@ -272,13 +279,14 @@ def _errors(
 
 
 def _is_noise(name: str, config: ModelConfig) -> bool:
-    """Whether the tensor's gradient is zero but for rounding: a constant added to all keys adds the same to all logits
-    of a query, and changes no share, unless rotary positions turn it differently."""
+    """Returns whether the tensor's gradient is zero except for rounding. A constant that is added to all keys adds the
+    same number to all logits of a query, which does not change their softmax, unless rotary positions turn it
+    differently for each key."""
     return name.endswith("k_norm.bias") and config.position != "rope2d"
 
 
 def _random_weights(config: ModelConfig) -> dict[str, torch.Tensor]:
-    """float32 weights that bf16 represents exactly; the same on every rank, and none of them zero."""
+    """Returns random float32 weights that bf16 represents exactly. They are the same on every rank."""
     values = {}
     for number, (name, shape) in enumerate(shapes_of(config).items()):
         noise = torch.randn(shape, generator=_generator(_WEIGHTS, number))
@@ -287,12 +295,12 @@ def _random_weights(config: ModelConfig) -> dict[str, torch.Tensor]:
 
 
 def _generator(what: int, number: int) -> torch.Generator:
-    """A generator for the random numbers of the small copy."""
+    """Returns a generator for the random numbers of the small copy."""
     return torch.Generator().manual_seed(derive_key(what, number) >> 1)
 
 
 def _batch(job: TrainingJob, number: int, device: torch.device) -> _Batch:
-    """Random images, uint8[B, H, W, 3], and labels, int64[B, 1], of the micro-batch with this number."""
+    """Returns random images, uint8[B, H, W, 3], and labels, int64[B, 1], for the micro-batch with this number."""
     generator = _generator(_IMAGES_OF, number)
     side, num_classes = job.model.image_size, job.model.num_classes
     images = torch.randint(0, 256, (_IMAGES, side, side, 3), generator=generator, dtype=torch.uint8)
@@ -311,15 +319,17 @@ def _small_plan(plan: BatchPlan) -> BatchPlan:
 
 
 def _small_job(job: TrainingJob, *, on_cpu: bool) -> TrainingJob:
-    """The same job with few layers, without dropout, with buckets as large in proportion, and with an optimiser that
-    has no state and the same groups of parameters (Muon has those of its matrices besides)."""
+    """Returns the same job with few layers, without dropout, with buckets that are smaller in proportion, and with an
+    optimiser that has no state and the same groups of parameters (except that Muon would have separate groups for its
+    matrices)."""
     model, whole = _small_model(job.model), shapes_of(job.model)
     numels = [math.prod(shape) for shape in shapes_of(model).values()]
     share = sum(numels) / sum(map(math.prod, whole.values()))
     engine = replace(with_buckets_of(job.engine, on_cpu=on_cpu), float8="off", cuda_graphs=False)
     bucket = round(engine.reduce_bucket * share)
     if engine.reduce_bucket >= max(map(math.prod, whole.values())):
-        bucket = max(bucket, *numels)  # a tensor larger than the bucket is reduced on its own, as in no step of the run
+        # A tensor larger than the bucket would be reduced alone, which never happens in the run.
+        bucket = max(bucket, *numels)
     optimizer = scaled_by_rate(job.optimizer, peak_rate=job.schedule.learning_rate)
     gather = max(2, 2 * round(engine.allgather_bucket * share / 2))
     return replace(
@@ -331,7 +341,7 @@ def _small_job(job: TrainingJob, *, on_cpu: bool) -> TrainingJob:
 
 
 def _small_model(config: ModelConfig) -> ModelConfig:
-    if config.masked_patches:  # what is checked is how gradients are added up, which is the same with labels
+    if config.masked_patches:  # only the summation of gradients is checked, and it is the same with labels
         config = without_masked_patches(config)
     config = replace(config, num_classes=min(max(config.num_classes, 2), _MOST_CLASSES))
     if config.resnet:

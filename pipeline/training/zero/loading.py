@@ -1,11 +1,11 @@
-"""What a run checks and avoids when it loads DeepSpeed: untested versions, and libraries that it never uses.
+"""What a run refuses and avoids when it loads DeepSpeed: untested versions, and libraries that it never uses.
 
-The engine and state.py read and overwrite DeepSpeed's flat partitions, which are no public interface. Another version
-may lay them out differently and still train, on wrong numbers. So a run trusts only the tested versions, and one that
-the job names.
+The engine and state.py read and overwrite DeepSpeed's flat partitions, which are not a public interface. Another
+version may lay them out differently, and would still train, but with wrong numbers. So a run accepts only the tested
+versions, and a version that the job names.
 
 DeepSpeed's autotuner imports MLflow if it is installed (0.7 s per rank), and torch's optimisers import torch._dynamo
-(0.9 s) even if nothing is compiled. All ranks wait for such imports again after every fault.
+(0.9 s) even if nothing is compiled. All ranks would wait for such imports at every start, also after a fault.
 """
 
 import sys
@@ -19,16 +19,16 @@ from shards.config_values import shown_value
 from shards.errors import UserError
 
 TESTED = ("0.19.8",)
-_MARK = "__dynamo_disable"  # where torch/_compile.py keeps what it has made of a function
+_MARK = "__dynamo_disable"  # the attribute in which torch/_compile.py keeps a function's wrapped form
 
 
 def deepspeed_version() -> str:
-    """The installed version, without what a build of one's own adds to it (0.19.8+cu130: 0.19.8)."""
+    """Returns the installed version, without a local build's suffix (0.19.8 for 0.19.8+cu130)."""
     return version("deepspeed").partition("+")[0]
 
 
 def refuse_untested_deepspeed(config: EngineConfig, installed: str) -> None:
-    """UserError unless this version is a tested one, or the one that the job allows by name."""
+    """Raises UserError unless this version is a tested one, or the one that the job allows by name."""
     if installed in TESTED or config.allow_deepspeed == installed:
         return
     todo = f"install {TESTED[-1]} (pip install deepspeed=={TESTED[-1]}), or accept this one"
@@ -42,11 +42,12 @@ def refuse_untested_deepspeed(config: EngineConfig, installed: str) -> None:
 
 @contextmanager
 def without(name: str) -> Iterator[None]:
-    """Imports inside find no module of this name, unless it is loaded already; later ones do."""
+    """Makes imports inside the `with` block find no module of this name, unless it is already loaded. Later imports
+    find it."""
     if name in sys.modules:
         yield
         return
-    sys.modules[name] = None  # type: ignore[assignment]  # as the import system says that there is none
+    sys.modules[name] = None  # type: ignore[assignment]  # None tells the import system that there is no such module
     try:
         yield
     finally:
@@ -54,11 +55,11 @@ def without(name: str) -> Iterator[None]:
 
 
 def leave_dynamo_out() -> None:
-    """Saves time in a process that compiles nothing: the functions of optimisers that torch.compile is to leave alone
-    are called as they are, without loading what would see to that. Does nothing once torch._dynamo is loaded."""
+    """Saves time in a process that compiles nothing: makes torch call the optimisers' functions directly, without
+    loading torch._dynamo to keep torch.compile away from them. Does nothing if torch._dynamo is already loaded."""
     if "torch._dynamo" in sys.modules:
         return
-    import torch  # noqa: PLC0415 - doctor asks this file for versions, without torch
+    import torch  # noqa: PLC0415 - doctor reads versions from this file, without torch
 
     for name in ("add_param_group", "state_dict", "load_state_dict", "zero_grad"):
         function: Any = getattr(getattr(torch.optim.Optimizer, name), "__wrapped__", None)

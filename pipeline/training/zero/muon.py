@@ -1,26 +1,26 @@
-"""Muon: momentum whose matrices are made orthogonal, for matrices that ZeRO has cut into flat partitions.
+"""Muon: momentum with orthogonalised matrices, for matrices that ZeRO has cut into flat partitions.
 
 Sources: Keller Jordan's post of 2024 (https://kellerjordan.github.io/posts/muon/) and its code, KellerJordan/Muon;
 torch.optim.Muon, whose update this is to the bit in a bf16 model; "Muon is Scalable for LLM Training" (Liu et al.,
-2025, arXiv:2502.16982) for the size of an update. In an fp32 model, the iteration is in fp32 here, and in bf16 in
-torch's: after 20 updates at a rate of 0.02 the weights are 1e-3 apart, and these are nearer to exact ones. With G the
-gradient of a matrix of A rows and B columns:
+2025, arXiv:2502.16982) for the size of an update. In an fp32 model, the iteration runs in fp32 here, but in bf16 in
+torch. After 20 updates at a rate of 0.02, the weights differ by 1e-3, and those computed here are nearer to the exact
+ones. With G the gradient of a matrix of A rows and B columns:
 
     M <- momentum M + (1 - momentum) G
     U  = (1 - momentum) G + momentum M                                          Nesterov's momentum
     W <- W - lr decay W - lr 0.2 sqrt(max(A, B)) orthogonal(U)                  decoupled decay, as AdamW's
 
-The factor 0.2 sqrt(max(A, B)), torch's adjust_lr_fn="match_rms_adamw", gives an update the usual root mean square of
-AdamW's: both can have the same learning rate and the same decay. Jordan's own factor, sqrt(max(1, A / B)), would need
-a second learning rate.
+The factor 0.2 sqrt(max(A, B)), torch's adjust_lr_fn="match_rms_adamw", gives an update the root mean square that
+AdamW's updates usually have, so both can have the same learning rate and the same decay. Jordan's own factor,
+sqrt(max(1, A / B)), would need a second learning rate.
 
 ZeRO 1 and 2 put the matrices of a group end to end and give each rank one slice of equal length. The momentum needs no
-whole matrix. Each rank then makes those matrices orthogonal of which it holds a part. A matrix that is cut is gathered
-by all its holders, each of which computes it and keeps its own part: one matrix at each border of two slices, or all of
-them if slices are smaller than matrices.
+whole matrix. Each rank then orthogonalises the matrices of which it holds a part. A matrix that is cut is gathered by
+all its holders; each of them computes the whole result and keeps its own part. That concerns one matrix at each border
+between slices, or all matrices if slices are smaller than matrices.
 
-DeepSpeed 0.19.8 has a Muon of its own, which is not used. It iterates in fp16, takes a fused q, k and v for one matrix
-(or each head for one), and, outside its BF16_Optimizer, clips the orthogonal update in place of the gradient.
+DeepSpeed 0.19.8 has its own Muon, which is not used. It iterates in fp16, treats a fused q, k and v as one matrix (or
+each head as one), and, outside its BF16_Optimizer, clips the orthogonalised update instead of the gradient.
 """
 
 import math
@@ -31,16 +31,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-# Of Newton-Schulz: the coefficients of Jordan's quintic, its number of steps, and the least norm.
+# The Newton-Schulz iteration: the coefficients of Jordan's quintic, the number of steps, and the least norm.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS = 5
 _LEAST_NORM = 1e-7
-_RMS = 0.2  # of AdamW's updates
+_RMS = 0.2  # the usual root mean square of AdamW's updates
 
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Where a matrix is in a group's parameters, put end to end: its first element, rows and columns."""
+    """A matrix in a group's parameters, which are put end to end. `start`: its first element."""
 
     start: int
     rows: int
@@ -52,26 +52,26 @@ class Matrix:
         return self.start + self.rows * self.columns
 
     def part(self, rank: int, size: int) -> tuple[int, int]:
-        """The elements of the group, first and end, that are the matrix's in the slice of a rank; none if first is not
-        below end. `size`: elements of a slice."""
+        """Returns (first, end) of the group's elements that belong to this matrix and are in the slice of a rank. There
+        are none if first >= end. `size`: the number of elements in a slice."""
         return max(self.start, rank * size), min(self.end, (rank + 1) * size)
 
     def holders(self, size: int) -> range:
-        """The ranks whose slices of `size` elements have a part of it."""
+        """Returns the ranks whose slices of `size` elements hold a part of this matrix."""
         return range(self.start // size, (self.end - 1) // size + 1)
 
 
 def is_orthogonalized(name: str) -> bool:
-    """Whether Muon updates the parameter: a matrix of a Transformer's block. The embedding, the head, biases and norms
-    are AdamW's, as Jordan's post advises; so are attention pooling, which is counted as a part of the head, tables of
-    positions and, unlike there, a hybrid's convolutions."""
+    """Returns whether Muon updates the parameter, which must be a matrix of a Transformer's block. AdamW updates the
+    embedding, the head, biases and norms, as Jordan's post advises. It also updates attention pooling, which counts as
+    a part of the head, tables of positions and, unlike in the post, a hybrid's convolutions."""
     parts = name.split(".")
     return parts[0] == "blocks" and parts[-1] == "weight" and "norm" not in parts[-2]
 
 
 def matrices_of(parameters: Iterable[tuple[str, Sequence[int]]]) -> tuple[Matrix, ...]:
-    """The matrices of a group's parameters, (name, shape) in their order. q, k and v, which are one parameter, are
-    three: Muon works better so (Jordan's post)."""
+    """Returns the matrices of a group's parameters, which are given as (name, shape) in order. q, k and v share one
+    parameter, but count as three matrices, since Muon then works better (Jordan's post)."""
     found, start = [], 0
     for name, (rows, columns) in parameters:
         num_parts = 3 if name.endswith(".qkv.weight") else 1
@@ -90,9 +90,9 @@ def step_matrices(
     group: Mapping[str, Any],
     dtype: torch.dtype,
 ) -> None:
-    """One update of this rank's slice of a group: `weights`, `gradient` and `momentum` are flat float32, and all three
-    are changed. `group` has lr, weight_decay and momentum; `dtype` is that of the iteration. Collective if a matrix
-    is cut."""
+    """Makes one update of this rank's slice of a group. `weights`, `gradient` and `momentum` are flat float32, and all
+    three are changed. `group` has lr, weight_decay and momentum. `dtype` is the precision of the iteration. Collective
+    if a matrix is cut."""
     size = len(weights)
     rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     momentum.lerp_(gradient, 1 - group["momentum"])
@@ -111,9 +111,9 @@ def step_matrices(
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
-    """Roughly U V^T of the singular value decomposition U S V^T, by five steps of a Newton-Schulz iteration in the
-    matrix's own precision: singular values come to between 0.5 and 1.5, which is as good (Jordan's post), except those
-    that are tiny beside the others."""
+    """Returns approximately U V^T for a matrix with the singular value decomposition U S V^T, by five steps of a
+    Newton-Schulz iteration in the matrix's own precision. The singular values of the result lie between 0.5 and 1.5,
+    which works as well as 1 (Jordan's post). Values that were tiny compared with the others may be smaller."""
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.T if is_tall else matrix
     x = x / x.norm().clamp(min=_LEAST_NORM)  # no singular value is above 1
@@ -126,7 +126,8 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 def _gathered(
     update: torch.Tensor, matrices: Sequence[Matrix], *, rank: int, num_ranks: int, dtype: torch.dtype
 ) -> dict[Matrix, torch.Tensor]:
-    """The cut matrices of which this rank holds a part, whole and flat. Collective if there are any cut ones."""
+    """Gathers the cut matrices of which this rank holds a part, and returns them whole and flat. Collective if any
+    matrix is cut."""
     size = len(update)
     cut = [matrix for matrix in matrices if len(matrix.holders(size)) > 1]
     if not cut:

@@ -1,10 +1,10 @@
-"""Optimisers (AdamW, SGD and Muon), and which parameters they train at what rate.
+"""The optimisers (AdamW, SGD and Muon), and which parameters they train at which rate.
 
 Sources: "An Image is Worth 16x16 Words", Tables 3 and 4 (Adam with decoupled decay to pre-train, SGD to fine-tune);
-big_vision's optax.py and train_vit_g.py for the decay that follows the schedule, the mask and the head's multiple. With
-w a decayed weight, u Adam's direction and s(t) = lr(t) / peak, `rate` (PyTorch's AdamW) moves w by -lr(t) (u + decay
-w), and `schedule` (big_vision) by -(lr(t) u + s(t) decay w), where the decay does not depend on the peak. big_vision's
-1e-4 at a peak of 1e-3 is the paper's 0.1.
+big_vision's optax.py and train_vit_g.py for the decay that follows the schedule, the mask and the head's multiple. Let
+w be a decayed weight, u Adam's direction and s(t) = lr(t) / peak. Then `rate` (PyTorch's AdamW) moves w by -lr(t) (u +
+decay w), and `schedule` (big_vision) by -(lr(t) u + s(t) decay w), where the decay does not depend on the peak.
+big_vision's 1e-4 at a peak of 1e-3 is the paper's 0.1.
 
 Layer-wise decay follows BEiT (Bao et al., 2022) and timm's param_groups_layer_decay, which has the same layers: the
 embedding (or a ResNet's root; of a hybrid, its whole ResNet); each block (or unit), of which the last includes the
@@ -24,35 +24,36 @@ from pipeline.training.settings.job import OptimizerConfig
 from pipeline.training.zero.muon import is_orthogonalized, matrices_of, step_matrices
 
 _HEAD_PREFIXES = ("head.", "representation.")
-_POOL = "pool."  # attention pooling, which has the head's rate in timm, too
+_POOL = "pool."  # attention pooling, which has the head's rate, as in timm
 _BLOCK = re.compile(r"blocks\.(\d+)\.|stages\.(\d+)\.(\d+)\.")
 _FINAL_NORM = "norm."
 _GROUP = re.compile(r"blocks\.\d+|(embed\.resnet\.)?stages\.\d+|embed\.resnet|embed\.patch")
 _POSITION = ("embed.position", "embed.class_token", "embed.registers")
 _HEAD = "head.weight"
-RATE_FACTOR = "rate_factor"  # of a group, by which the learning rate is multiplied
-MOMENTS = "moments"  # of a group, the names of what the optimiser keeps of its parameters
-_MATRICES = "matrices"  # of a group that Muon updates, where they are; none of any other group
-_DTYPE = "dtype"  # of a group, the precision of Muon's iteration: that of the model
-_PIECE = 1 << 22  # elements of a first moment that are in fp32 at once
-# torch's own steps without the wrapper that loads torch._dynamo: in a run that compiles nothing it takes a second.
+RATE_FACTOR = "rate_factor"  # key of a group: the factor of its learning rate
+MOMENTS = "moments"  # key of a group: the names of what the optimiser keeps for its parameters
+_MATRICES = "matrices"  # key of a group: where the matrices that Muon updates are; empty for other groups
+_DTYPE = "dtype"  # key of a group: the precision of Muon's iteration, which is the model's
+_PIECE = 1 << 22  # the most elements of a first moment that are in fp32 at once
+# torch's own steps, without the wrapper that loads torch._dynamo. Loading it takes a second, in vain if the run
+# compiles nothing.
 _STEPS = inspect.unwrap(torch.optim.SGD.step), inspect.unwrap(torch.optim.AdamW.step)
 
 
 def is_trained(name: str, config: OptimizerConfig) -> bool:
-    """Whether updates change the parameter: all but a frozen backbone."""
+    """Returns whether updates change the parameter, which is true for all but those of a frozen backbone."""
     return not config.freeze_backbone or name.startswith(_HEAD_PREFIXES)
 
 
 def freeze(model: nn.Module, config: OptimizerConfig) -> None:
-    """Makes what is not trained need no gradient, in place."""
+    """Sets `requires_grad` of every parameter, in place: False for those that are not trained."""
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(is_trained(name, config))
 
 
 def rate_factors(names: Iterable[str], config: OptimizerConfig) -> dict[str, float]:
-    """The factors of the learning rate for each parameter of a model: 1 for the head, layer_decay to the power of n
-    for the layer n below it."""
+    """Returns the factor of the learning rate for each parameter of a model: 1 for the head, and layer_decay ** n for
+    the n-th layer below it."""
     places = {name: _place(name) for name in names}
     if config.layer_decay == 1.0:
         return dict.fromkeys(places, 1.0)
@@ -68,9 +69,9 @@ def rate_factors(names: Iterable[str], config: OptimizerConfig) -> dict[str, flo
 
 
 def group_of(name: str) -> str:
-    """The part of the model that a parameter belongs to: a block, a ResNet's stage, the embedding of patches, that of
-    positions with the class token and registers (`embed.position`), a hybrid's root (`embed.resnet`), or else a module
-    of the model, such as `norm` and `head`."""
+    """Returns the part of the model to which a parameter belongs: a block, a ResNet's stage, the embedding of patches,
+    that of positions with the class token and registers (`embed.position`), a hybrid's root (`embed.resnet`), or else a
+    module of the model, such as `norm` and `head`."""
     if name.startswith(_POSITION):
         return _POSITION[0]
     found = _GROUP.match(name)
@@ -78,7 +79,7 @@ def group_of(name: str) -> str:
 
 
 def _place(name: str) -> tuple[int, ...]:
-    """The number of a block, or the numbers of a stage and its unit; empty for other parameters."""
+    """Returns the number of a parameter's block, or the numbers of its stage and unit; empty for other parameters."""
     found = _BLOCK.match(name)
     return tuple(int(number) for number in found.groups() if number) if found else ()
 
@@ -86,24 +87,24 @@ def _place(name: str) -> tuple[int, ...]:
 class _SGD(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update; the same as torch's."""
+        """Makes one update, with the same result as torch's."""
         _STEPS[0](self, closure)
 
 
 class _AdamW(torch.optim.AdamW):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update; the same as torch's."""
+        """Makes one update, with the same result as torch's."""
         _STEPS[1](self, closure)
 
 
 class _AdamWInBf16(_AdamW):
     """AdamW that keeps its first moment in bf16 between steps, rounded to nearest. As in optax's
-    scale_by_adam(mu_dtype="bfloat16"), which big_vision uses, an update takes the moment before it is rounded."""
+    scale_by_adam(mu_dtype="bfloat16"), which big_vision uses, an update uses the new moment before it is rounded."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002 - as torch has it
-        """One update, a piece after the other: torch's kernel needs a moment in fp32."""
+        """Makes one update, one piece after the other, since torch's kernel needs the moment in fp32."""
         for group in self.param_groups:
             for weights in group["params"]:
                 if weights.grad is not None:
@@ -134,12 +135,12 @@ class _AdamWInBf16(_AdamW):
 
 
 class _Muon(_AdamW):
-    """Muon for the groups with matrices, AdamW for the others. At an update, a group with matrices has one parameter,
-    flat: this rank's slice, as DeepSpeed makes it. The update changes its gradient."""
+    """Muon for the groups with matrices, AdamW for the others. During an update, a group with matrices has a single
+    flat parameter: this rank's slice, which DeepSpeed makes. The update overwrites its gradient."""
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update."""
+        """Makes one update."""
         groups = self.param_groups
         self.param_groups = [group for group in groups if not group[_MATRICES]]
         super().step(closure)
@@ -160,10 +161,11 @@ class _Muon(_AdamW):
 def build_optimizer(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]], config: OptimizerConfig
 ) -> torch.optim.Optimizer:
-    """The optimiser with one group for each weight decay and RATE_FACTOR of the learning rate, which is set at each
-    step and 0 here; with Muon, one group more for its matrices. Parameters that need no gradient are left out.
+    """Returns the optimiser, with a group for each combination of weight decay and RATE_FACTOR, in which Muon's
+    matrices are separate groups. The learning rate is 0 here and set at each step. Parameters that need no gradient are
+    left out.
 
-    A decay that follows the schedule must go through `scaled_by_rate` first; ValueError otherwise.
+    A decay that follows the schedule must be converted by `scaled_by_rate` first. Raises ValueError otherwise.
     """
     if config.decay_scale != "rate":
         raise ValueError("the decay is not yet a multiple of the learning rate: call scaled_by_rate first")
@@ -174,7 +176,7 @@ def build_optimizer(
         if parameter.requires_grad:
             key = (decay_of(name, config), factors[name], _is_of_muon(name, config))
             members.setdefault(key, []).append(name)
-    # Strongest first; the order is part of how DeepSpeed lays parameters out, not of what is computed.
+    # The strongest decay comes first. The order determines how DeepSpeed lays out parameters, but not the results.
     groups: list[dict[str, Any]] = []
     for key in sorted(members, reverse=True):
         (decay, factor, is_of_muon), names = key, members[key]
@@ -194,7 +196,7 @@ def build_optimizer(
 
 
 def moments_of(name: str, config: OptimizerConfig) -> tuple[str, ...]:
-    """PyTorch's names of what the optimiser keeps of a parameter that it updates, from its first step on."""
+    """Returns PyTorch's names of what the optimiser keeps for a parameter that it updates, from its first step on."""
     if config.name == "sgd":
         return ("momentum_buffer",) if config.momentum else ()
     return ("momentum_buffer",) if _is_of_muon(name, config) else ("exp_avg", "exp_avg_sq")
@@ -205,19 +207,20 @@ def _is_of_muon(name: str, config: OptimizerConfig) -> bool:
 
 
 def decay_of(name: str, config: OptimizerConfig) -> float:
-    """Weight decay of one parameter, 0 if the mask excludes it."""
+    """Returns the weight decay of one parameter; 0 if the mask excludes it."""
     if not is_decayed(name, config):
         return 0.0
     return config.weight_decay * config.head_decay if name == _HEAD else config.weight_decay
 
 
 def is_decayed(name: str, config: OptimizerConfig) -> bool:
-    """Whether weight decay applies to the parameter: to the weights of matrices only, or to all."""
+    """Returns whether weight decay applies to the parameter. Depending on `config.decay`, it applies to all parameters,
+    or only to kernels: weights that are not those of a norm."""
     is_kernel = name.endswith(".weight") and "norm" not in name.split(".")[-2]
     return config.decay == "all" or is_kernel
 
 
 def update_averages(averages: list[torch.Tensor], weights: list[torch.Tensor], *, decay: float) -> None:
-    """Polyak averaging, in place: average = decay x average + (1 - decay) x weights (section 4.1: 0.9999). One kernel
-    for all tensors on a GPU, with the bits of a `lerp_` for each."""
+    """Updates Polyak averages in place: average = decay x average + (1 - decay) x weights (section 4.1: 0.9999). On a
+    GPU, this is one kernel for all tensors, with the same bits as a `lerp_` for each."""
     torch._foreach_lerp_(averages, weights, 1.0 - decay)

@@ -1,9 +1,9 @@
 """DeepSpeed's flat ZeRO partitions seen as fragments of logical tensors, for every stage and number of ranks.
 
-Stages 1 and 2 (and BF16_Optimizer, which DeepSpeed 0.19.8 takes for stage 1 with fp32 accumulation) put a group's
+Stages 1 and 2 (and BF16_Optimizer, which DeepSpeed 0.19.8 uses for stage 1 with fp32 accumulation) put a group's
 parameters end to end and give each rank one slice; `param._hp_mapping` says which fragment of each parameter this rank
-holds. Stage 3 cuts every parameter into equal fragments; `optimizer.grad_position` says where they are. In all stages a
-rank holds at most one contiguous fragment of a parameter.
+holds. Stage 3 cuts every parameter into equal fragments; `optimizer.grad_position` says where they are. In all stages,
+a rank holds at most one contiguous fragment of a parameter.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,7 +17,7 @@ from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER
 from pipeline.training.zero.optimizer import MOMENTS
 
-_PIECE = 1 << 24  # elements
+_PIECE = 1 << 24  # the most elements that are copied at once
 
 
 def local_fragments(
@@ -26,8 +26,8 @@ def local_fragments(
     *,
     averages: Mapping[torch.Tensor, torch.Tensor],
 ) -> list[Fragment]:
-    """What this rank owns. The views are live: copying into them changes the engine's state. `averages`: the running
-    average of each flat partition, or nothing."""
+    """Returns the fragments that this rank owns. Their views are live: copying into them changes the engine's state.
+    `averages`: the running average of each flat partition; empty without averaging."""
     found = []
     for name, parameter in parameters:
         place = _place_stage3(zero, parameter) if hasattr(parameter, "ds_id") else _place_stage12(zero, parameter)
@@ -45,15 +45,15 @@ def local_fragments(
 
 
 def give_memory(model: torch.nn.Module, settings: Mapping[str, Any]) -> None:
-    """Memory on this rank's device for a model on meta, for arbitrary values in the model's own precision. Under stage
-    3, a rank keeps its share of each tensor, and has at no time more than one layer whole. Collective."""
-    # Not at the top: see Engine.
+    """Gives a model on meta memory on this rank's device, in the model's own precision and with arbitrary values. Under
+    stage 3, a rank keeps its share of each tensor, and never has more than one whole layer. Collective."""
+    # Not imported at the top, as in `_quiet_deepspeed` (engine.py).
     from deepspeed import zero  # noqa: PLC0415
     from deepspeed.accelerator import get_accelerator  # noqa: PLC0415
 
     device = torch.device(get_accelerator().current_device_name())
     if settings["zero_optimization"]["stage"] < 3:
-        # Not `to_empty`, whose empty_like of a tensor on meta loads SymPy, which takes half a second.
+        # Not `to_empty`: its empty_like of a tensor on meta loads SymPy, which takes half a second.
         model._apply(partial(_given_memory, device=device))  # type: ignore[no-untyped-call]
     else:
         dtype = next(model.parameters()).dtype
@@ -65,31 +65,32 @@ def _given_memory(tensor: torch.Tensor, *, device: torch.device) -> torch.Tensor
 
 
 class _OneByOne(torch.nn.Module):
-    """A model on meta whose layers get memory as its parameters are asked for. DeepSpeed's Init of a module replaces
-    each parameter by its share before it asks for the next."""
+    """A model on meta whose layers get memory when their parameters are asked for. DeepSpeed's Init replaces each
+    parameter of a module by its share before it asks for the next one."""
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
         super().__init__()
-        self._layers, self._device = tuple(model.modules()), device  # in a tuple they are none of its own
+        # In a tuple, layers are not registered as submodules.
+        self._layers, self._device = tuple(model.modules()), device
 
     def parameters(self, recurse: bool = True) -> Iterator[torch.nn.Parameter]:  # noqa: ARG002 - as nn.Module has it
-        """Layer by layer."""
+        """Yields the parameters layer by layer, and gives each layer memory first."""
         for layer in self._layers:
             layer.to_empty(device=self._device, recurse=False)
             yield from layer.parameters(recurse=False)
 
 
 def inner_optimizer(zero: Any) -> torch.optim.Optimizer:
-    """The torch optimiser inside DeepSpeed's ZeRO optimiser."""
+    """Returns the torch optimiser inside DeepSpeed's ZeRO optimiser."""
     inner: torch.optim.Optimizer = zero.optimizer
     return inner
 
 
 def create_moments(zero: Any, *, names: Iterable[str], num_updates: int) -> None:
-    """Gives the optimiser zeroed moments and its update count, so that saved ones can be copied in. Of the `names`, a
-    group has those that the optimiser keeps of its parameters."""
+    """Gives the optimiser zeroed moments and its update count, so that saved moments can be copied in. A group gets
+    only those of the `names` that the optimiser keeps for its parameters."""
     names = list(names)
-    # Under stage 3 the groups have no parameters at times, but the same moments.
+    # Under stage 3, groups may temporarily have no parameters; then all their partitions get all names.
     kept = {id(flat): group[MOMENTS] for group in inner_optimizer(zero).param_groups for flat in group["params"]}
     for flat in flat_partitions(zero):
         own = [name for name in names if name in kept.get(id(flat), names)]
@@ -98,22 +99,22 @@ def create_moments(zero: Any, *, names: Iterable[str], num_updates: int) -> None
             state["step"] = torch.tensor(float(num_updates), device=_step_device(zero, flat))
         if state:
             inner_optimizer(zero).state[flat] = state
-        else:  # those of earlier updates do not count any more
+        else:  # the moments of earlier updates no longer count
             inner_optimizer(zero).state.pop(flat, None)
 
 
 def narrow_first_moments(zero: Any) -> None:
-    """Rounds AdamW's first moments to bf16. Those that were saved are in bf16 already, in fp32's 4 bytes."""
+    """Rounds AdamW's first moments to bf16. Saved moments are already bf16 values, stored in fp32's 4 bytes."""
     for state in inner_optimizer(zero).state.values():
         if "exp_avg" in state:
             state["exp_avg"] = state["exp_avg"].bfloat16()
 
 
 def local_gradients(zero: Any, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[str, torch.Tensor]:
-    """Live views of what this rank has of the reduced gradients, by name, before clipping: the elements that its
-    fragments have, in any shape. Only between the last backward pass of an update and the update."""
+    """Returns live views of this rank's part of the reduced gradients, by name, before clipping. They have the elements
+    of the rank's fragments, in any shape. They are valid only between an update's last backward pass and the update."""
     flats = getattr(zero, "fp32_groups_gradient_flat_partition", None)
-    if flats is not None:  # BF16_Optimizer: laid out as the masters are
+    if flats is not None:  # BF16_Optimizer: gradients are laid out like the masters
         masters = {master: number for number, master in enumerate(flat_partitions(zero))}
         places = ((name, _place_stage12(zero, parameter)) for name, parameter in parameters)
         return {name: flats[masters[at[0]]][at[1] : at[1] + at[3]] for name, at in places if at}
@@ -121,7 +122,8 @@ def local_gradients(zero: Any, parameters: Iterable[tuple[str, torch.nn.Paramete
     held = dict[int, torch.Tensor]()
     for number, group in enumerate(zero.fp16_groups if is_stage_3 else zero.params_in_partition):
         own = (each for each in zero.averaged_gradients[number] if not getattr(each, "_zero_padding", False))
-        held |= {id(parameter): gradient for parameter, gradient in zip(group, own, strict=False)}  # padding at the end
+        # Stage 3 pads at the end.
+        held |= {id(parameter): gradient for parameter, gradient in zip(group, own, strict=False)}
     found = {}
     for name, parameter in parameters:
         place = _place_stage3(zero, parameter) if is_stage_3 else _place_stage12(zero, parameter)
@@ -131,9 +133,9 @@ def local_gradients(zero: Any, parameters: Iterable[tuple[str, torch.nn.Paramete
 
 
 def spoil_gradients(zero: Any, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Makes this rank's part of the reduced gradients NaN, so that DeepSpeed drops all of them at its next step.
-    Returns the norm that they had, on the device. Padding stays as it is: stage 3 never writes to it, and would find a
-    NaN there in every later step. Collective."""
+    """Sets this rank's part of the reduced gradients to NaN, so that DeepSpeed drops all gradients at its next step.
+    Returns the norm that they had, on the device. Padding is not changed: stage 3 never writes to it, so a NaN there
+    would stay for all later steps. Collective."""
     squares = flat_partitions(zero)[0].new_zeros((), dtype=torch.float64)
     for gradient in gradients:
         squares += torch.linalg.vector_norm(gradient, dtype=torch.float32).double().square()
@@ -143,8 +145,8 @@ def spoil_gradients(zero: Any, gradients: Iterable[torch.Tensor]) -> torch.Tenso
 
 
 def publish_masters(zero: Any, *, also: Callable[[], None]) -> None:
-    """Updates, after the masters were overwritten, the model's own (low-precision) weights from them on all ranks.
-    `also`: does the same for weights that the optimiser does not know."""
+    """Updates the model's own (low-precision) weights on all ranks after the masters were overwritten. `also`: does the
+    same for weights that the optimiser does not know."""
     if not hasattr(zero, "fp32_partitioned_groups_flat"):
         zero.update_lp_params()
         also()
@@ -169,7 +171,8 @@ def swap(a: torch.Tensor, b: torch.Tensor) -> None:
 
 
 def flat_partitions(zero: Any) -> list[torch.Tensor]:
-    """This rank's fp32 masters, one flat tensor per parameter group; the same objects for the whole run."""
+    """Returns this rank's fp32 masters, one flat tensor per parameter group. They are the same objects during the whole
+    run."""
     for name in (
         "fp32_partitioned_groups_flat",
         "single_partition_of_fp32_groups",
@@ -183,7 +186,7 @@ def flat_partitions(zero: Any) -> list[torch.Tensor]:
 def _place_stage12(zero: Any, parameter: torch.nn.Parameter) -> tuple[torch.Tensor, int, int, int] | None:
     mapping = getattr(parameter, "_hp_mapping", None)
     if mapping is None:
-        return None  # another rank holds all of it
+        return None  # other ranks hold this parameter
     flat = flat_partitions(zero)[mapping.param_group_index]
     inside, part = mapping.hp_fragment_address, mapping.lp_fragment_address
     return flat, int(inside.start), int(part.start), int(part.numel)
@@ -192,7 +195,7 @@ def _place_stage12(zero: Any, parameter: torch.nn.Parameter) -> tuple[torch.Tens
 def _place_stage3(zero: Any, parameter: Any) -> tuple[torch.Tensor, int, int, int] | None:
     group, offset, part_size = zero.grad_position[zero.get_param_id(parameter)]
     start = dist.get_rank() * int(part_size)
-    length = min(int(part_size), int(parameter.ds_numel) - start)  # the last ones are padded
+    length = min(int(part_size), int(parameter.ds_numel) - start)  # the last parts are padded
     if length <= 0:
         return None
     return zero.fp32_partitioned_groups_flat[group], int(offset), start, length
@@ -206,8 +209,8 @@ def _step_device(zero: Any, flat: torch.Tensor) -> torch.device:
 def free_tensors(
     zero: Any, parameters: Iterable[torch.nn.Parameter], *, averages: Mapping[torch.Tensor, torch.Tensor]
 ) -> None:
-    """Frees the memory of an optimiser that is not used any more, and that of its model, even if something still refers
-    to them: under stage 3, DeepSpeed's hooks do."""
+    """Frees the memory of an optimiser and its model that are no longer used, even if something still refers to them,
+    as DeepSpeed's hooks do under stage 3."""
     parameters = list(parameters)
     held = [vars(zero), inner_optimizer(zero).state, *map(vars, parameters), parameters, averages]
     for tensor in _tensors_in(held):
@@ -215,7 +218,7 @@ def free_tensors(
 
 
 def _tensors_in(value: Any, *, depth: int = 4) -> Iterator[torch.Tensor]:
-    """Tensors in nested lists, tuples and dicts, with their gradients."""
+    """Yields the tensors in nested lists, tuples and dicts, and their gradients."""
     if isinstance(value, torch.Tensor):
         yield value
         if value.is_leaf and value.grad is not None:

@@ -1,18 +1,18 @@
 """Where the time of a step goes: the parts that metrics show, and the trace of `--profile`.
 
-The parts come from marks, in the order in which a rank works: each mark ends one part and begins the next. On a CPU a
-mark is a time. On a GPU it is an event on the stream that computes, so the parts divide the GPU's own time: a wait for
-data or a save costs nothing if the GPU is still computing meanwhile. Events are read a step late, once they have
-happened, so nothing waits for them. The wall time of each step is also taken from the host's clock, so that the parts
-can be compared with a figure that does not depend on them.
+The parts come from marks, in the order in which a rank works: each mark ends one part and begins the next. On a CPU, a
+mark is a time. On a GPU, it is an event on the stream that computes, so the parts divide the GPU's own time: a wait for
+data or a save takes no time if the GPU is still computing. Events are read once they have happened, usually a step
+later, so nothing waits for them. The wall time of each step is also taken from the host's clock, so that the parts can
+be compared with a figure that does not depend on them.
 
-Exchanges between ranks are a part of their own, `communication`, wherever in the step they are: a rank that waits there
-for a slower one has little work of its own. Sums that run beside the passes, on another stream, count only as long as
-the computing stream waits for them.
+Exchanges between ranks are a separate part, `communication`, wherever in the step they occur: a rank that waits there
+for a slower one has little work of its own. Sums that run beside the passes, on another stream, count only while the
+computing stream waits for them.
 
 `--profile` traces a few steps with PyTorch's profiler, in Chrome's format, which ui.perfetto.dev opens. The trace has
-every operator and kernel, each step by its number, and its parts by the names of their metrics. Results do not change.
-The traced steps take longer, and the first of them includes the start of the profiler.
+every operator and kernel, each step by its number, and its parts by the names of their metrics. Tracing does not change
+results. The traced steps take longer, and the first one includes the start of the profiler.
 """
 
 import logging
@@ -37,7 +37,7 @@ PARTS: tuple[Part, ...] = (
     *("data_wait", "to_device", "forward_backward", "communication", "optimizer", "checkpoint", "evaluation"),
     "other",
 )
-_ASIDE: tuple[Part, ...] = ("checkpoint", "evaluation")  # whose exchanges belong to them
+_ASIDE: tuple[Part, ...] = ("checkpoint", "evaluation")  # exchanges in these parts count as theirs
 _STEP, _COUNT = "step", "steps"
 log = logging.getLogger(__name__)
 FOLDER = "profile"
@@ -47,25 +47,25 @@ class DeviceMark(Protocol):
     """A moment of the device."""
 
     def is_past(self) -> bool:
-        """Whether the device has reached it. Waits for nothing."""
+        """Returns whether the device has reached this moment, without waiting."""
 
     def seconds_to(self, later: "DeviceMark") -> float:
-        """Seconds from this moment to a later one; both are past."""
+        """Returns the seconds from this moment to a later one. Both must be past."""
 
 
 class Marks(Protocol):
-    """Makes marks, and reuses those that are not needed any more."""
+    """Makes marks, and reuses those that are no longer needed."""
 
     def now(self) -> DeviceMark:
-        """A mark behind all work launched so far."""
+        """Returns a mark after all work launched so far."""
 
     def free(self, mark: DeviceMark) -> None:
-        """The mark is not needed any more."""
+        """Says that the mark is no longer needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostMark:
-    """A moment of the CPU: everything is done when it is launched."""
+    """A moment of the CPU, where work is done as soon as it is launched."""
 
     at: float
 
@@ -88,7 +88,7 @@ class HostMarks:
         return HostMark(time.perf_counter())
 
     def free(self, mark: DeviceMark) -> None:
-        """Implements `Marks`. Nothing is kept."""
+        """Implements `Marks`; there is nothing to reuse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ class CudaMark:
 
 
 class CudaMarks:
-    """The marks of a GPU, on the stream that is current on construction: the run computes on it, while another one,
-    such as that of DeepSpeed's sums, may be current when a mark is made. Events are reused, so only as many exist as
-    two or three steps need."""
+    """The marks of a GPU, on the stream that is current on construction. The run computes on that stream, but another
+    one, such as that of DeepSpeed's sums, may be current when a mark is made. Events are reused, so there are only as
+    many as two or three steps need."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream, self._free = torch.cuda.current_stream(device), deque[CudaMark]()
@@ -129,13 +129,13 @@ class CudaMarks:
 
 
 def marks_of(device: torch.device) -> Marks:
-    """The marks of a rank's device."""
+    """Returns the marks of a rank's device."""
     return CudaMarks(device) if device.type == "cuda" else HostMarks()
 
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A step that has ended: where each part began, the end, and its seconds by the host's clock."""
+    """A step that has ended: where each part began, the end, and the step's seconds by the host's clock."""
 
     begins: list[tuple[Part, DeviceMark]]
     end: DeviceMark
@@ -143,14 +143,14 @@ class _Ended:
 
 
 def unnamed(_: str) -> AbstractContextManager[object]:
-    """Gives a part no name, since no profiler asks for names."""
+    """Returns a context that gives a part no name, for when no profiler runs."""
     return nullcontext()
 
 
 class StepTimes:
-    """Adds up the parts of the steps. A step lasts until the next one begins: a save or an evaluation behind it is
-    part of it. `named` names what happens inside a part, for a profiler. `is_alone`: there are no other ranks, so there
-    is no `communication`."""
+    """Adds up the parts of the steps. A step lasts until the next one begins, so a save or an evaluation after it is
+    part of it. `named` gives a part its name in the profiler. `is_alone`: whether there are no other ranks, so that
+    there is no `communication`."""
 
     def __init__(self, marks: Marks | None = None, *, is_alone: bool = False) -> None:
         self._marks, self.is_alone = marks or HostMarks(), is_alone
@@ -162,13 +162,13 @@ class StepTimes:
         self.forget()
 
     def forget(self) -> None:
-        """The next step begins from nothing: what lies before it belongs to no step."""
+        """Forgets all times. The time until the next step begins belongs to no step."""
         self._begins, self._ended = [], deque()
         self._sums: dict[str, float] = dict.fromkeys((*PARTS, _STEP, _COUNT), 0.0)
         self._at_line, self._at_exchange = dict(self._sums), dict(self._sums)
 
     def begins(self) -> None:
-        """A step begins, and the one before it ends."""
+        """Says that a step begins, which ends the previous one."""
         mark, now = self._marks.now(), time.monotonic()
         if self._begins:
             self._ended.append(_Ended(self._begins, mark, now - self._began))
@@ -177,7 +177,7 @@ class StepTimes:
 
     @contextmanager
     def part(self, name: Part) -> Iterator[None]:
-        """Time inside belongs to this part of the step."""
+        """Counts the time inside the `with` block for this part of the step."""
         before = self._part
         self._enter(name)
         try:
@@ -188,7 +188,8 @@ class StepTimes:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """Time inside is spent on an exchange with other ranks, if there are any."""
+        """Counts the time inside the `with` block as `communication`, unless this rank is alone or in a save or
+        evaluation."""
         if self.is_alone or self._part in _ASIDE:
             yield
             return
@@ -196,8 +197,8 @@ class StepTimes:
             yield
 
     def since_line(self) -> dict[str, float]:
-        """Mean seconds per step since the last call: of each part, and by the host's clock (`step`). Empty if no step
-        has ended since."""
+        """Returns the mean seconds per step since the last call, for each part and by the host's clock (`step`). Empty
+        if no step has ended since then."""
         self._add_up()
         found = _means(self._sums, self._at_line)
         if found:
@@ -206,8 +207,8 @@ class StepTimes:
         return {f"time/{name}": seconds for name, seconds in found.items() if name not in left_out}
 
     def since_exchange(self) -> tuple[float, float, float]:
-        """Mean seconds per step since the last call: of waiting for data, of the step without `communication`, and of
-        waiting for saves. Zeros if no step has ended since."""
+        """Returns the mean seconds per step since the last call for waiting for data, for the step without
+        `communication`, and for waiting for saves. Returns zeros if no step has ended since then."""
         self._add_up()
         found = _means(self._sums, self._at_exchange)
         if not found:
@@ -221,7 +222,7 @@ class StepTimes:
             self._begins.append((part, self._marks.now()))
 
     def _add_up(self) -> None:
-        """Adds the steps whose marks are all past to the sums."""
+        """Adds the steps whose marks are all past to the sums, and frees their marks."""
         while self._ended and self._ended[0].end.is_past():
             step = self._ended.popleft()
             ends = [mark for _, mark in step.begins[1:]] + [step.end]
@@ -233,23 +234,23 @@ class StepTimes:
 
 
 def _means(sums: dict[str, float], before: dict[str, float]) -> dict[str, float]:
-    """The mean of each sum per step since `before`; empty if no step has ended since."""
+    """Returns the mean of each sum per step since `before`; empty if no step has ended since then."""
     num_steps = sums[_COUNT] - before[_COUNT]
     return {name: (sums[name] - before[name]) / num_steps for name in (*PARTS, _STEP)} if num_steps else {}
 
 
 class StepTrace:
-    """Traces `steps` of this rank, once, and writes RUN/profile/steps-FIRST-LAST.json.gz. Close it at the end: what has
-    been traced by then is written."""
+    """Traces `steps` of this rank, once, and writes RUN/profile/steps-FIRST-LAST.json.gz. Close it at the end of the
+    run, so that what has been traced by then is written."""
 
     def __init__(self, run_dir: Path, steps: range, times: StepTimes, *, device: torch.device) -> None:
         self._folder, self._steps, self._times, self._device = run_dir / FOLDER, steps, times, device
         self._profiler: profile | None = None
-        self._named = ExitStack()  # the running step
+        self._named = ExitStack()  # the name of the running step
         self._traced: list[int] = []
 
     def begins(self, step: int) -> None:
-        """A step begins."""
+        """Says that a step begins: names it in the trace, and starts or writes the trace if it is due."""
         self._named.close()
         if self._profiler and step not in self._steps:
             self._write(self._profiler)
@@ -260,7 +261,7 @@ class StepTrace:
             self._traced.append(step)
 
     def close(self) -> None:
-        """Writes the trace of a run that has ended, whether well or not."""
+        """Writes the trace when the run ends, even after an error."""
         self._named.close()
         if self._profiler:
             self._write(self._profiler)
@@ -276,7 +277,7 @@ class StepTrace:
         return profiler
 
     def _write(self, profiler: profile) -> None:
-        """A trace that cannot be written ends no run."""
+        """Stops the profiler and writes the trace. If that fails, logs a warning, and the run continues."""
         self._profiler, self._times.named = None, unnamed
         profiler.stop()
         first, last = self._traced[0], self._traced[-1]
@@ -293,7 +294,7 @@ class StepTrace:
 
 
 def refuse_later_steps(steps: range, *, num_steps: int) -> None:
-    """UserError if a run of `num_steps` has none of the steps to trace; `steps` may be empty."""
+    """Raises UserError if a run of `num_steps` has none of the steps to trace. `steps` may be empty."""
     if steps and steps[0] > num_steps:
         raise UserError(
             f"--profile is {_words(steps)}, and the last step of the run is {num_steps}; give steps up to that, or "
@@ -302,7 +303,7 @@ def refuse_later_steps(steps: range, *, num_steps: int) -> None:
 
 
 def say_untraced(steps: range) -> None:
-    """Says, once the run is done, that steps were to be traced and were not; `steps` may be empty."""
+    """Logs, once the run is done, that none of the steps to trace was trained. `steps` may be empty."""
     if steps:
         log.warning("--profile %s: none of these steps was trained, so there is no trace", _words(steps))
 
