@@ -50,6 +50,8 @@ NOT_GIVEN = {
     "_Source",
     "Architecture",
     "CheckedJob",
+    "AskedJob",
+    "Retention",
     "SumSource",
 }
 ENDINGS = ("Config", "Hints", "Job", "Rules", "Source", "Spec")  # of the names of configurations

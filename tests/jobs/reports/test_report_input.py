@@ -101,7 +101,8 @@ def test_a_hostile_folder_forges_no_line(tmp_path: Path) -> None:
 
 
 def test_a_run_of_another_version_and_one_that_never_started(tmp_path: Path) -> None:
-    """A later one, with a field and a value in each file that this version does not know; and an older one."""
+    """Another version's job record is shown with what differs; its lines of starts.jsonl, which have other fields, are
+    left out."""
     run_dir = make(tmp_path / "run")
     record = run_dir / "job.yaml"
     record.write_text(record.read_text() + "  field_of_tomorrow: 7\n")
@@ -113,8 +114,10 @@ def test_a_run_of_another_version_and_one_that_never_started(tmp_path: Path) -> 
     old = {"attempt": ATTEMPT, "unix_time": 1e9, "startup_seconds": 1.0, "total_seconds": 1.0, "resumed_from": None}
     old |= {"num_ranks": 1, "zero_stage": 1, "device": "cpu"}
     left = {"reached": 3, "attempt": "", "phase": "", "step": 0, "is_hung": False}
-    new = {**old, "attempt": "0002", "unix_time": 1e9 + 9, "left": {**left, "mood": "bad"}, "tomorrow": [1]}
-    lines = [{**old, "left": left}, {**new, "origin": {"recipe": "digits_smoke", "file": "", "x": 1}}]
+    origin = {"recipe": "digits_smoke", "file": ""}
+    new = {**old, "attempt": "0002", "unix_time": 1e9 + 9, "left": left, "origin": origin}
+    others = [{**new, "left": {**left, "mood": "bad"}}, {**new, "tomorrow": [1]}, {**new, "origin": {**origin, "x": 1}}]
+    lines = [{**old, "left": left}, others[0], new, *others[1:]]
     (run_dir / "starts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     facts = gather(run_dir)
     assert [one.cause for one in facts.time.restarts] == ["killed or crashed after step 3"]
