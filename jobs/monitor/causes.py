@@ -12,7 +12,7 @@ from dataclasses import replace
 from jobs import exit_codes
 from jobs.cluster.queue_reasons import finding_of, findings_of_nodes
 from jobs.monitor.evidence import Ended, Evidence, LogLine
-from jobs.monitor.logs import AGAIN, FULL, OURS, PYTHON, SIGNS
+from jobs.monitor.log_signs import AGAIN, FULL, OURS, PYTHON, SIGNS
 from jobs.reports.facts import try_words
 from pipeline.training.watchdog.heartbeat_files import Beat, Phase
 from shards.errors import Finding

@@ -24,7 +24,8 @@ from jobs.chains.steps import STATE
 from jobs.cluster.queue_reasons import finding_of, findings_of_nodes
 from jobs.cluster.slurm import JobFacts, job_facts, nodes_in, numbers_of, queued_with
 from jobs.monitor.ask import is_begun, is_there, why_unreadable
-from jobs.monitor.logs import FULL, newest_log
+from jobs.monitor.log_signs import FULL
+from jobs.monitor.logs import newest_log
 from jobs.output import put
 from jobs.reports.facts import said_of_last_try
 from jobs.reports.ls import Run, as_json, run_at, run_table

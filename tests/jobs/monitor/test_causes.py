@@ -13,7 +13,7 @@ import pytest
 from jobs.cluster.slurm import NodeFacts, parsed
 from jobs.monitor.causes import causes_of
 from jobs.monitor.evidence import Evidence, evidence_of
-from jobs.monitor.logs import OURS, PYTHON, SIGNS
+from jobs.monitor.log_signs import OURS, PYTHON, SIGNS
 from pipeline.training.reporting.ledger import ACCOUNTS
 from pipeline.training.watchdog.heartbeat_files import Beat, Phase
 from tests.jobs.monitor.test_evidence import NO_SLURM, write_exits, write_log
