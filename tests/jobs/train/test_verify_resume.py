@@ -175,7 +175,7 @@ def test_a_run_that_cannot_start_ends_with_its_own_message(tmp_path: Path) -> No
         pytest.param(
             ("digits_smoke", "--data.url", "x", "--stages", "4"), "--stages is 4; allowed: 1 to 3", id="stage"
         ),
-        pytest.param(("resize", "--data.url", "x"), "verify-resume takes those of pretrain or finetune", id="stage's"),
+        pytest.param(("folder", "--data.url", "x"), "verify-resume takes those of pretrain or finetune", id="stage's"),
         pytest.param(("nothing",), "nothing", id="no recipe"),
     ],
 )
