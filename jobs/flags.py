@@ -82,7 +82,7 @@ def flags_of(job: Any, prefix: str = "--") -> Iterator[Flag]:
         (kind,) = without_none(field.type)
         plain = without_range(kind)
         choices = tuple(str(word) for word in get_args(plain)) if get_origin(plain) is Literal else ()
-        if len(choices) != 1:  # a field with a single choice only names the kind of its group
+        if len(choices) != 1:  # a field with one choice only says which kind its group is, so it has no flag
             yield Flag(
                 name=name,
                 takes=_takes(field.name, plain, choices),
@@ -128,7 +128,7 @@ def sentences(kind: type) -> dict[str, str]:
 
 @cache
 def _in_module(module: str) -> dict[str, dict[str, str]]:
-    """Returns the sentences in a module's source, by class and field. Without the source there are none."""
+    """Returns the sentences in a module's source, by class and field. Returns none if there is no source."""
     file = getattr(sys.modules[module], "__file__", None)
     if not file or not Path(file).is_file():
         return {}

@@ -1,4 +1,4 @@
-"""Errors for wrong words of a command. Each message says what the user may have meant.
+"""Errors for wrong words on a command line. Each message says what the user may have meant.
 
 An unknown field is compared with the names of the job's fields. It is also a mistake to give a published model's name
 to a recipe with other sizes, because the name does not change the sizes.
@@ -26,7 +26,7 @@ _TAKES_FOLDER = {  # the flag to suggest if a folder was given instead of a reci
     "finetune": "--data.url",
     "evaluate": "--weights",
 }
-# Our flags -> their names in other programs. A job has at least one of the flags in a key.
+# Names in other programs -> our flags. Where there are several flags, a job has at least one of them.
 _SYNONYMS = {
     name: flags
     for flags, names in {

@@ -1,8 +1,8 @@
 """Says which tasks are complete and need no job, and which would fail again in another job.
 
-The answer comes from the store and the markers, never from exit codes. A training run or a dataset that was made with
-other settings is refused, as the stage itself would refuse it. Scores that were made with other settings are computed
-again.
+The answer comes from the store and the markers or, for a stage that writes nothing, from the record of its tries. A
+training run or a dataset that was made with other settings is refused, as the stage itself would refuse it. Scores that
+were made with other settings are computed again.
 """
 
 import json
@@ -40,7 +40,7 @@ _MOST_BYTES = 1 << 20
 _MOST_SHOWN = 8
 _NOT_OF_SCORES = ("run_dir", "device", "threads", "json")
 _TRAINING = ("pretrain", "finetune")
-# Ends of a try after which a later one would end the same way, as stage.sbatch writes them to tries.jsonl.
+# How a try can end if another try would end the same way, in the words that stage.sbatch writes to tries.jsonl.
 _HOPELESS = {
     "at fault": "ended with a mistake or a fault",
     "gave up": "saved nothing new in three tries",
@@ -106,8 +106,8 @@ def is_trained(job: TrainingJob, *, extends: bool) -> bool:
 
 
 def _trained_steps(run_dir: Path) -> int | None:
-    """Returns the number of steps in RUN/job.yaml if RUN/DONE says that all were made and matches the weights beside
-    it. Otherwise logs why not, and returns None."""
+    """Returns the number of steps in RUN/job.yaml if RUN/DONE says that all steps are done and matches the weights
+    beside it. Otherwise logs why not, and returns None."""
     from pipeline.training.saving.finish import read_done  # noqa: PLC0415 - loads torch
 
     try:
@@ -149,7 +149,7 @@ def refuse_other_run(job: TrainingJob, *, extends: bool) -> None:
         return
     found = run_changes(done.job.job | {STEPS: num_steps}, asdict(job), is_done=True, extends=extends)
     found = [each for each in found if each.field != "data.url" or not _holds(each.now, done.position.dataset)]
-    # The length comes first. The warm-up is left out then, since it follows from the length.
+    # A change of length comes first. The warm-up follows from the length, so it is then left out.
     lengths = [each for each in found if each.field == STEPS]
     found = lengths + [each for each in found if each.field != STEPS and not (lengths and each.field == WARMUP)]
     if found:
@@ -223,8 +223,8 @@ def hopeless(unit: Unit, jobs: Sequence[ChainJob], *, state: Path) -> str:
 
 
 def failed_alone(unit: Unit, jobs: Sequence[ChainJob]) -> set[int]:
-    """For a unit whose runs may fail, returns the tasks whose runs have failed for good in these jobs. Returns none for
-    other units."""
+    """For a unit whose runs may fail, returns the tasks whose runs have failed for good in these jobs. Returns an
+    empty set for other units."""
     if not unit.may_fail:
         return set()
     ends: dict[int, str] = {}

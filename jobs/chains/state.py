@@ -1,7 +1,7 @@
 """The state of a chain, in FOLDER/chain: what was frozen at submission, the record of its jobs, and how it ended.
 
 plan.json       the frozen steps; chain.yaml and cluster.yaml beside it are copies for people
-record.jsonl    a line for each time that the chain begins, each job and each completed unit
+record.jsonl    one line each time the chain begins, a job is submitted or a unit completes
 gave-up         one message: why the chain ended before all units were complete
 cancelled       written by `patchline cancel` before anything is cancelled
 done            written when all units are complete
@@ -42,16 +42,16 @@ class ChainPlan:
     gate_minutes: int = 30  # a gate waits at most 10 minutes for Slurm
 
     def job_name(self, unit: Unit) -> str:
-        """Returns the name of a unit's jobs. Links wait for each other by name, so the name must not occur in another
-        chain."""
+        """Returns the name of a unit's jobs. The links of a unit (its jobs, one after another) wait for each other by
+        name, so the name must not occur in another chain."""
         return f"{unit.name}-{self.name[-8:]}" if unit.links > 1 else unit.name
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainJob:
     """A submitted job. `kind`: job or gate. `round`: 0 for the first submission. `tasks`: the numbers of the unit's
-    tasks. `marks`, `steps`: the size in bytes of each run's tries.jsonl, and the last step that each run had saved, at
-    submission. `offset`: what to add to a task's number in its array to get its number in the unit."""
+    tasks. `marks`: the size in bytes of each run's tries.jsonl at submission. `steps`: the last step that each run had
+    saved by then. `offset`: what to add to a task's number in its array to get its number in the unit."""
 
     unit: str
     kind: str
@@ -81,7 +81,7 @@ class Record:
         return [job for job in self.jobs if job.unit == unit and job.kind != GATE]
 
     def gates_of(self, unit: str) -> list[ChainJob]:
-        """Returns the gates behind a unit."""
+        """Returns the gates that run after a unit's jobs."""
         return [job for job in self.jobs if job.unit == unit and job.kind == GATE]
 
 
@@ -96,7 +96,7 @@ def is_chain(folder: str | Path) -> bool:
 
 
 def refuse_chain(word: str, *, hint: str = "") -> None:
-    """Raises UserError if `word` is the folder of a chain, where that of a run is meant. The message says why the chain
+    """Raises UserError if `word` is the folder of a chain instead of a run. The message says why the chain
     gave up, if it did. `hint`: more advice for the message."""
     if not is_chain(word):
         return
@@ -109,8 +109,8 @@ def refuse_chain(word: str, *, hint: str = "") -> None:
 
 
 def chain_name(folder: str) -> str:
-    """Returns the name of a chain's jobs in the queue. Links to the folder give the same name, but other mounts of it
-    do not."""
+    """Returns the name of a chain's jobs in the queue. Symbolic links to the folder give the same name, but other
+    mounts of it do not."""
     return f"patchline-chain-{hashlib.sha256(str(Path(folder).resolve() / STATE).encode()).hexdigest()[:16]}"
 
 
@@ -161,7 +161,7 @@ def begin(state: Path) -> None:
 
 def jobs_begun_here(state: Path) -> list[str]:
     """Returns the numbers of the jobs that the chain has submitted since it last began, through any path to this
-    folder. Returns none for a copy of the folder."""
+    folder. Returns an empty list for a copy of the folder."""
     if not state.is_dir():
         return []
     record = read_record_of(state)
@@ -179,7 +179,7 @@ def add_job(state: Path, job: ChainJob) -> None:
 
 
 def ending(state: Path) -> str:
-    """Returns how the chain ended: gave-up, cancelled or done. The text is empty if it has not ended."""
+    """Returns how the chain ended: gave-up, cancelled or done, or an empty text if it has not ended."""
     return next((name for name in (CANCELLED, GAVE_UP, DONE) if (state / name).exists()), "")
 
 

@@ -89,8 +89,8 @@ _CODES = {
 
 
 def finding_of(job: JobFacts, *, run_dir: str = "") -> Finding:
-    """Returns what the state and the reason of a job mean. `run_dir` is the job's run, which the commands to fix a
-    fault name."""
+    """Returns what the state and the reason of a job mean. `run_dir`: the job's run, named in the commands that
+    fix a fault."""
     if job.state == "PENDING":
         return _filled(_of_waiting(job.reason), job)
     if job.state in _ENDED:
@@ -110,7 +110,7 @@ def finding_of(job: JobFacts, *, run_dir: str = "") -> Finding:
 
 
 def _of_launch(job: JobFacts, run_dir: str) -> Finding:
-    """Returns the finding for a job whose script never began, so that it has no log."""
+    """Returns the finding for a job whose script never began and which therefore has no log."""
     which = f"log {printable_name(job.log)}" if job.log else "log"
     words = f"could not start: its node could not open its {which}, or enter the folder it was submitted from"
     folder = run_dir or str(Path(job.log).parent)
@@ -173,8 +173,8 @@ def findings_of_nodes(nodes: Sequence[NodeFacts]) -> list[Finding]:
 
 
 def findings_of_tasks(tasks: Sequence[JobFacts], *, run_dir: str = "") -> list[Finding]:
-    """Returns the finding of a single job. For an array, returns one for each running task, at most four, and then one
-    for each reason why others are pending and for each way in which others ended. `run_dir` is the job's run, if it has
+    """Returns the finding of a single job. For an array, returns one for each running task (at most four), one for each
+    reason why tasks are pending, and one for each way in which tasks ended. `run_dir` is the job's run, if it has
     one."""
     if len(tasks) == 1:
         (job,) = tasks
@@ -190,8 +190,7 @@ def findings_of_tasks(tasks: Sequence[JobFacts], *, run_dir: str = "") -> list[F
 
 
 def _by_kind(jobs: Iterable[JobFacts]) -> list[Finding]:
-    """Returns one finding for all jobs with the same state, reason and exit code: at most four, then one for the
-    rest."""
+    """Returns one finding for each state, reason and exit code: at most four, then one for all other jobs."""
     kinds: dict[tuple[str, str, str], list[JobFacts]] = {}
     for job in jobs:
         kinds.setdefault((job.state, job.reason, job.exit_code), []).append(job)

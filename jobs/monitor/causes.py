@@ -19,7 +19,7 @@ from shards.errors import Finding
 from shards.output.quantities import duration
 
 Ranked = Iterator[tuple[int, Finding]]
-_AGAIN = "{again}"  # stands for what continues this run
+_AGAIN = "{again}"  # stands for the command that continues this run
 _ELSEWHERE = "start it again in another --run-dir"
 _SCRIPT = "stage.sbatch: "
 _LITTLE_BYTES = 1 << 30

@@ -17,7 +17,8 @@ from pipeline.models.positions import Grid
 from pipeline.models.vit import Attention, AxialAttention, ViT
 
 Shares = Callable[[int, torch.Tensor], None]
-"""Takes the number of a layer and its attention weights, float32[B, h, N, N]: row i has what token i takes of each."""
+"""Takes the number of a layer and its attention weights, float32[B, h, N, N]: row i holds the weights
+that token i gives to each token."""
 
 
 def attention_weights(
