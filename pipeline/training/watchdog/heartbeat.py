@@ -279,8 +279,10 @@ class Heartbeat:
         if not self._stopped_pid or self._stopped_pid != before:
             self._trouble = self._todo = ""
         elif not self._trouble:
-            who = f"the checkpoint writer (process {before} on {socket.gethostname()})"
-            self._trouble = f"{who} is stopped, as by SIGSTOP, and writes no checkpoint"
+            self._trouble = (
+                f"the checkpoint writer (process {before} on {socket.gethostname()}) is stopped, as by SIGSTOP, and "
+                "writes no checkpoint"
+            )
             self._todo = f"`kill -CONT {before}` there continues it"
             self._warn(f"{self._trouble}; {self._todo}")
 
