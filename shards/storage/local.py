@@ -9,7 +9,6 @@ import io
 import logging
 import os
 import re
-import secrets
 import stat
 import threading
 import time
@@ -303,7 +302,7 @@ class LocalStore:
     def create(self, path: str) -> Iterator[BinaryIO]:
         """Yields a temporary file in the same folder; it is synced and renamed if the block ends without an error."""
         target = self._file(path)
-        temporary = target.with_name(f"{TEMPORARY_PREFIX}{target.name}.{secrets.token_hex(8)}")
+        temporary = target.with_name(f"{TEMPORARY_PREFIX}{target.name}.{os.urandom(8).hex()}")
         file = _open_new(temporary, target)
         try:
             with file:
