@@ -265,7 +265,7 @@ class VerifyResumeJob(TrainingJob):
 
 @dataclass(frozen=True, kw_only=True)
 class LsJob(CheckedJob):
-    """Where the runs are, and how they are listed."""
+    """The settings of `patchline ls`: the folder of the runs, and their order."""
 
     dir: str = ""
     """Folder to look for runs in, three levels down; or a run directory."""

@@ -1,4 +1,4 @@
-"""TODO."""
+"""Perceptual hashes, and the search for near-duplicates of evaluation images."""
 
 import io
 import subprocess
