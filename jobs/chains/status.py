@@ -155,12 +155,12 @@ def lines_of(status: ChainStatus, *, columns: int, is_short: bool = False) -> li
     lines = wrapped(words[status.ending], columns, most_lines=_MOST_LINES)
     if status.left:
         verb = "has" if len(status.left) == 1 else "have"
-        lines += wrapped(f"    {', '.join(status.left)} still {verb} jobs in Slurm: they go on to their end", columns)
+        lines += wrapped(f"    {', '.join(status.left)} still {verb} jobs in Slurm, which run to their end", columns)
     if status.ending in (GAVE_UP, CANCELLED):
-        lines += wrapped("    > once it is mended, submit the chain again: what is complete stays", columns)
+        lines += wrapped("    > once it is fixed, submit the chain again: completed steps are kept", columns)
     if status.is_stalled:
-        lines += wrapped("    no job of the chain is left, so it does not go on by itself", columns)
-        lines += wrapped("    > submit the chain again: what is complete stays", columns)
+        lines += wrapped("    no job of the chain is left, so it does not continue by itself", columns)
+        lines += wrapped("    > submit the chain again: completed steps are kept", columns)
     width = max(len(step.name) for step in status.steps)
     for step in status.steps:
         if is_short and step.state == "complete":

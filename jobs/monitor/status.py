@@ -176,7 +176,7 @@ def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
         words = "is asked to stop, and stays stopped, by its file STOP; to continue, delete it and submit again"
         found.append(Finding(found=words, todo=f"rm {shlex.quote(str(run_dir / 'STOP'))}"))
     if is_there(run_dir / "submit" / "gave-up"):
-        words = "has given up: tries in a row saved nothing new; once it is mended, submit again"
+        words = "has given up: tries in a row saved nothing new; once it is fixed, submit again"
         found.append(Finding(found=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
     if ended := said_of_last_try(run_dir):
         found.append(Finding(found=ended))
