@@ -1,8 +1,8 @@
 """Finds out what went wrong with a run. The most likely cause comes first. Each cause says where it can be seen and
 what fixes it. All functions are pure.
 
-Only the last try is explained. Why earlier tries failed is in `patchline report`. Each rule yields findings with a
-number; the lowest number is the most likely cause. Findings that are not faults are notes.
+Only the last try is explained; `patchline report` says why earlier tries failed. Each rule yields findings with a
+number, and the lowest number is the most likely cause. Findings that are not faults are notes.
 """
 
 import shlex
@@ -107,7 +107,7 @@ def _of_queue(found: Evidence) -> Ranked:
 
 
 def _of_log(found: Evidence) -> Ranked:
-    """Yields the first line of each kind in the log, because later ones are often its consequence."""
+    """Yields the first line of each kind in the log, because later lines are often its consequences."""
     for pattern, rank, words, todo in SIGNS:
         line = next((one for one in found.log if pattern.search(one.text)), None)
         if line:
