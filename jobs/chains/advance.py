@@ -181,7 +181,7 @@ def _submit_again(chain: Chain, unit: Unit, missing: list[int], record: Record) 
         what = "it" if unit.num_tasks == 1 else f"{plural(len(missing), 'task')} of it"
         raise WillNotSucceedError(
             f"{unit.name} is not complete: {what} was submitted {plural(idle, 'time')} in a row without anything new; "
-            f"see the logs in {chain.state / 'jobs'}, and submit the chain again to go on"
+            f"see the logs in {chain.state / 'jobs'}, and submit the chain again to continue"
         )
     if number:
         log.info("%s: %s of %s missing, submitted again", unit.name, len(missing), unit.num_tasks)

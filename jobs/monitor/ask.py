@@ -63,7 +63,7 @@ def _save(run_dir: Path, facts: RunFacts) -> None:
     if facts.state != "running":
         raise UserError(f"{str(run_dir)!r} is {facts.state}, and only a running one can save; see `patchline status`")
     _write(run_dir / "SAVE")
-    log.info("%s: it saves at its next step, and goes on", _shown(run_dir))
+    log.info("%s: it saves at its next step, and continues", _shown(run_dir))
 
 
 def _refuse_copy(run_dir: Path, facts: RunFacts) -> None:
@@ -146,7 +146,7 @@ def _cancel_output(word: str, environ: Mapping[str, str]) -> int:
 def _told(gone: Mapping[str, QueuedJob], shown: str) -> int:
     for one in gone.values():
         log.info("cancelled %s, which was %s%s", one.job, one.state, f": {one.tag}" if one.tag else "")
-    log.info("to go on, submit %s again", shown)
+    log.info("to continue, submit %s again", shown)
     return exit_codes.DONE
 
 

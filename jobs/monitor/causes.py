@@ -86,7 +86,7 @@ def _of_folder(found: Evidence) -> Ranked:
         yield 0, _fault(words, "STOP", f"rm {shlex.quote(str(found.run_dir / 'STOP'))}")
     if found.has_given_up:
         words = "it has given up: tries in a row saved nothing new; the causes around this line say why"
-        yield 50, _fault(words, "submit/gave-up", f"once that is mended, {_AGAIN}")
+        yield 50, _fault(words, "submit/gave-up", f"once that is fixed, {_AGAIN}")
 
 
 def _of_queue(found: Evidence) -> Ranked:
@@ -210,7 +210,7 @@ def _of_silence(found: Evidence) -> Ranked:
     """Yields what is known of a run that ended without a message: its state when it was last seen."""
     why = next(iter(found.facts.run.reasons), "it ended, and nothing tells why")
     is_gone = found.facts.run.has_vanished
-    guess = "; so ends what is killed by SIGKILL, or whose node is lost" if is_gone else ""
+    guess = "; a run ends like this if SIGKILL or the loss of its node ends it" if is_gone else ""
     todo = f"`dmesg -T | grep -i oom` on its node tells whether memory ran out; {_AGAIN}" if is_gone else _AGAIN
     yield 60, _fault(why + guess, "heartbeats/rank-00000.json", todo)
 

@@ -390,7 +390,7 @@ def drawn(view: View, *, columns: int, rows: int) -> "list[Text]":
         lines += [_text(""), _text(f"log: {view.log_name}", "bold")]
         lines += [_text(fitted(line, columns)) for line in view.log[-room:]]
     lines += [_text("")] * (rows - 1 - len(lines))
-    lines.append(_text("q or Ctrl-C leaves; the run goes on", "dim"))
+    lines.append(_text("q or Ctrl-C leaves; the run continues", "dim"))
     for line in lines:
         line.truncate(columns, overflow="ellipsis")
     return lines
@@ -406,7 +406,7 @@ def drawn_chain(
         lines += [_text(""), *drawn(view, columns=columns, rows=max(2, rows - len(lines) - 1))]
     else:
         lines += [_text(part, "yellow") for part in wrapped(complaint, columns, most_lines=2)] if complaint else []
-        lines += [_text("")] * (rows - 1 - len(lines)) + [_text("q or Ctrl-C leaves; the chain goes on", "dim")]
+        lines += [_text("")] * (rows - 1 - len(lines)) + [_text("q or Ctrl-C leaves; the chain continues", "dim")]
     for line in lines:
         line.truncate(columns, overflow="ellipsis")
     return lines[:rows]
