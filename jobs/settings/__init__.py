@@ -1,4 +1,4 @@
-"""The jobs' dataclasses. These modules load no large library."""
+"""Holds the dataclasses of the jobs. These modules load no large library."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
-"""The jobs of the stages that make and check datasets: the settings of `pack`, `index`, `verify` and `card`.
+"""Defines the jobs of the stages that make and check datasets: the settings of `pack`, `index`, `verify` and `card`.
 
-The module has only configurations, so that help and mistakes are answered without loading what a stage needs.
+The module has only configurations, so that help and error messages appear without loading the libraries of a stage.
 """
 
 from dataclasses import dataclass, field
@@ -43,8 +43,8 @@ class PackJob:
     split: str = "train"
     """Name of the split, such as train or test."""
     split_test: Annotated[float, Range(0, below=1, zero="none")] = 0.0
-    """Share of each class to set aside as the test split, such as 0.2, which is packed first, to OUT-test. Equal images
-    stay together; the seed decides which."""
+    """Share of each class to set aside as the test split, such as 0.2. The test split is packed first, to OUT-test.
+    Copies of an image stay in one split; the seed chooses the images."""
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
     labels: LabelRules = field(default_factory=LabelRules)
@@ -68,7 +68,7 @@ class PackJob:
     resize: Resize = field(default_factory=Resize)
     """Images to store as smaller copies."""
     unlabeled: Literal["refuse", "keep"] = "refuse"
-    """Whether images without a label are quarantined, or packed: scores leave them out, as ImageNet-ReaL does."""
+    """Whether images without a label are quarantined, or packed. Scores then leave them out, as ImageNet-ReaL does."""
     workers: Annotated[int, Range(1)] = 1
     """Worker processes."""
     phase: Phase = "all"
