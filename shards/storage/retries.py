@@ -145,10 +145,10 @@ class RequestRetries:
         said = f"reading {self._what} failed {self._failures} times in {waited:.0f} s, last with: {fault}"
         if waited + pause > config.deadline_seconds:
             what = f"{said}; the deadline is {config.deadline_seconds:.0f} s"
-            raise StorageError(what, todo="try again once the storage is well")
+            raise StorageError(what, todo="try again when the storage has recovered")
         if is_answer and not self._budget.spend():
             budget = f"{config.budget_reserve:.0f} retries and {config.budget_share:g} more for each read"
             what = f"{said}; this process's {budget} are spent"
-            raise StorageError(what, todo="try again once the storage is well, or with fewer connections")
+            raise StorageError(what, todo="try again when the storage has recovered, or with fewer connections")
         self._pause(pause)
         return True
