@@ -430,7 +430,7 @@ TOOLS = {
         examples=("stop /shared/h14",),
     ),
     "save": Tool(
-        summary="ask a run to save a checkpoint now, and to go on training",
+        summary="ask a run to save a checkpoint now, and to continue training",
         takes="RUN",
         module="jobs.monitor.ask",
         is_about_jobs=False,

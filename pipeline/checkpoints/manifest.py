@@ -127,7 +127,8 @@ class CheckpointId:
 class CheckpointManifest:
     """Everything that a run needs to continue. `position`: the position of the stream of batches. `job`: what
     determines which jobs may continue the run. `losses`: the latest losses, by which the guard judges the next ones.
-    `record` is for people and reports; when a run continues, only the micro-batch is taken from it."""
+    `record` is for people and reports; a run that continues takes only its micro-batch, its attention kernel and its
+    seconds so far from the record."""
 
     __pydantic_config__ = _STRICT
 

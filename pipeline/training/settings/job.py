@@ -16,7 +16,7 @@ from shards.errors import UserError
 from shards.output.quantities import plural
 
 _MOST_PROJECT_CHARACTERS, _NOT_IN_WANDB = 128, "/\\#?%:"  # limits of a project's name at W&B
-_MOST_LOSSES = 4096  # kept in each manifest
+_MOST_LOSSES = 4096  # the most losses that a manifest keeps
 # The most elements of a bucket on a CPU. The C library keeps freed blocks of up to 32 MiB. Larger ones go back to the
 # kernel, which then has to clear their pages again in each step.
 MOST_ON_CPU = 7_500_000
@@ -208,7 +208,8 @@ class InitialConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HangConfig:
-    """When a rank counts as hung. All ranks then write their stacks to RUN/stacks and end with exit code 74.
+    """The time limits after which a rank counts as hung. All ranks then write their stacks to RUN/stacks and end with
+    exit code 74.
 
     Time during which a rank's processes are suspended does not count.
     """

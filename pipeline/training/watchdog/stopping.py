@@ -132,8 +132,7 @@ class Signals:
         return StopRequest.SAVE if asked and asked != self._served else StopRequest.NOTHING
 
     def over(self) -> None:
-        """Says that everything is committed and all ranks know. When the context ends, the signals are ignored from
-        then on."""
+        """Says that everything is committed and all ranks know. The signals are ignored once the context has ended."""
         self._is_over = True
 
     def saving(self) -> None:
@@ -254,11 +253,11 @@ class Stopping:
 
     @contextmanager
     def giving_up(self, doing: str) -> Iterator[None]:
-        """Lets the work inside the `with` block be given up: 5 s after a signal, WaitGivenUpError is raised there.
-        `doing`: what is done, for messages.
+        """Allows a stop request to interrupt the work inside the `with` block: 5 s after the signal, WaitGivenUpError
+        is raised there. `doing`: what is done, for messages.
 
-        With several ranks nothing is given up: the others are in a collective, and would take this rank's collective
-        for saving as its part in theirs.
+        With several ranks nothing is interrupted: the others are in a collective, and would mistake this rank's
+        collective for saving for its part in theirs.
         """
         self._doing, self._can_give_up = doing, self._is_alone
         try:
