@@ -8,12 +8,14 @@ MASTER_ADDR and MASTER_PORT), or `mpirun` (Open MPI's and MPICH's names; MASTER_
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from shards.config_values import shown_value
+from shards.config_values import Range, shown_value
 from shards.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 MOST_RANKS = 1 << 20
+MOST_SECONDS = 7 * 86400  # that a time limit of the ranks may have
 _MOST_THREADS = 1 << 12
 _OF_LAUNCH = (
     *("MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
@@ -26,9 +28,8 @@ _ADVICE = "torchrun, srun and --processes set it: start with one of them, or uns
 class TimeLimits:
     """How long ranks wait for each other. A training run takes both limits from its HangConfig."""
 
-    join_seconds: float = 300.0
-    """The time until all ranks must have arrived where they meet; NCCL or gloo then has the same time to connect
-    them."""
+    join_seconds: Annotated[float, Range(1, MOST_SECONDS)] = 300.0
+    """Most seconds until all ranks have arrived where they meet; NCCL or gloo then has as long to connect them."""
     exchange_seconds: float = 1800.0
     """The time after which an exchange fails: the last resort if no heartbeat ends a run that hangs."""
 
