@@ -77,8 +77,8 @@ def retire(
 def kept_folders(standing: list[CheckpointId], retention: Retention) -> set[str]:
     """Returns the folders that stay. `standing`: the standing checkpoints, newest first.
 
-    For rewinds, two checkpoints stay: the newest of those at least `rewind_steps` before the newest of all, and the one
-    after it, which takes its place later.
+    For rewinds, two checkpoints stay: the newest one that is at least `rewind_steps` steps before the newest of all,
+    and the one after it, which takes its place later.
     """
     last = max((each.step for each in standing), default=0) - retention.rewind_steps
     far = [each for each in standing if each.step <= last]

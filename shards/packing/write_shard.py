@@ -90,7 +90,8 @@ class PlannedSample:
 
 
 def pack_shard(task: ShardTask) -> int:
-    """Writes and commits one shard, unless that is done. Returns the number of its samples in the plan."""
+    """Writes and commits one shard, unless it is already complete. Returns the number of the shard's samples in the
+    plan."""
     store = open_store(task.url)
     _refuse_other_samples(task.url, samples_of_shard(task.shard, task.spec), task.samples_sha256)
     try:

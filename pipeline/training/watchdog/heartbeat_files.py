@@ -22,7 +22,7 @@ from shards.files.local_files import read_local_file, write_whole
 from shards.files.typed_json import read_record
 
 _TIMES_LONGEST = 3.0
-_TIMES_JOINING = 2.0  # the ranks first meet, which ends with its own message if one is missing, and then connect
+_TIMES_JOINING = 2.0  # the ranks first meet (a missing rank has its own message), and then connect
 FOLDER = "heartbeats"
 _HANGING = "hanging"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -52,8 +52,9 @@ _OF_A_STEP = (Phase.WAITING_FOR_DATA, Phase.COMPUTING, Phase.EVALUATING)
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place in a run that a rank has reached. `step` is the step, from 1 on, and `batch` that of an evaluation; 0
-    means none yet. `is_first`: whether this is done for the first time, and so may compile."""
+    """The place in a run that a rank has reached. `step`: the step, from 1 on. `batch`: the batch of an evaluation,
+    from 1 on. For both, 0 means none yet. `is_first`: whether the rank does this for the first time, when it may have
+    to compile."""
 
     phase: Phase
     step: int = 0
@@ -67,8 +68,8 @@ class Place:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether this is a place in a step, and not done for the first time. The time that such places take tells what
-        is usual."""
+        """Whether this is a place in a step that the rank reaches again. How long the rank stays at such places shows
+        what is usual."""
         return self.phase in _OF_A_STEP and not self.is_first
 
     def words(self) -> str:
@@ -90,12 +91,12 @@ class RankProgress:
         self._num_steps = self._num_evaluations = 0
 
     def step_begins(self, step: int) -> None:
-        """Says that a step begins, by waiting for its data."""
+        """Records that a step begins, with the wait for its data."""
         self._num_steps += 1
         self.place = Place(phase=Phase.WAITING_FOR_DATA, step=step, is_first=self._num_steps == 1)
 
     def enters(self, phase: Phase, *, batch: int = 0) -> None:
-        """Says that another phase of the same step begins. `batch`: the batch of an evaluation, from 1 on; 0: the
+        """Records that another phase of the same step begins. `batch`: the batch of an evaluation, from 1 on; 0: the
         evaluation begins."""
         if phase is Phase.EVALUATING and not batch:
             self._num_evaluations += 1
@@ -104,8 +105,8 @@ class RankProgress:
 
 
 def limit_seconds(place: Place, config: HangConfig, *, longest_seconds: float) -> float:
-    """Returns how long a rank may stay at a place. `longest_seconds`: the longest that it has stayed at a place of a
-    step."""
+    """Returns how long a rank may stay at a place. `longest_seconds`: the longest time that the rank has stayed at a
+    repeated place."""
     if place.is_repeated:
         return max(config.step_seconds, _TIMES_LONGEST * longest_seconds)
     if place.phase is Phase.JOINING:
@@ -207,7 +208,7 @@ class HeartbeatFiles:
 
 
 def rank_words(run_dir: Path, rank: int) -> str:
-    """Returns the rank as text, with its host if a heartbeat says it."""
+    """Returns the rank as text, with its host if a heartbeat names it."""
     try:
         path = run_dir / FOLDER / f"rank-{rank:05d}.json"
         host = read_record(Beat, read_local_file(path, most_bytes=_MOST_BYTES)).host
