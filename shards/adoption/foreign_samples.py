@@ -53,7 +53,7 @@ class SampleRules:
     """Which members of a sample are its image and its label."""
 
     image_keys: tuple[str, ...] = ("jpg", "jpeg", "png", "webp")
-    """Suffixes of the image; the first one found is used."""
+    """Suffixes of a sample's image; the first one found is used."""
     label_key: str = "cls"
     """Suffix of the member whose text is the label, an integer or a name."""
     label_field: str = ""

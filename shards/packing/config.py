@@ -136,7 +136,9 @@ class About:
     """
 
     description: str = ""
+    """Description of the dataset, for its manifest and card; can also be added after packing."""
     licence: str = ""
+    """Licence of the images, for the manifest and card; can also be added after packing."""
 
     def __post_init__(self) -> None:
         for option, text in (("--description", self.description), ("--licence", self.licence)):

@@ -111,7 +111,8 @@ def _shown(folder: bytes) -> str:
 def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop: threading.Event | None) -> Result:
     """Returns what `read()` returns. Calls it again while it fails with an error that may pass.
 
-    Raises the error once the deadline is over, and ReadStoppedError once `stop` is set.
+    Raises the error, with the name `what` as its path, once the deadline is over, and ReadStoppedError once `stop` is
+    set.
     """
     retries = None
     while True:
@@ -128,6 +129,7 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
                 retries.again_after_failure(str(error), is_answer=False)
             except StorageError as given_up:
                 log.warning("%s", given_up)
+                error.filename = error.filename or what  # the errors of reads do not have it
                 raise error from None
             log.info("reading %s failed: %s", what, error)
             traffic.add(TrafficCounts(retries=1))
@@ -272,13 +274,13 @@ class LocalStore:
     def size(self, path: str) -> int:
         """Returns the number of bytes of the file."""
         file = self._file(path)
-        if not file.is_file():
+        if not self.exists(path):
             raise MissingObjectError(path, url=self.url)
-        return file.stat().st_size
+        return self._again(path, lambda: file.stat().st_size, None)
 
     def exists(self, path: str) -> bool:
         """Says whether the file exists."""
-        return self._file(path).is_file()
+        return self._again(path, self._file(path).is_file, None)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """Yields all files below `prefix`, without unfinished writes. Links are followed, but not in circles."""
