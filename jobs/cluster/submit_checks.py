@@ -16,7 +16,7 @@ from typing import Any
 
 from jobs.cluster.settings import ClusterConfig, Names, asked_seconds, seconds_of
 from jobs.cluster.slurm import partitions, ran
-from jobs.settings.models import PlanJob
+from jobs.settings.runs import PlanJob
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.settings.job import TrainingJob

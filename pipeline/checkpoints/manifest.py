@@ -211,7 +211,7 @@ def _refuse_contradictions(manifest: CheckpointManifest) -> None:
 
 
 class _FileSizes:
-    """The sizes of a checkpoint's files by rank. Raises ValueError if a file's name is not that of its rank."""
+    """The sizes of a checkpoint's files by rank. Raises ValueError if a file's name does not fit its rank."""
 
     def __init__(self, files: Mapping[str, FileRecord]) -> None:
         for name in files:
@@ -262,7 +262,7 @@ def id_from_path(path: str) -> CheckpointId | None:
 
 
 def is_checkpoint_file(path: str) -> bool:
-    """Returns whether a path is that of a file of a checkpoint, committed or not. Files with other names are not
+    """Returns whether a path belongs to a file of a checkpoint, committed or not. Files with other names are not
     Patchline's and are never deleted."""
     folder, _, name = path.rpartition("/")
     return bool(_FOLDER.fullmatch(folder) and _FILE.fullmatch(name))

@@ -143,8 +143,8 @@ def _random_resized_crop(
 @dataclass(frozen=True, kw_only=True)
 class Viewport:
     """A view of a crop. The crop is resized to height x width, and `num_reflected` pixels are reflected at each edge;
-    the output shows the part of that which begins at (top, left). `is_cut_off`: bilinear values are cut off to whole
-    grey levels, not rounded."""
+    the output shows the part of the result that begins at (top, left). `is_cut_off`: whether bilinear values are cut
+    off to whole grey levels instead of rounded."""
 
     height: int
     width: int

@@ -382,7 +382,7 @@ class TrainBatches:
         return found
 
     def _recolour(self, view: Pixels, draws: _Draws) -> None:
-        """Applies 3-Augment, the colour jitter and RandAugment, as far as they are on. Raises DecodeError."""
+        """Applies 3-Augment, the colour jitter and RandAugment, if they are on. Raises DecodeError."""
         with image_faults():
             if self.config.augment.num_colour_draws:
                 view[...] = recoloured(view, draws.colours, config=self.config.augment)

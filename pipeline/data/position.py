@@ -1,8 +1,8 @@
 """A position: which batch of a stream comes next, and everything that determines its pixels. All functions are pure.
 
-Steps count updates, and schedules follow them; data steps count the batches of the sample order. Both are equal until a
-run leaves out data steps, for example those around a loss spike. From then on, step s takes the s-th of the remaining
-data steps.
+Steps count updates, and schedules follow them; data steps count the batches of the sample order. The two numbers are
+equal until a run leaves out data steps, for example the data steps around a loss spike. From then on, step s takes the
+s-th of the remaining data steps.
 """
 
 import json

@@ -25,7 +25,7 @@ LEAST_STD = 1e-5
 _ROWS = 4096  # images that are scored together
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # the strongest first: each fit starts from the one before
 DEFAULT_STRENGTH = 1e-1  # used if no shot can be held out
-_HELD_OUT = 5  # one of this number of shots is held out
+_HELD_OUT = 5  # one shot in five is held out
 _MOST_ITERATIONS = 200
 
 

@@ -183,8 +183,7 @@ def _usable(found: Prediction | UserError) -> Prediction:
 
 
 def _pixels(image: Image.Image) -> Pixels:
-    """Returns the pixels of an image, uint8[height, width, 3], upright. Transparent parts become white, as for
-    files."""
+    """Returns the pixels of an image, uint8[height, width, 3], upright. Transparent parts become white, as in files."""
     if image.mode not in _MODES:
         raise UserError(f"a Pillow image has the mode {image.mode!r}; allowed: {', '.join(_MODES)}: convert it")
     try:

@@ -1,4 +1,4 @@
-"""Where a Vision Transformer's attention looks: its weights, how far they reach, and their product over the layers.
+"""Computes where a Vision Transformer's attention looks: its weights, their reach, and their product over the layers.
 
 Sources: "An Image is Worth 16x16 Words", section 4.5 and appendices D.7 (attention distance) and D.8 (attention
 rollout: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020).

@@ -40,7 +40,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class Activations:
-    """The bytes that a pass keeps: a number per image, and a fixed number however many images there are.
+    """The bytes that a pass keeps: a number per image, and a fixed number that does not depend on the number of images.
 
     `working_bytes` and `fixed_working_bytes` are the most that its backward pass needs in addition, counted in the same
     way: the gradients of one block and, with activation checkpointing, everything that this block keeps when it is
@@ -243,7 +243,7 @@ def _post_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]
 
 
 def _pre_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]:
-    """Returns the numbers of `_post_activation` for a unit of BiT, whose convolutions pad without a copy."""
+    """Returns the same numbers as `_post_activation`, for a unit of BiT, whose convolutions pad without a copy."""
     if unit.is_basic:
         return unit.channels * before**2 + 2 * unit.outer * after**2, 2
     return (unit.channels + 2 * unit.inner) * before**2 + 2 * unit.inner * after**2, 3
@@ -262,7 +262,8 @@ def _statistic_bytes(how: Pass) -> int:
 
 
 def _mask_bytes(config: ModelConfig, how: Pass) -> int:
-    """Returns the bytes of dropout's mask per element: 1 on a GPU, those of the element on a CPU, 0 without dropout."""
+    """Returns the bytes of dropout's mask per element: 1 on a GPU, the element's own size on a CPU, 0 without
+    dropout."""
     return 0 if not config.dropout else 1 if how.is_on_gpu else how.element_bytes
 
 

@@ -56,8 +56,8 @@ def branch_factors(
 
 
 def kept_images(factors_Ln2: NDArray[np.float32], block: int) -> list[NDArray[np.int64]]:
-    """Returns the images that keep a block's attention, and those that keep its MLP; at least two of each if there are
-    two.
+    """Returns the images that keep a block's attention, and the images that keep its MLP: at least two of each, unless
+    there is only one image.
 
     Dropped images, whose factor is 0, are added to reach two: a parameter without a gradient would be missing from the
     sums over ranks, and torch.compile makes other kernels for a single image.
@@ -91,7 +91,7 @@ def patch_sources(
 
 
 class Gradients:
-    """Forward and backward passes over a rank's share of a batch. `times`: where the time they take is recorded.
+    """Forward and backward passes over a rank's share of a batch. `times`: where the time of the passes is recorded.
     `class_weights`: float32[K], the factor of an image's loss for each class; None: no factors."""
 
     def __init__(

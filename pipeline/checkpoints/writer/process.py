@@ -48,7 +48,7 @@ _SIGN_SECONDS = 1.0  # the least time between two reports of progress
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
 _LOWEST = 19  # the niceness of the lowest priority
-_NO_SAVE = 1 << 62  # the number of work that belongs to no save, above that of any save
+_NO_SAVE = 1 << 62  # the number of work that belongs to no save; it is above the number of any save
 _OVER = object()
 _READ_BYTES = 1 << 20
 

@@ -101,8 +101,8 @@ class KeptBest:
             log.warning("%s could not be written: %s", self.checkpoints.run_dir / FILE_NAME, error.strerror)
 
     def _on_record(self, resumed_from: CheckpointManifest | None) -> Best | None:
-        """Returns the better of two: the checkpoint that RUN/best.json names, and the one from which the run continues.
-        Called on rank 0."""
+        """Returns the better of two checkpoints: the one that RUN/best.json names, and the one from which the run
+        continues. Called on rank 0."""
         named, newest = self._named(), self._score_of(resumed_from) if resumed_from else None
         if newest is None or (named and not newest.is_better_than(named)):
             return named

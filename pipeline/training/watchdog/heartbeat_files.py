@@ -91,12 +91,12 @@ class RankProgress:
         self._num_steps = self._num_evaluations = 0
 
     def step_begins(self, step: int) -> None:
-        """Says that a step begins, by waiting for its data."""
+        """Records that a step begins, with the wait for its data."""
         self._num_steps += 1
         self.place = Place(phase=Phase.WAITING_FOR_DATA, step=step, is_first=self._num_steps == 1)
 
     def enters(self, phase: Phase, *, batch: int = 0) -> None:
-        """Says that another phase of the same step begins. `batch`: the batch of an evaluation, from 1 on; 0: the
+        """Records that another phase of the same step begins. `batch`: the batch of an evaluation, from 1 on; 0: the
         evaluation begins."""
         if phase is Phase.EVALUATING and not batch:
             self._num_evaluations += 1
@@ -208,7 +208,7 @@ class HeartbeatFiles:
 
 
 def rank_words(run_dir: Path, rank: int) -> str:
-    """Returns the rank as text, with its host if a heartbeat says it."""
+    """Returns the rank as text, with its host if a heartbeat names it."""
     try:
         path = run_dir / FOLDER / f"rank-{rank:05d}.json"
         host = read_record(Beat, read_local_file(path, most_bytes=_MOST_BYTES)).host

@@ -53,7 +53,7 @@ def deepspeed_config(
     """Returns DeepSpeed's configuration. It always sets clipping, whose default became 1.0 in 2026. Raises UserError
     for CUDA graphs with several passes per step."""
     if config.precision == "auto":
-        raise ValueError("engine.precision is 'auto'; the engine needs the one it came to, bf16 or fp32")
+        raise ValueError("engine.precision is 'auto'; the engine needs the resolved one, bf16 or fp32")
     if config.cuda_graphs and plan.accumulation > 1:
         raise UserError(
             f"engine.cuda_graphs is on, but a step has {plan.accumulation} passes; allowed: one (between passes, "
@@ -324,7 +324,7 @@ class Engine:
 
     def update(self, *, learning_rate: float, ema_decay: float | None = None, discard: bool = False) -> UpdateResult:
         """Makes the optimiser step with the gradients accumulated so far, at this learning rate (times the factor of
-        each layer) and with this decay of the average (None: that of the run). `discard`: drops the gradients instead,
+        each layer) and with this decay of the average (None: the run's decay). `discard`: drops the gradients instead,
         in the way in which DeepSpeed drops non-finite ones; no tensor of the state changes."""
         norm_before = spoil_gradients(self._zero, self.gradients().values()) if discard else None
         for group in self._zero.param_groups:

@@ -1,7 +1,7 @@
 """Muon: momentum with orthogonalised matrices, for matrices that ZeRO has cut into flat partitions.
 
 Sources: Keller Jordan's post of 2024 (https://kellerjordan.github.io/posts/muon/) and its code, KellerJordan/Muon;
-torch.optim.Muon, whose update this is to the bit in a bf16 model; "Muon is Scalable for LLM Training" (Liu et al.,
+torch.optim.Muon, which makes bitwise the same update of a bf16 model; "Muon is Scalable for LLM Training" (Liu et al.,
 2025, arXiv:2502.16982) for the size of an update. In an fp32 model, the iteration runs in fp32 here, but in bf16 in
 torch. After 20 updates at a rate of 0.02, the weights differ by 1e-3, and those computed here are nearer to the exact
 ones. With G the gradient of a matrix of A rows and B columns:

@@ -70,7 +70,7 @@ def rate_factors(names: Iterable[str], config: OptimizerConfig) -> dict[str, flo
 
 def group_of(name: str) -> str:
     """Returns the part of the model to which a parameter belongs: a block, a ResNet's stage, the embedding of patches,
-    that of positions with the class token and registers (`embed.position`), a hybrid's root (`embed.resnet`), or else a
+    the positions with the class token and registers (`embed.position`), a hybrid's root (`embed.resnet`), or else a
     module of the model, such as `norm` and `head`."""
     if name.startswith(_POSITION):
         return _POSITION[0]
