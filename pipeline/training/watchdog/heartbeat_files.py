@@ -1,4 +1,4 @@
-"""What each rank is doing now, as its main thread reports it, in a small file per rank in RUN/heartbeats.
+"""Keeps a small file per rank in RUN/heartbeats, which says what the rank is doing now, as its main thread reports it.
 
 All ranks read and write these files in a shared folder. One more file says that a rank hangs. How long a rank has been
 silent is the difference between two times of that folder's file system, so the hosts' clocks do not matter.
@@ -68,8 +68,8 @@ class Place:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether this is a place in a step that the rank reaches again. How long the rank stays at such places shows
-        what is usual."""
+        """Whether this is a phase of a step that the rank has been in before. How long the rank stays at such places
+        shows how long they usually take."""
         return self.phase in _OF_A_STEP and not self.is_first
 
     def words(self) -> str:
