@@ -46,8 +46,9 @@ def gone_message(what: object, *, is_run: bool = False) -> str:
 class Attempt:
     """One start of the run. `token`: the attempt's number and a nonce, which identify it.
 
-    `resumed_from` is None for a start from scratch. `skipped`: the data steps that it leaves out. `is_unreadable`:
-    whether its record is damaged, so that it is unknown what it resumed from.
+    `resumed_from` is None for a start from scratch. `skipped`: the data steps that it leaves out. `unread`: newer
+    checkpoints that storage could not read at this start; retention leaves them alone. `is_unreadable`: whether this
+    record is damaged, so that it is unknown what the attempt resumed from.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -55,6 +56,7 @@ class Attempt:
     token: Token
     resumed_from: CheckpointId | None
     skipped: Skipped
+    unread: tuple[CheckpointId, ...] = ()
     is_unreadable: bool = False
 
     def __post_init__(self) -> None:
@@ -66,7 +68,7 @@ _ATTEMPT = TypeAdapter(Attempt)
 
 def attempt_to_json(attempt: Attempt) -> bytes:
     """Returns an attempt's record as UTF-8 JSON that contains its own digest."""
-    return sealed(_ATTEMPT.dump_json(attempt, exclude={"is_unreadable"}))
+    return sealed(_ATTEMPT.dump_json(attempt, exclude={"is_unreadable"}, exclude_defaults=True))
 
 
 def attempt_from_json(data: bytes) -> Attempt:

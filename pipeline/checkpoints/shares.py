@@ -3,11 +3,11 @@
 If the number of ranks or the ZeRO stage has changed, a rank needs many short pieces: under ZeRO-3, each of 512 ranks
 holds 13 KB of each of a thousand tensors. To verify a piece, a rank must read the 1 MiB part that contains it, because
 checksums are per part. If every rank read its pieces by itself, the ranks would read the checkpoint a hundred times
-over. So each rank reads and verifies a share: consecutive whole parts of the files, about as many as every other rank.
-If nothing has changed, its share is its own file. It also reads what it needs from other shares, if that is little for
-all ranks together. Otherwise, the shares are gathered on all ranks, some megabytes at a time, and each rank copies what
-it needs. For ViT-H/14, each rank then receives 8 GB. An all-to-all would send less, but NCCL keeps buffers for each
-pair of ranks that has ever exchanged anything: gigabytes of a GPU's memory at 512 ranks.
+over. So each rank reads and verifies a share: consecutive whole parts of the files, about the same number for every
+rank. If nothing has changed, its share is its own file. It also reads what it needs from other shares, if that is
+little for all ranks together. Otherwise, the shares are gathered on all ranks, some megabytes at a time, and each rank
+copies what it needs. For ViT-H/14, each rank then receives 8 GB. An all-to-all would send less, but NCCL keeps buffers
+for each pair of ranks that has ever exchanged anything: gigabytes of a GPU's memory at 512 ranks.
 """
 
 from collections.abc import Mapping, Sequence

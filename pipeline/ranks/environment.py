@@ -31,7 +31,7 @@ class TimeLimits:
     join_seconds: Annotated[float, Range(1, MOST_SECONDS)] = 300.0
     """Most seconds until all ranks have arrived where they meet; NCCL or gloo then has as long to connect them."""
     exchange_seconds: float = 1800.0
-    """After which an exchange fails: the last resort if no heartbeat ends a run that hangs."""
+    """The time after which an exchange fails: the last resort if no heartbeat ends a run that hangs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,8 +152,8 @@ def _numbers(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int, int]
 
 
 def launch_from(environ: Mapping[str, str]) -> str:
-    """Returns an identifier of this start of the run. It is equal on all of its ranks, and differs from those of other
-    starts on the host."""
+    """Returns an identifier of this start of the run. It is the same on all ranks of the start, and other starts on the
+    host have other identifiers."""
     return "|".join(environ.get(name, "") for name in _OF_LAUNCH)
 
 

@@ -196,7 +196,7 @@ def _initial_weights(job: TrainingJob, *, say: bool = False) -> Weights:
 
 
 def _held_out(job: TrainingJob, data: TrainingData, *, ranks: LocalRanks, say: bool) -> dict[str, Dataset]:
-    """Returns the datasets to score on, by name; the one that decides which model is best has an empty name. `say`:
+    """Returns the datasets to score on, by name; the dataset that decides which model is best has an empty name. `say`:
     whether to log which part of the data is trained on, unless it is all of it, and to warn if the run also trains on
     the images that decide which model is best."""
     if say and data.part_text:

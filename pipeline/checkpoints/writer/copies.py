@@ -86,7 +86,7 @@ class HostBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the buffer, which is that of the rank file in it."""
+        """The size of the buffer, which the rank file in it fills."""
         return self._bytes.numel()
 
     def fit(self, num_bytes: int) -> None:

@@ -1,5 +1,5 @@
-"""When a run saves without being asked: every N steps, by the clock, and at each new best score. Keeps track of the
-best checkpoint.
+"""Decides when a run saves without being asked: every N steps, by the clock, and at each new best score. It also keeps
+track of the best checkpoint.
 
 The clock's request reaches all ranks in the same way as a person's request to save (watchdog/stopping.py). The other
 reasons depend only on the step and the scores, which all ranks share, so all ranks decide alike.
@@ -101,8 +101,8 @@ class KeptBest:
             log.warning("%s could not be written: %s", self.checkpoints.run_dir / FILE_NAME, error.strerror)
 
     def _on_record(self, resumed_from: CheckpointManifest | None) -> Best | None:
-        """Returns the better of two: the checkpoint that RUN/best.json names, and the one from which the run continues.
-        Called on rank 0."""
+        """Returns the better of two checkpoints: the one that RUN/best.json names, and the one from which the run
+        continues. Called on rank 0."""
         named, newest = self._named(), self._score_of(resumed_from) if resumed_from else None
         if newest is None or (named and not newest.is_better_than(named)):
             return named

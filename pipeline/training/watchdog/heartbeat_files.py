@@ -1,4 +1,4 @@
-"""What each rank is doing now, as its main thread reports it, in a small file per rank in RUN/heartbeats.
+"""Keeps a small file per rank in RUN/heartbeats, which says what the rank is doing now, as its main thread reports it.
 
 All ranks read and write these files in a shared folder. One more file says that a rank hangs. How long a rank has been
 silent is the difference between two times of that folder's file system, so the hosts' clocks do not matter.
@@ -68,8 +68,8 @@ class Place:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether this is a place in a step that the rank reaches again. How long the rank stays at such places shows
-        what is usual."""
+        """Whether this is a phase of a step that the rank has been in before. How long the rank stays at such places
+        shows how long they usually take."""
         return self.phase in _OF_A_STEP and not self.is_first
 
     def words(self) -> str:
@@ -91,12 +91,12 @@ class RankProgress:
         self._num_steps = self._num_evaluations = 0
 
     def step_begins(self, step: int) -> None:
-        """Says that a step begins, by waiting for its data."""
+        """Records that a step begins, with the wait for its data."""
         self._num_steps += 1
         self.place = Place(phase=Phase.WAITING_FOR_DATA, step=step, is_first=self._num_steps == 1)
 
     def enters(self, phase: Phase, *, batch: int = 0) -> None:
-        """Says that another phase of the same step begins. `batch`: the batch of an evaluation, from 1 on; 0: the
+        """Records that another phase of the same step begins. `batch`: the batch of an evaluation, from 1 on; 0: the
         evaluation begins."""
         if phase is Phase.EVALUATING and not batch:
             self._num_evaluations += 1
@@ -223,7 +223,7 @@ class HeartbeatFiles:
 
 
 def rank_words(run_dir: Path, rank: int) -> str:
-    """Returns the rank as text, with its host if a heartbeat says it."""
+    """Returns the rank as text, with its host if a heartbeat names it."""
     try:
         host = read_beat(run_dir / beat_path(rank)).host
     except (OSError, ValueError, InvalidDataError):
