@@ -24,7 +24,16 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import NO_ORIGIN, Origin, has_process, is_start, origin_in, start_in
-from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, Phase, Place, rank_words
+from pipeline.training.watchdog.heartbeat_files import (
+    FOLDER,
+    HANGING,
+    MOST_BEAT_BYTES,
+    Beat,
+    Phase,
+    Place,
+    beat_path,
+    rank_words,
+)
 from shards.config_values import whole_number
 from shards.errors import Finding, InvalidDataError
 from shards.files.local_files import Line, Tail, is_finite, is_number, is_step, read_local_file, read_tail
@@ -40,7 +49,7 @@ _FIRST_BEAT_SECONDS = 30.0  # after a start; the first heartbeat comes after at 
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"  # not imported from metrics.py and ledger.py, which load much more
 SIGNS_OF_A_RUN = (METRICS, LEDGER, FOLDER, "DONE")
 _TAIL_BYTES, _LONG_TAIL_BYTES = 1 << 16, 1 << 24
-_MOST_BEAT_BYTES, _MOST_DONE_BYTES = 4096, 16 << 20
+_MOST_DONE_BYTES = 16 << 20
 _OF_RANKS = (
     *("ranks/own_step", "ranks/own_step_rank", "ranks/own_step_median", "ranks/data_wait", "ranks/data_wait_rank"),
     *("time/communication", "time/step"),
@@ -430,8 +439,8 @@ def _start(line: Line, now: float) -> LastStart | None:
 def _beat(reader: _Reader, now: float, *, attempt: str) -> LastBeat | None:
     """Returns rank 0's last heartbeat. Returns None if `attempt` is known and the heartbeat belongs to an earlier
     start."""
-    name = f"{FOLDER}/rank-00000.json"
-    data = reader.small(name, most_bytes=_MOST_BEAT_BYTES)
+    name = beat_path(0)
+    data = reader.small(name, most_bytes=MOST_BEAT_BYTES)
     if data is None:
         return None
     written = reader.times[-1]
@@ -443,7 +452,7 @@ def _beat(reader: _Reader, now: float, *, attempt: str) -> LastBeat | None:
         if abs(written - beat.unix_time) > _COPIED_SECONDS:
             reader.copied_from = beat.unix_time
         place = Place(phase=Phase(beat.phase), step=beat.step, batch=beat.batch)
-        hanging = reader.small(f"{FOLDER}/hanging", most_bytes=_MOST_BEAT_BYTES)
+        hanging = reader.small(HANGING, most_bytes=MOST_BEAT_BYTES)
         is_hanging = beat.has_dumped or hanging == beat.attempt.encode()
         is_gone = beat.host == socket.gethostname() and not has_process(beat.pid)
         return LastBeat(
