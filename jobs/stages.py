@@ -179,7 +179,7 @@ STAGES = {
     "predict": Stage(
         summary="predict the classes of images with a run's weights",
         module="jobs.models.predict",
-        job=("jobs.models.predict", "PredictJob"),
+        job=("jobs.settings.models", "PredictJob"),
         field="weights",
         more="images",
         required=("--weights",),
@@ -197,7 +197,7 @@ STAGES = {
     "plan": Stage(
         summary="show what a recipe costs: parameters, operations, memory, days",
         module="jobs.planning.plan",
-        job=("jobs.settings.models", "PlanJob"),
+        job=("jobs.settings.runs", "PlanJob"),
         recipes="jobs.recipes.of_training",
         usual=(
             *("--gpu", "--num-gpus", "--nodes", "--gpus-per-node", "--max-time", "--price"),
@@ -216,7 +216,7 @@ STAGES = {
     "verify-resume": Stage(
         summary="kill a short run of a recipe, continue it, and compare every bit",
         module="jobs.train.verify_resume",
-        job=("jobs.settings.models", "VerifyResumeJob"),
+        job=("jobs.settings.runs", "VerifyResumeJob"),
         recipes="jobs.recipes.of_training",
         loads_torch=True,
         required=("--data.url",),
@@ -233,7 +233,7 @@ STAGES = {
     "ls": Stage(
         summary="list the runs in a folder: state, step, loss, accuracy, speed",
         module="jobs.reports.ls",
-        job=("jobs.settings.models", "LsJob"),
+        job=("jobs.settings.runs", "LsJob"),
         field="dir",
         required=("--dir",),
         examples=("ls runs", "ls runs --sort accuracy", "ls /shared/runs --json"),
@@ -241,7 +241,7 @@ STAGES = {
     "report": Stage(
         summary="show what a run did: curves, time, restarts; write report.html",
         module="jobs.reports.report",
-        job=("jobs.settings.models", "ReportJob"),
+        job=("jobs.settings.runs", "ReportJob"),
         field="run",
         required=("--run",),
         examples=("report runs/digits", "report runs/digits --out digits.html"),
@@ -279,7 +279,7 @@ STAGES = {
     "doctor": Stage(
         summary="check this machine, or say what went wrong with a run",
         module="jobs.monitor.doctor",
-        job=("jobs.settings.models", "DoctorJob"),
+        job=("jobs.settings.runs", "DoctorJob"),
         field="run",
         is_optional=True,
         examples=(
@@ -293,7 +293,7 @@ STAGES = {
     "preflight": Stage(
         summary="check a cluster: Slurm's limits, S3, a shared run directory, nodes",
         module="jobs.cluster.preflight",
-        job=("jobs.settings.models", "PreflightJob"),
+        job=("jobs.settings.runs", "PreflightJob"),
         examples=(
             "preflight --cluster cluster.yaml --run-dir /shared/runs --url s3://bucket/prefix --nodes 8",
             "preflight --cluster cluster.yaml --nodes 8 --deep",
@@ -302,7 +302,7 @@ STAGES = {
     "demo": Stage(
         summary="run the whole pipeline on real images in five minutes",
         module="jobs.train.demo",
-        job=("jobs.settings.models", "DemoJob"),
+        job=("jobs.settings.runs", "DemoJob"),
         examples=("demo", "demo --run-dir /tmp/demo --num-ranks 1"),
     ),
     "example": Stage(
@@ -430,7 +430,7 @@ TOOLS = {
         examples=("stop /shared/h14",),
     ),
     "save": Tool(
-        summary="ask a run to save a checkpoint now, and to go on training",
+        summary="ask a run to save a checkpoint now, and to continue training",
         takes="RUN",
         module="jobs.monitor.ask",
         is_about_jobs=False,

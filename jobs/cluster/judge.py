@@ -32,7 +32,7 @@ class NextTry:
     `end`: the word for tries.jsonl; nothing is recorded if it is empty. `idle`: how many tries in a row saved nothing
     new; None leaves the count as it is. `crashed_on`: the node to blame for a crash, if it is only one. `gives_up`:
     whether jobs of this run that were submitted earlier end at once. `pause_seconds`: how long the script first waits,
-    to give the storage time; None if it does not wait.
+    so that the storage can recover; None if it does not wait.
     """
 
     then: Literal["again", "requeue", "exit"]
@@ -52,8 +52,9 @@ class TryFacts:
     `codes`: the exit code of each rank that left one, in the order in which they ended; None if the disk had no room
     for the code. `nodes`: the ranks' nodes, in the order of the ranks. `has_marker`: whether the stage writes RUN/DONE
     when it is done. `full`: the folder of the records, if no file could be written to it, so that the ranks were not
-    started. `stop`: RUN/STOP, if it exists. `idle`: how many tries in a row had saved nothing new before this one.
-    `number`: the try's number in this allocation, from 0.
+    started. `stop`: RUN/STOP, if it exists. `is_asked`: whether the job was asked to stop. `has_saved`: whether the try
+    saved anything new. `idle`: how many tries in a row had saved nothing new before this one. `number`: the try's
+    number in this allocation, from 0.
     """
 
     codes: Mapping[int, int | None] = field(default_factory=dict)
@@ -96,8 +97,8 @@ class CheckFacts:
 
     `answers`: for each node that answered, its clock in seconds and what is wrong with it. `is_checked`: False if the
     user has switched the check off. `has_store`: whether the nodes had to reach a store. `server_clock`: the file
-    server's clock. `seconds`: how long the check took. `crashes`: for each node, in how many tries of this job only its
-    ranks have crashed. `folder`: the folder that the nodes must share.
+    server's clock. `seconds`: how long the check took. `crashes`: for each node, the number of this job's tries in
+    which only ranks on that node crashed. `folder`: the folder that the nodes must share.
     """
 
     nodes: tuple[str, ...]
@@ -144,7 +145,7 @@ def judged(facts: TryFacts) -> NextTry:
             return _given_up(why, idle=0)
         words = "asked to stop before anything could be saved: to be continued"
         return NextTry(then="requeue", end="asked to stop", words=words, idle=idle)
-    # That some ranks stopped is not enough: if one rank was killed, srun may ask the others to stop.
+    # One stopped rank does not mean that the job stopped: if another rank was killed, srun may ask the rest to stop.
     is_stopped = facts.all_said(CONTINUE) or (facts.is_asked and facts.any_said(CONTINUE))
     how, node = ("stopped", "") if is_stopped else ("crashed", crashed_node(facts))
     if idle >= MOST_IDLE:
@@ -183,9 +184,9 @@ def _given_up(why: str, *, idle: int | None = None, crashed_on: str = "") -> Nex
 
 
 def crashed_node(facts: TryFacts) -> str:
-    """Returns the one node whose ranks crashed by themselves in this try. It is empty if no rank did, if ranks on
-    several nodes did, as with a bug, or if there is only one node. A killed rank counts only if it was the first to
-    crash, since srun kills the others later."""
+    """Returns the one node whose ranks crashed by themselves in this try. Returns an empty text if no rank did, if
+    ranks on several nodes did (as with a bug), or if there is only one node. A killed rank counts only if it was the
+    first to crash, since srun kills the others later."""
     found: list[str] = []
     for rank, code in facts.codes.items():
         if code is None or code in _OF_OTHERS or (code == _KILLED and found):
@@ -287,7 +288,8 @@ def _parted(
 
 def odd_clocks(facts: CheckFacts) -> tuple[frozenset[str], str]:
     """Returns the nodes whose clock is far from the median of all clocks, including the file server's. If half of the
-    clocks disagree with the other half, it is unknown which are right. Then returns no node, but a line for the log."""
+    clocks disagree with the other half, nobody can tell which are right. In that case, returns no nodes, and a line for
+    the log."""
     clocks = {name: clock for name, (clock, _) in facts.answers.items() if clock is not None}
     ordered, most = sorted([*clocks.values(), facts.server_clock]), CLOCK_SECONDS + facts.seconds
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]

@@ -1,8 +1,9 @@
 """`patchline __judge`: answers what slurm/stage.sbatch asks before, between and after the tries of a job.
 
-The script sends facts to standard input, as lines of a key and a value. The answer on standard output has the same
-form, and ends with a line `over`. Exit codes, crashes and markers are read from the run's folder. If Python cannot
-start, for example because the code was removed while the job ran, the script decides by itself, by simpler rules.
+The script writes facts to standard input, with one key and its value on each line. The answer on standard output has
+the same form, and ends with a line `over`. Exit codes, crashes and markers are read from the run's folder. If Python
+cannot start, for example because the code was removed while the job ran, the script decides by itself, by simpler
+rules.
 """
 
 import re
@@ -64,8 +65,8 @@ def answer(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> list[str]:
-    """Returns what the script has to know before the first try or, if the job cannot start, an exit code and a
-    message."""
+    """Returns the lines that the script needs before the first try. If the job cannot start, they give an exit code and
+    a message."""
     try:
         lines = start_of(words, facts)
     except UserError as error:
@@ -177,7 +178,7 @@ def _codes(exits: Path) -> dict[int, int | None]:
 
 def _has_saved(run_dir: Path, started: Path) -> bool:
     """Whether the run has saved something since the file `started` was touched. If checkpoints are kept elsewhere
-    (--checkpoint.url), looks at the ledger, which gets a line for each."""
+    (--checkpoint.url), looks at the ledger instead, which gets a line for each checkpoint."""
     if not started.exists():
         return False
     begin, checkpoints = started.stat().st_mtime_ns, run_dir / "checkpoints"
@@ -186,8 +187,8 @@ def _has_saved(run_dir: Path, started: Path) -> bool:
 
 
 def _idle(facts: Facts, state: Path) -> int:
-    """Returns how many tries in a row saved nothing new, in this job and earlier ones. The script sends the count if it
-    could not write it to the file `idle`. Anything but a single digit counts as 0."""
+    """Returns how many tries in a row saved nothing new, in this job and earlier ones. If the script could not write
+    the count to the file `idle`, it sends the count. Anything but a single digit counts as 0."""
     text = _text(facts, "idle")
     if not text:
         with suppress(OSError):
@@ -247,7 +248,7 @@ def _found_in(line: str) -> dict[str, str]:
 
 
 def _crashes(path: Path, job: str) -> list[str]:
-    """Returns a node for each of this job's crashes in which only ranks on that node crashed by themselves."""
+    """Returns the nodes to which this job's crashes were attributed, one entry per crash, from the file at `path`."""
     lines = path.read_text(errors="replace").splitlines() if path.exists() else []
     return [line.removeprefix(f"{job} ") for line in lines if line.startswith(f"{job} ")]
 

@@ -18,7 +18,7 @@ from jobs.planning.scaling import (
 )
 from jobs.recipes import pretrain
 from jobs.recipes.of_training import plan_of
-from jobs.settings.models import PlanJob
+from jobs.settings.runs import PlanJob
 from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Cost, Forecast, cost_of
 from pipeline.planning.step_time import slow_stage_3
 from pipeline.training.settings.schedule import steps_of

@@ -10,7 +10,7 @@ from pathlib import Path
 from markupsafe import escape
 
 from jobs.planning.scaling import AtSize, summary
-from jobs.settings.models import PlanJob
+from jobs.settings.runs import PlanJob
 from pipeline.planning.cluster_plan import NodesPlan
 from shards.errors import UserError
 from shards.output.quantities import number

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from jobs.output import WIDTH
-from jobs.settings.models import PlanJob
+from jobs.settings.runs import PlanJob
 from pipeline.models.activations import activations_of
 from pipeline.models.flops import attention_flops, forward_flops
 from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes

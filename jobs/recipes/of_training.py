@@ -21,7 +21,7 @@ from jobs.recipes import (
     scaling,
 )
 from jobs.recipes.paper_images import PaperDataset
-from jobs.settings.models import PlanJob, VerifyResumeJob
+from jobs.settings.runs import PlanJob, VerifyResumeJob
 from pipeline.training.settings.job import TrainingJob
 
 _UNKNOWN = PaperDataset(name="", num_images=0, num_classes=0)

@@ -19,7 +19,7 @@ from jobs import exit_codes
 from jobs.origin import Nearest, nearest, prepare_recipes
 from jobs.output import advice, fitted, put, wrapped
 from jobs.record import Leaves, is_scored, read_leaves
-from jobs.settings.models import LsJob, SortColumn
+from jobs.settings.runs import LsJob, SortColumn
 from jobs.stages import WITH_SMOKE
 from pipeline.runs.facts import SIGNS_OF_A_RUN, STATES, RunFacts, read_facts
 from shards.config_values import whole_number

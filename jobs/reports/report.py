@@ -16,7 +16,7 @@ from jobs import exit_codes
 from jobs.output import WIDTH, fitted, put, refuse_no_page, wrapped, write_page
 from jobs.reports.facts import ReportFacts, gather
 from jobs.reports.worth import COLUMNS, CORE_DAYS, TABLE_2, ScoreSheet, Worth, read_scores, worth_of
-from jobs.settings.models import ReportJob
+from jobs.settings.runs import ReportJob
 from pipeline.runs.curves import Curve
 from pipeline.runs.time import WORDS
 from shards.files.local_files import is_finite

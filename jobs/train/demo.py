@@ -20,7 +20,7 @@ from rich.table import Table
 from jobs import exit_codes
 from jobs.output import show_table
 from jobs.ranks import Ranks, start_ranks
-from jobs.settings.models import DemoJob
+from jobs.settings.runs import DemoJob
 from pipeline.ranks.host import free_port
 from pipeline.training.reporting.metrics import read_metrics
 from shards.errors import UserError

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.table import Table
 
-from jobs.settings.models import VerifyResumeJob
+from jobs.settings.runs import VerifyResumeJob
 from pipeline.checkpoints.attempts import read_attempts
 from pipeline.runs.comparison import (
     CheckpointComparison,

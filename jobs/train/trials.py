@@ -191,7 +191,7 @@ def run_all(trials: Sequence[Trial], environ: Mapping[str, str], override: Overr
         if code == exit_codes.WILL_NOT_SUCCEED:
             log.warning("%s cannot succeed, and is no candidate", printable_name(trial.name))
         elif code:
-            advice = "" if code == exit_codes.USER_MISTAKE else "; the same command goes on"
+            advice = "" if code == exit_codes.USER_MISTAKE else "; the same command continues it"
             log.info("%s ended with %s%s", printable_name(trial.name), code, advice)
             return code
     return exit_codes.DONE

@@ -22,7 +22,7 @@ from jobs import exit_codes
 from jobs.output import put, show_table
 from jobs.ranks import Ranks, log_of, start_ranks
 from jobs.record import record_text
-from jobs.settings.models import VerifyResumeJob
+from jobs.settings.runs import VerifyResumeJob
 from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, outcome_of, outcome_table, resumed_from
 from pipeline.runs.comparison import StoredRun
 from pipeline.training.reporting.metrics import read_metrics

@@ -23,8 +23,8 @@ class KeepResiduals(CustomGraphPass):
     """A pass over the joint forward and backward graph, before inductor splits it (`joint_custom_pre_pass`)."""
 
     def __call__(self, graph: Graph) -> None:
-        """Marks each sum that a norm reads as one to keep, if the product in it then need not be kept: the block keeps
-        the same number of bytes."""
+        """Marks each sum that a norm reads as a tensor to keep, if the product in that sum then need not be kept, so
+        that the block keeps the same number of bytes."""
         for norm in graph.find_nodes(op="call_function", target=_aten.var_mean.correction):
             total = norm.args[0]
             if total.target is torch.ops.prims.convert_element_type.default:
@@ -45,8 +45,8 @@ class KeepResiduals(CustomGraphPass):
 
 
 def _is_product_read_once(node: object) -> bool:
-    """Whether the node comes from a product and only the sum reads it. With LayerScale, for example, the gradient of
-    the scale reads it, too."""
+    """Returns whether the node comes from a product and only the sum reads it. With LayerScale, for example, the
+    gradient of the scale reads it, too."""
     if not isinstance(node, Node) or len(node.users) > 1:
         return False
     return node.target in _PRODUCTS or (node.target in _BETWEEN and any(map(_is_product_read_once, node.args)))

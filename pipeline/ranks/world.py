@@ -38,7 +38,8 @@ _GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _GLOO_PLACE = re.compile(r"^\[\S*gloo\S*:\d+\] ")  # the file and line in gloo's source
 _CPUINFO = Path("/proc/cpuinfo")
 QUIET_PROFILER = {"KINETO_LOG_LEVEL": "6"}
-"""Its library writes into the live line otherwise; it is read when a profiler is first started."""
+"""Keeps the profiler's library from writing into the live line. The library reads this when a profiler is first
+started."""
 _GPU_FILES = Path("/dev"), "nvidia[0-9]*"
 
 
@@ -275,7 +276,7 @@ def _fault_of(error: RuntimeError) -> str:
 
 
 def _is_of_exchange(error: RuntimeError) -> bool:
-    """Returns whether torch.distributed has raised the error. Gloo's errors have no type of their own, so they are
+    """Returns whether torch.distributed has raised the error. Gloo's errors are plain RuntimeErrors, so they are
     recognised by the module that raised them."""
     trace = error.__traceback__
     while trace and trace.tb_next:

@@ -1,5 +1,5 @@
 """Reads the curves in a run's metrics.jsonl, and reduces each to the smallest and the largest value of every column of
-a picture. Does not load torch.
+a picture. This module does not load torch.
 
 The file is read line by line, so 300,000 steps take seconds and little memory. No spike is lost, because a spike is the
 largest value of its column.

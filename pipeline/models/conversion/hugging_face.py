@@ -127,7 +127,7 @@ def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str
 
 def _transform(processor: Mapping[str, Any], image_size: int) -> EvaluationTransform:
     """Returns the transform that a processor describes, as the inverse of `image_processor`. Returns the default if the
-    file does not say it, or says what ours cannot do, such as another image size than the model's."""
+    processor describes none, or one that ours cannot do, such as one with another image size than the model's."""
     size, crop = processor.get("size"), processor.get("crop_size", image_size)
     resample = processor.get("resample", _BILINEAR)
     if type(size) is int:  # the oldest files give one number

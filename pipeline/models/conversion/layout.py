@@ -39,7 +39,8 @@ Layout = Mapping[str, TensorMapping]
 LayerTensors = Mapping[str, tuple[str, Transform]]
 """The tensors of a layer by the ends of our names: the ends of the file's names, and how values are converted."""
 Row = tuple[str, str | tuple[str, ...], LayerTensors]
-"""The beginning of our names, of the file's names (several, if a layer of ours is several there), and the layer."""
+"""The beginning of our names, the beginning of the file's names (several, if one layer of ours is several layers
+there), and the layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +140,7 @@ class OurView:
         return layout_of(self.table, (name,))[name].names[0]
 
     def has(self, name: str) -> bool:
-        """Whether the file has our tensor."""
+        """Returns whether the file has our tensor."""
         return self.theirs(name) in self.file.shapes
 
     def shape(self, name: str, num_dims: int) -> tuple[int, ...]:

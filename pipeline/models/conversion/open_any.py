@@ -125,7 +125,7 @@ def usage_for(path: str) -> Usage:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether the path is a run or a weights folder of ours, or nothing at all, rather than weights of another
+    """Returns whether the path is a run or a weights folder of ours, or nothing at all, rather than weights of another
     library."""
     try:
         if not path.is_dir():

@@ -1,4 +1,4 @@
-"""The pixels that weights were trained on: how they are declared, and how weights from elsewhere are made to take ours.
+"""Finds the range of pixels that weights were trained on, and makes weights from elsewhere take pixels in our range.
 
 Ours are 2 x / 255 - 1, as in the paper's code: mean and deviation 0.5. Many models of timm, DeiT, MAE and DINO take
 ImageNet's mean and deviation, CLIP's take their own. The patch embedding of a ViT is linear, so it absorbs the
@@ -26,7 +26,7 @@ from shards.errors import UserError
 
 _PROCESSOR_FILES = (PIXELS_FILE, "processor_config.json")
 _PATCH = "embed.patch"
-_BEIT_CHOICE = "imagenet_default_mean_and_std"  # an argument of BEiT's scripts and of those that follow them
+_BEIT_CHOICE = "imagenet_default_mean_and_std"  # an argument of BEiT's scripts, and of scripts based on them
 # Words in the names of published files, by the pixels of their models. In timm, models of AugReg, SAM and BEiT take
 # mean and deviation 0.5.
 _WORDS: dict[str, PixelName] = {
@@ -112,7 +112,7 @@ def name_by_words(text: str) -> PixelName | None:
 
 
 def foreign_name(pixels: PixelRange) -> PixelName | None:
-    """Returns the name of pixels other than ours, for --pixels; None for ours, and for those without a name."""
+    """Returns the name of a range of pixels, for --pixels; None for our range, and for a range without a name."""
     return next((name for name, each in PIXELS.items() if each == pixels and name != "paper"), None)
 
 

@@ -348,8 +348,8 @@ def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dic
 def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -> EvaluationTransform:
     """Returns how timm's own evaluation prepares images: the inverse of `_evaluation_settings`.
 
-    Returns the default if the file does not say it, or says what ours cannot do. Raises UserError if `crop_pct` is not
-    a share.
+    Returns the default if the file describes no transform, or one that ours cannot do. Raises UserError if `crop_pct`
+    is not a share.
     """
     said = entries(description, "pretrained_cfg")
     crop_share, interpolation, crop_mode = (said.get(key) for key in ("crop_pct", "interpolation", "crop_mode"))

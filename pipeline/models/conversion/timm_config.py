@@ -1,4 +1,5 @@
-"""What is known about a timm model besides its tensors: from config.json, a script's arguments, and timm's own code.
+"""Collects what is known about a timm model besides its tensors, from config.json, a script's arguments and timm's
+code.
 
 A state dict does not say how its model is configured; `config.json` may. timm's defaults are exact GELU and its own
 epsilons in ResNets. For each entry point of timm whose model can be represented here, the table below has what timm's
@@ -216,8 +217,8 @@ def usual_pixels(description: Mapping[str, Any], arguments: Mapping[str, Any]) -
 
 
 def has_rotary_positions(description: Mapping[str, Any], *, where: str) -> bool:
-    """Whether config.json describes a model with rotary positions. Raises UserError if they are not those of RoPE-ViT's
-    axial models."""
+    """Returns whether config.json describes a model with rotary positions. Raises UserError if the positions differ
+    from those in RoPE-ViT's axial models."""
     architecture = bare_architecture(description)
     arguments = {**(AXIAL_ARGUMENTS if architecture in _AXIAL else {}), **entries(description, "model_args")}
     is_rotary = bool(arguments.get("use_rot_pos_emb"))

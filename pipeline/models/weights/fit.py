@@ -97,7 +97,8 @@ def fit_weights(
 
 
 def has_other_patches(source: ModelConfig, target: ModelConfig) -> bool:
-    """Whether two ViTs differ in the size of their patches. The patches of hybrids are cells of a ResNet's map."""
+    """Returns whether two ViTs differ in the size of their patches. The patches of hybrids are cells of a ResNet's
+    map."""
     are_vits = not any(config.is_bit or config.resnet for config in (source, target))
     return are_vits and source.size.patch != target.size.patch
 
