@@ -1,5 +1,5 @@
-"""How a command ends: what each exit code tells a shell, a batch script or Slurm, and which code an error or a signal
-leads to.
+"""How a command ends: what each exit code tells a shell, a batch script or Slurm, and which error or signal leads to
+it.
 
 A training run handles signals itself (pipeline/training/watchdog/stopping.py). Other commands end at the first signal
 while they load. While they work, the first signal is raised as KeyboardInterrupt, so that half-written files are
@@ -160,8 +160,8 @@ class End:
 
 
 def end_of(error: BaseException, *, is_looking: bool = False) -> End:
-    """Returns the message and the exit code for `error`. Only bugs and unexpected errors have a traceback. `is_looking`
-    says that the command only reads runs, which may belong to other users."""
+    """Returns the message and the exit code for `error`. Only bugs and unexpected errors have a traceback.
+    `is_looking`: whether the command only reads runs, which may belong to other users."""
     if is_looking and isinstance(error, PermissionError):
         where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
         return End(code=USER_MISTAKE, message=f"error: {error.strerror}{where}; {_ASK}")

@@ -1,4 +1,4 @@
-"""Pre-train Vision Transformers; use their datasets and models in code of your own.
+"""Pre-train Vision Transformers; use their datasets and models in your own code.
 
     import patchline
 
@@ -6,22 +6,22 @@
     batches = patchline.train_batches("data/digits", global_batch=64, image_size=32)
     model = patchline.load_model("runs/digits/weights")
 
-help(patchline.NAME) describes each name, and docs/python.md has examples. A name is loaded when it is first used,
-so `import patchline` is fast and the names of datasets need no torch.
+help(patchline.NAME) describes each name, and docs/python.md has examples. Each name is loaded when it is first used, so
+`import patchline` is fast, and reading a dataset needs no torch.
 
     open_dataset         the images of a packed dataset by number; to_torch() for a DataLoader
-    index_tars           makes a dataset of WebDataset tars as they are
+    index_tars           makes a dataset from existing WebDataset tars, without changing them
     train_batches        batches for a training loop: the same on any number of ranks, and resumable
     load_model           a trained model that predicts; .model is a torch module
-    build_model          a new model of a ModelConfig
+    build_model          a new model from a ModelConfig
     open_weights         the tensors and the configuration in a weights folder
     recipes              functions that return whole jobs: recipes.pretrain.digits_smoke()
 
     DataConfig           how to shuffle, read and augment: AugmentConfig, RandAugmentConfig, MixupConfig, ReadConfig
     EvaluationTransform  how images are resized when a model is scored
     SampleOrder          the order of an epoch's samples
-    draw_mix             mixup and CutMix for a loop of your own; so are mix_weights, mix_images and mix_targets
-    resample_position_embeddings   for another image size
+    draw_mix             mixup and CutMix for your own loop, with mix_weights, mix_images and mix_targets
+    resample_position_embeddings   fits them to another image size
     UserError            a mistake in settings or data: InvalidDataError, UnreachableError; others are TransientError
                          (StorageError) and WillNotSucceedError
 """

@@ -20,7 +20,7 @@ from shards.errors import ImageRefusedError, UserError
 
 log = logging.getLogger(__name__)
 
-# The texts by which programs write a missing value: those that pandas.read_csv knows, and MySQL's \\N. A lower-case
+# The texts that programs write for a missing value: those that pandas.read_csv knows, and MySQL's \N. A lower-case
 # "none" is left out, since it is a common name of a class.
 MISSING = frozenset(
     {
@@ -38,7 +38,8 @@ _ITEM = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\s,;|'"]+)""")
 _NUMBERS = re.compile(r"-?[0-9]+(?:\.[0-9]*)?(?:[\s,;|]+-?[0-9]+(?:\.[0-9]*)?)+")
 _SEPARATORS = ("|", ";", ",")
 _MOST_SHOWN = 3
-# Lists of 0 and 1 are vectors if more than this share of the labelled images have them: of length 2, and longer.
+# Lists of 0 and 1 are taken for vectors if more than this share of the labelled images have one. The first value is for
+# lists of length 2, the second for longer ones.
 _PAIRS_SHARE, _VECTORS_SHARE = 0.9, 0.5
 
 
@@ -409,6 +410,5 @@ def _check_numbers(labels: frozenset[str], names: tuple[str, ...], *, are_ids: b
 
 
 def _number(digits: str) -> int:
-    """Returns the whole number. More than twenty characters are cut to twenty, a number that is out of every range
-    anyway."""
+    """Returns the whole number. Only the first twenty characters count: a number that long is out of range anyway."""
     return int(digits[:20])

@@ -127,7 +127,7 @@ def _trained_steps(run_dir: Path) -> int | None:
 
 
 def refuse_changed(stage: str, words: Sequence[str], job: Any) -> None:
-    """Raises UserError if the step's dataset or run already exists, planned or complete, with other values."""
+    """Raises UserError if the step's dataset was planned, or its run was finished, with other values."""
     if stage == "pack":
         read_plan(open_store(job.out), spec_of(job))
     if stage in _TRAINING:
@@ -192,7 +192,7 @@ def _is_scored(stage: str, job: Any) -> bool:
 
 
 def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
-    """Whether the evaluation in `run_dir` had the settings of this job, apart from where and how it is computed."""
+    """Whether the evaluation in `run_dir` had the settings of this job. Its folder, device and threads may differ."""
     try:
         recorded = read_record(run_dir / "job.yaml", stage=stage, kind=type(job))
     except (OSError, UserError):
@@ -208,7 +208,7 @@ def _is_after(path: Path, cause: Path) -> bool:
 
 
 def hopeless(unit: Unit, jobs: Sequence[ChainJob], *, state: Path) -> str:
-    """Returns one message: why another job of the unit would end like the last ones. It is empty if another job may
+    """Returns the reason why another job of the unit would end like the last ones, or an empty text if another job may
     succeed."""
     for run_dir in filter(None, unit.run_dirs()):
         if is_there(Path(run_dir) / "submit" / STOPPED_BY_HAND):
@@ -226,7 +226,7 @@ def hopeless(unit: Unit, jobs: Sequence[ChainJob], *, state: Path) -> str:
 
 
 def failed_alone(unit: Unit, jobs: Sequence[ChainJob]) -> set[int]:
-    """For a unit whose runs may fail, returns the tasks whose runs have failed for good in these jobs. Returns an
+    """For a unit whose runs may fail, returns the tasks whose runs have failed permanently in these jobs. Returns an
     empty set for other units."""
     if not unit.may_fail:
         return set()
@@ -249,7 +249,7 @@ def _records_of(unit: Unit) -> dict[int, Path]:
 
 
 def _last_end(path: Path, mark: int = 0) -> str:
-    """Returns how the last try recorded after byte `mark` ended. It is empty if there is none."""
+    """Returns how the last try recorded after byte `mark` ended, or an empty text if there is none."""
     try:
         lines = path.read_bytes()[mark:].decode(errors="replace").splitlines()
         return str(json.loads(lines[-1])["end"]) if lines else ""
@@ -258,7 +258,7 @@ def _last_end(path: Path, mark: int = 0) -> str:
 
 
 def marks_of(unit: Unit) -> tuple[int, ...]:
-    """Returns the size in bytes of each run's tries.jsonl. What is appended later comes from jobs that are submitted
+    """Returns the size in bytes of each run's tries.jsonl. Lines appended after that come from jobs that are submitted
     later."""
     records = _records_of(unit)
     sizes = {number: patiently(path, path.stat).st_size for number, path in records.items() if is_there(path)}

@@ -1,4 +1,4 @@
-"""The state of a chain, in FOLDER/chain: what was frozen at submission, the record of its jobs, and how it ended.
+"""Reads and writes the state of a chain, in FOLDER/chain: the frozen steps, the record of its jobs, and how it ended.
 
 plan.json       the frozen steps; chain.yaml and cluster.yaml beside it are copies for people
 record.jsonl    one line each time the chain begins, a job is submitted or a unit completes
@@ -159,7 +159,7 @@ def read_record_of(state: Path) -> Record:
 
 
 def begin(state: Path) -> None:
-    """Begins the chain again: earlier jobs and completed units no longer count."""
+    """Begins the chain, or begins it again: jobs and completed units from before no longer count."""
     add_line(state, began=True, life=f"life-{secrets.token_hex(4)}", folder=patiently(state, state.stat).st_ino)
 
 

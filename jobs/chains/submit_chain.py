@@ -95,7 +95,7 @@ def submit_chain(
         return _show(chain, is_full=is_full, silent=silent, names=names)
     need_sbatch(environ)
     for unit, words, job in jobs:  # before the frozen chain is replaced
-        if not unit.best_of:  # the values of a sweep's best are known only after its tries
+        if not unit.best_of:  # the best values of a sweep are known only after its tries
             with _named(unit):
                 refuse_changed(unit.stage, words, job)
     for request in _first_requests(chain):
@@ -186,8 +186,8 @@ def _advance(chain: Chain) -> int:
 
 
 def _first_requests(chain: Chain) -> list[Request]:
-    """Returns the jobs of every unit, each unit followed by its gate. If nothing goes wrong, there will be no
-    others."""
+    """Returns the jobs of every unit, each unit followed by its gate. If nothing fails, the chain submits no other
+    jobs."""
     requests = []
     most = most_array_tasks(chain.environ) if shutil.which("scontrol", path=chain.environ.get("PATH")) else 1001
     for unit in chain.plan.units:
@@ -233,7 +233,7 @@ def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) ->
 
 
 def _needed(unit: Unit, units: tuple[Unit, ...]) -> set[str]:
-    """Returns the units that a unit waits for, without those that it waits for indirectly anyway."""
+    """Returns the units that a unit waits for directly, without those that another of them waits for."""
     before = {each.name: set(each.after) for each in units}
     for each in units:  # earlier units come first, so their sets are complete
         before[each.name] |= {name for other in each.after for name in before[other]}

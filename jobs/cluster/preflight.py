@@ -22,7 +22,7 @@ from jobs.cluster.settings import ClusterConfig, read_cluster, with_command
 from jobs.cluster.slurm import partitions, ran, slurms_answer
 from jobs.cluster.submit_checks import PartitionLimits, judge_most_nodes, judge_time, limits_in
 from jobs.output import json_of_checks, put, table_of_checks
-from jobs.settings.models import PreflightJob
+from jobs.settings.runs import PreflightJob
 from pipeline.machine.checks import local_checks
 from shards.errors import Finding, UserError, judged
 from shards.output.quantities import duration, size

@@ -1,7 +1,8 @@
 """Runs Slurm's programs, and reads what they and a run's folder say about jobs.
 
 Only this file decides what the programs are given, how long they may take, and what their error messages mean. No
-accounting database is needed. `patchline submit` and the batch script leave the numbers of a run's jobs in RUN/submit.
+accounting database is needed, since `patchline submit` and the batch script record the numbers of a run's jobs in
+RUN/submit.
 """
 
 import logging
@@ -64,9 +65,10 @@ _MOST_RECORDED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
-    """A job in the queue. `job`: its number `12`, or `12_3` or `12_[4-7]` in an array. `state`: such as RUNNING.
-    `names`: the parts of its comment: RUN or, in a chain, LIFE,RUN,CHAIN,TAG. LIFE tells the chain's jobs from those of
-    an earlier chain in the same folder. An array of runs names each run with its task: LIFE,RUN@0,RUN@1,CHAIN,TAG."""
+    """A job in the queue. `job`: its number `12`, or `12_3` or `12_[4-7]` in an array. `state`: Slurm's word, such as
+    RUNNING. `names`: the parts of its comment, which are separated by commas: RUN, or LIFE,RUN,CHAIN,TAG for a job of a
+    chain. LIFE tells the chain's jobs from those of an earlier chain in the same folder. An array of runs names each
+    run with its task: LIFE,RUN@0,RUN@1,CHAIN,TAG."""
 
     job: str
     state: str
@@ -93,8 +95,8 @@ class QueuedJob:
         return replace(self, job=job) if any(int(task) in found for found in tasks_in(self.job)) else None
 
     def part_of(self, name: str) -> "QueuedJob | None":
-        """Returns the job if it has this name, or only its task that has the name. Returns None if neither the job nor
-        a task of it has this name."""
+        """Returns the job if it has this name. If only one of its tasks has the name, returns that task. Returns None
+        if neither the job nor any of its tasks has the name."""
         for word in self.names:
             own, is_task, task = word.partition("@")
             if own == name and not is_task:
@@ -213,7 +215,7 @@ def queued_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str
 
 
 def settled_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str] = ()) -> list[QueuedJob]:
-    """Returns the same as `queued_with`, but waits as long as all of the jobs are ending. A cancelled job is gone
+    """Returns the same as `queued_with`, but waits while all of these jobs are ending. A cancelled job is gone
     afterwards, and a requeued one is pending. Raises UserError if they are still ending after 90 seconds."""
     deadline, has_said = time.monotonic() + _ENDING_SECONDS, False
     while True:
@@ -230,8 +232,8 @@ def settled_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[st
 
 
 def silence(environ: Mapping[str, str]) -> str:
-    """Returns why Slurm cannot be asked from here: there is no sbatch, or no controller answers. The text is empty if
-    it can be asked."""
+    """Returns the reason why Slurm cannot be asked from here: there is no sbatch, or no controller answers. Returns an
+    empty text if Slurm can be asked."""
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         return "no sbatch on this machine"
     try:
@@ -313,7 +315,7 @@ class JobFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeFacts:
-    """A node, its state, such as `down*`, and the reason for it that an administrator or Slurm gave."""
+    """A node, its state (such as `down*`), and the reason that an administrator or Slurm gave for the state."""
 
     name: str
     state: str
@@ -329,8 +331,8 @@ def numbers_of(run_dir: Path) -> list[int]:
 
 
 def submitted_in(folder: Path) -> list[str]:
-    """Returns the newest jobs that were submitted in this folder, such as RUN/submit, through any path to it. If the
-    folder is a copy, jobs that were submitted in the original do not count."""
+    """Returns the last 64 jobs that were submitted in a folder such as RUN/submit, newest first. Jobs submitted through
+    another path to the folder count. In a copy of a folder, jobs that were submitted in the original do not count."""
     try:
         here = folder.stat().st_ino
     except OSError:
@@ -377,7 +379,7 @@ def job_facts(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> 
 
 
 def tasks_of(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> list[JobFacts]:
-    """Returns the tasks of an array, or the job itself. Pending tasks are one entry, such as `12_[3-6]`. Returns an
+    """Returns the tasks of an array, or the job itself. Pending tasks share one entry, such as `12_[3-6]`. Returns an
     empty list if Slurm does not know the job. Raises UserError if Slurm does not answer."""
     done = ran(["scontrol", "--oneliner", "show", "job", job], environ, seconds=seconds)
     if done.returncode != 0 and not UNKNOWN_JOB.search(done.stdout[:_MOST_TEXT] + done.stderr[:_MOST_TEXT]):
@@ -390,9 +392,8 @@ def tasks_of(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> l
 def parsed(text: str) -> JobFacts | None:
     """Reads a job from the first line of `scontrol --oneliner show job`. Returns None if it shows no job. Pure."""
     line = text[:_MOST_TEXT].partition("\n")[0]
-    found = dict(
-        reversed(_FIELD_OF_JOB.findall(line))
-    )  # the first field of a name counts: a comment, which comes later, may contain anything
+    # The first field of a name counts, since the comment, which comes later, may contain anything.
+    found = dict(reversed(_FIELD_OF_JOB.findall(line)))
     if not found.get("JobId") or not found.get("JobState"):
         return None
     known = {name: value if value not in ("(null)", "None", "N/A", "Unknown") else "" for name, value in found.items()}

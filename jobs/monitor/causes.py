@@ -1,8 +1,8 @@
 """Finds out what went wrong with a run. The most likely cause comes first. Each cause says where it can be seen and
 what fixes it. All functions are pure.
 
-Only the last try is explained. Why earlier tries failed is in `patchline report`. Each rule yields findings with a
-number; the lowest number is the most likely cause. Findings that are not faults are notes.
+Only the last try is explained; `patchline report` says why earlier tries failed. Each rule yields findings with a
+number, and the lowest number is the most likely cause. Findings that are not faults are notes.
 """
 
 import shlex
@@ -86,7 +86,7 @@ def _of_folder(found: Evidence) -> Ranked:
         yield 0, _fault(words, "STOP", f"rm {shlex.quote(str(found.run_dir / 'STOP'))}")
     if found.has_given_up:
         words = "it has given up: tries in a row saved nothing new; the causes around this line say why"
-        yield 50, _fault(words, "submit/gave-up", f"once that is mended, {_AGAIN}")
+        yield 50, _fault(words, "submit/gave-up", f"once that is fixed, {_AGAIN}")
 
 
 def _of_queue(found: Evidence) -> Ranked:
@@ -107,7 +107,7 @@ def _of_queue(found: Evidence) -> Ranked:
 
 
 def _of_log(found: Evidence) -> Ranked:
-    """Yields the first line of each kind in the log, because later ones are often its consequence."""
+    """Yields the first line of each kind in the log, because later lines are often its consequences."""
     for pattern, rank, words, todo in SIGNS:
         line = next((one for one in found.log if pattern.search(one.text)), None)
         if line:
@@ -210,7 +210,7 @@ def _of_silence(found: Evidence) -> Ranked:
     """Yields what is known of a run that ended without a message: its state when it was last seen."""
     why = next(iter(found.facts.run.reasons), "it ended, and nothing tells why")
     is_gone = found.facts.run.has_vanished
-    guess = "; so ends what is killed by SIGKILL, or whose node is lost" if is_gone else ""
+    guess = "; a run ends like this if SIGKILL or the loss of its node ends it" if is_gone else ""
     todo = f"`dmesg -T | grep -i oom` on its node tells whether memory ran out; {_AGAIN}" if is_gone else _AGAIN
     yield 60, _fault(why + guess, "heartbeats/rank-00000.json", todo)
 

@@ -47,7 +47,7 @@ Loss = Annotated[float, Field(allow_inf_nan=False)]
 class SavedJob:
     """What a manifest says about the job. `model` has the fields of the model's configuration, `job` those of the whole
     resolved job, and `optimizer` is the optimiser's name. Raises ValueError for a model that this version cannot build,
-    or whose fields are not those that this version knows."""
+    or whose fields are not the fields that this version knows."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
@@ -75,8 +75,8 @@ class SavedJob:
 class FragmentLocation:
     """Elements `start` .. `start + length - 1` of a flattened tensor, at byte `offset` of `file`, float32.
 
-    `num_files`: the number of files of consecutive ranks that hold `length` elements at this byte. Each file has the
-    elements that follow those in the file before it.
+    `num_files`: the number of files of consecutive ranks that hold `length` elements at this byte. The elements of each
+    file follow the elements of the file before it.
     """
 
     __pydantic_config__ = _STRICT
@@ -127,7 +127,8 @@ class CheckpointId:
 class CheckpointManifest:
     """Everything that a run needs to continue. `position`: the position of the stream of batches. `job`: what
     determines which jobs may continue the run. `losses`: the latest losses, by which the guard judges the next ones.
-    `record` is for people and reports; when a run continues, only the micro-batch is taken from it."""
+    `record` is for people and reports; a run that continues takes only its micro-batch, its attention kernel and its
+    seconds so far from the record."""
 
     __pydantic_config__ = _STRICT
 
@@ -210,7 +211,7 @@ def _refuse_contradictions(manifest: CheckpointManifest) -> None:
 
 
 class _FileSizes:
-    """The sizes of a checkpoint's files by rank. Raises ValueError if a file's name is not that of its rank."""
+    """The sizes of a checkpoint's files by rank. Raises ValueError if a file's name does not fit its rank."""
 
     def __init__(self, files: Mapping[str, FileRecord]) -> None:
         for name in files:
@@ -261,7 +262,7 @@ def id_from_path(path: str) -> CheckpointId | None:
 
 
 def is_checkpoint_file(path: str) -> bool:
-    """Returns whether a path is that of a file of a checkpoint, committed or not. Files with other names are not
+    """Returns whether a path belongs to a file of a checkpoint, committed or not. Files with other names are not
     Patchline's and are never deleted."""
     folder, _, name = path.rpartition("/")
     return bool(_FOLDER.fullmatch(folder) and _FILE.fullmatch(name))

@@ -1,8 +1,8 @@
 """Linear classifiers of frozen representations: ridge regression in closed form, and a linear probe as a cross-check.
 
 "An Image is Worth 16x16 Words", section 4.1: a regularised least-squares regression from representations to targets in
-{-1, 1}^K, solved exactly. The paper gives no constants; these are those of big_vision's evaluators/fewshot_lsr.py and
-configs/common_fewshot.py: features are whitened by the mean and the deviation (plus 1e-5) of the training images, a
+{-1, 1}^K, solved exactly. The paper gives no constants; those used here are from big_vision's evaluators/fewshot_lsr.py
+and configs/common_fewshot.py: features are whitened by the mean and the deviation (plus 1e-5) of the training images, a
 constant feature of 100 takes the place of a bias and so is hardly regularised, and the strength is 2^10. big_vision
 computes in float32; here everything is float64.
 
@@ -25,7 +25,7 @@ LEAST_STD = 1e-5
 _ROWS = 4096  # images that are scored together
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # the strongest first: each fit starts from the one before
 DEFAULT_STRENGTH = 1e-1  # used if no shot can be held out
-_HELD_OUT = 5  # one of this number of shots is held out
+_HELD_OUT = 5  # one shot in five is held out
 _MOST_ITERATIONS = 200
 
 

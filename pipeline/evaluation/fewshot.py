@@ -8,8 +8,8 @@ LayerNorm, or the mean over all tokens), after the hidden layer of pre-training 
 `pre_logits`. For a BiT ResNet it is the mean over the last map. For a model of masked patches it is the mean over the
 patches after the last LayerNorm, since the class token of such a model is not trained.
 
-Each class's samples are ranked by a keyed hash of their ids, and the first k are its k shots. So 5 shots are among the
-10 of the same seed, whatever else is asked for, and nothing depends on the order in which samples are read.
+Each class's samples are ranked by a keyed hash of their ids, and the first k are its k shots. So 5 shots are always
+among the 10 shots of the same seed, and the choice does not depend on the order in which samples are read.
 """
 
 import statistics
@@ -67,7 +67,8 @@ class Represented:
 
 @dataclass(frozen=True, kw_only=True)
 class ShotScores:
-    """The accuracies for each seed with `shots` images per class. The probe's are empty if it was not requested."""
+    """The accuracies for each seed with `shots` images per class. The probe's accuracies are empty if no probe was
+    requested."""
 
     shots: int
     ridge: tuple[float, ...]
@@ -88,8 +89,8 @@ class FewshotScores:
 def open_splits(
     images: FewshotImages | FewshotInTraining, *, group: str, ranks: LocalRanks | None = None
 ) -> tuple[Dataset, Dataset]:
-    """Opens the dataset to take the shots from, and the one to measure on. The latter is the held-out part of the
-    former, `test_url`, or URL-test.
+    """Opens the dataset to take the shots from, and the dataset to measure on: the held-out part of the first,
+    `test_url`, or URL-test.
 
     `group`: the prefix of the flags in messages. `ranks`: the ranks of this host that open the datasets, too. Raises a
     UserError that says where the second was looked for.

@@ -1,1 +1,1 @@
-"""The measurements of `patchline doctor --gpu`, each part in a process of its own."""
+"""The measurements of `patchline doctor --gpu`, each part in a separate process."""

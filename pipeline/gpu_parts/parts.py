@@ -1,4 +1,4 @@
-"""Measures one part of `patchline doctor --gpu`. It runs in a process of its own, because it may crash, hang or run out
+"""Measures one part of `patchline doctor --gpu`. It runs in a separate process, because it may crash, hang or run out
 of memory.
 
     python -P -m pipeline.gpu_parts.parts FILE '{"kind": "step", "device": "cuda", "model": "vit_b16"}'
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def device_facts(device: Device) -> dict[str, Any]:
-    """Describes the device that is measured. Raises UserError if there is no GPU, unless `device` is cpu."""
+    """Returns facts about the device that is measured. Raises UserError if there is no GPU, unless `device` is cpu."""
     place = world.current_world("cpu" if device == "cpu" else "auto")
     if not (_is_gpu(place) or device == "cpu"):
         raise UserError("there is no GPU to measure; --device cpu tries every part at a small size")
@@ -305,8 +305,8 @@ class _Run:
 
 
 def _job(part: GpuPart, place: world.World) -> TrainingJob:
-    """Returns the job whose step is measured. Its micro-batch is that of the part or, by default, the largest power of
-    two that fits the GPU according to the plan."""
+    """Returns the job whose step is measured. It has the part's micro-batch or, by default, the largest power of two
+    that fits the GPU according to the plan."""
     precision: Any = "bf16" if _is_gpu(place) or part.float8 != "off" else "fp32"
     job = TrainingJob(
         model=ModelConfig(name=part.model, image_size=part.image_size, num_classes=1000),

@@ -1,8 +1,8 @@
 """Computes where a run's wall time went over all its starts, and what every restart cost. All functions are pure.
 
 Wall time runs from the first start to the last sign of the run. Each line of the ledger has the totals of the run up to
-a moment. Three times are in no line: that of starts that were killed before the run's first save, the time since the
-last line, and what the ledger's accounts do not measure.
+a moment. Three times are in no line: the time of starts that were killed before the run's first save, the time since
+the last line, and what the ledger's accounts do not measure.
 """
 
 from collections.abc import Sequence
@@ -132,7 +132,7 @@ def _restarts(lines: Sequence[Line], starts: Sequence[Start]) -> list[Restart]:
 
 
 def topology_of(start: Start) -> str:
-    """Describes the topology of a start, such as `2 ranks, ZeRO-1, cpu`."""
+    """Returns the topology of a start as text, such as `2 ranks, ZeRO-1, cpu`."""
     return f"{start.num_ranks} rank{'s' * (start.num_ranks != 1)}, ZeRO-{start.zero_stage}, {start.device}"
 
 

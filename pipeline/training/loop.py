@@ -1,4 +1,4 @@
-"""The training loop: read a batch, compute gradients, agree, update, report, save; and how the loop is built.
+"""The training loop (read a batch, compute gradients, agree, update, report, save), and the function that builds it.
 
 A step's outcome is read after the next step has been launched, so that the device does not wait for the host. A stop
 request therefore takes effect one step later. Before an evaluation, a save or the end of the run, the outcome is read
@@ -85,8 +85,8 @@ class Loop:
 
     def run(self) -> LoopEnd:
         """Runs all steps up to the job's last, or until the ranks agree to stop. A checkpoint is committed in both
-        cases, unless a rank that runs alone is stopped with nothing to save. Raises RewindNeededError if the run is to
-        continue from an earlier checkpoint."""
+        cases, unless a rank that runs alone is stopped before there is anything to save. Raises RewindNeededError if
+        the run is to continue from an earlier checkpoint."""
         self.when.clock.started()
         self.controls.times.forget()
         with self.reporter or nullcontext():
@@ -117,7 +117,7 @@ class Loop:
         return LoopEnd.ALL_STEPS
 
     def _begins(self, batch: Batch) -> None:
-        """Shows images of the first batch, and records how long the start waited for it."""
+        """Hands images of the first batch to the reporter, and records how long the start waited for that batch."""
         if self.reporter:
             self.reporter.shows(*self.train_step.first_images(batch, NUM_IMAGES))
         self.controls.start_times.ends("first_batch")
@@ -165,7 +165,7 @@ class Loop:
         return StopRequest.SAVE_AND_EXIT if self.held_out.was_given_up else result.request
 
     def _slow(self, result: StepResult) -> dict[str, float]:
-        """Logs each rank that has been slow for long, once. Returns the last of these ranks for the metrics."""
+        """Logs the ranks that `SlowRanks` has newly found. Returns the highest rank among them as a metric."""
         found = self._slow_ranks.newly_slow(result.own_seconds, at=time.monotonic()) if result.ranks else []
         for one in found:
             reason = (
@@ -178,7 +178,7 @@ class Loop:
         return {"ranks/slow": float(found[-1].rank)} if found else {}
 
     def _scores(self, step: int) -> Scores | None:
-        """Returns the scores after `step`, if they are due. Counts failed measurements for the metrics."""
+        """Returns the scores after `step` if they are due, and reports how many measurements have failed so far."""
         num_before = self.held_out.num_failed
         scores = self.held_out.scores(step)
         self.when.scored(step, scores)
@@ -187,15 +187,15 @@ class Loop:
         return scores
 
     def _stop_here(self) -> LoopEnd:
-        """Saves what was done so far, after a rank that runs alone gave up waiting for data. Returns why the loop
-        ends."""
+        """Saves the steps done so far, after a stop request ended the wait for data of a rank that runs alone. Returns
+        why the loop ends."""
         if not self._is_saved() and self.step > 0 and self.guard.updates.is_sound:
             self._save()
         return LoopEnd.ASKED if self._is_saved() else LoopEnd.NOTHING_SAVED
 
     def _end_without_data(self, step: int) -> NoReturn:
-        """Ends the run because a rank had no data for `step`, so that no rank made its update. Saves the step before,
-        and raises the fault. Collective."""
+        """Ends the run because a rank had no data for `step`, so that no rank made the update of this step. Saves the
+        step before, and raises the error. Collective."""
         self.position = self.position.at(step - 1)
         try:
             if not self._is_saved() and self.guard.updates.is_sound:
@@ -221,8 +221,8 @@ class Loop:
         return self.saving.saved_step == self.step
 
     def _score_the_last(self) -> bool:
-        """Scores a run whose last step is saved, in case its last evaluation was given up. Returns False if this one is
-        given up, too."""
+        """Scores a run that resumed after its last step, since a stop request may have interrupted the last evaluation.
+        Returns False if a stop request interrupts this evaluation, too."""
         scores = self._scores(self.step)
         if (scores or self.held_out.of_others) and self.reporter:
             self.reporter.scored_late(self.step, scores, self.held_out.of_others)
@@ -240,8 +240,8 @@ def open_loop(
     before: Loop | None,
 ) -> Iterator[Loop]:
     """Step 5 of a run: builds the loop that continues from the checkpoint `found`, or from the start if it is None.
-    Closes at the end everything that it opened. `writer`: the process that writes checkpoints, if there is one.
-    `before`: the loop that was rewound, whose engine is filled already. Collective."""
+    Everything that it opens is closed when the context ends. `writer`: the process that writes checkpoints, if there is
+    one. `before`: after a rewind, the previous loop, whose engine is kept and already filled. Collective."""
     job, world, stream = prepared.job, prepared.world, prepared.stream
     step, skipped, reporter = found.position.next_step if found else 0, checkpoints.attempt.skipped, None
     with ExitStack() as stack:
@@ -343,8 +343,8 @@ def _saves(
 
 
 def _bytes_to_come(job: TrainingJob, plan: BatchPlan, world: World, *, is_filled: bool) -> int:
-    """Returns the bytes of host memory that training on a CPU will still take: gradients, activations, and moments
-    unless they are filled already."""
+    """Returns the bytes of host memory that training will still take on a CPU: gradients, activations, and moments
+    unless they are filled already. Returns 0 on a GPU."""
     if world.device.type != "cpu":
         return 0
     topology = Topology(num_ranks=world.num_ranks, is_on_gpu=False)

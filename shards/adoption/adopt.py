@@ -59,8 +59,8 @@ _DESCRIPTION = re.compile(r"work/adopted-\d{6,}\.parquet")
 
 @dataclass(frozen=True, kw_only=True)
 class Adoption:
-    """Tars at `tars_url`, and the place of their index. Both URLs are a folder or an S3 prefix, and often the same
-    one."""
+    """Tars at `tars_url`, and the place of their index. Each URL is a folder or an S3 prefix; often both are the
+    same."""
 
     tars_url: str
     index_url: str
@@ -84,7 +84,8 @@ class _Found:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexTask:
-    """A task: index tar `number` as shard `shard`. `plan_hash`: the hash of the record, which has the label names."""
+    """A task: index tar `number` as shard `shard`. `plan_hash`: the sha256 of plan/plan.json, which has the label
+    names."""
 
     index_url: str
     plan_hash: str
@@ -121,7 +122,7 @@ def adopt(adoption: Adoption, *, workers: int, max_quarantined: float) -> Manife
 
 def _manifest_there(store: Store, adoption: Adoption) -> Manifest | None:
     """Returns the manifest if these tars are indexed already; None if there is no manifest. Raises UserError if the
-    manifest or the record is of other tars or settings, or damaged."""
+    manifest or plan/plan.json is damaged, or describes other tars or settings."""
     try:
         manifest, _ = read_manifest(store)
         record = json.loads(store.read(PLAN_PATH))
@@ -220,7 +221,7 @@ def commonest_reason(table: pa.Table) -> tuple[str, str | None]:
 
 def label_names(found: set[str], meaning: Meaning) -> tuple[str, ...]:
     """Returns the name of each class: the known names, or the integers up to the largest, or the names found, sorted.
-    Raises UserError if an integer is too large for the number of a class."""
+    Raises UserError if an integer is too large to be a class number."""
     if meaning.names is not None:
         return meaning.names
     if not all(is_integer(label) for label in found):

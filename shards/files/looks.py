@@ -43,11 +43,7 @@ def look_once(path: Path) -> Look:
 def patiently(path: Path, read: Callable[[], Result]) -> Result:
     """Returns what `read()`, which looks at `path` or reads it, returns. Calls it again while the storage fails, for up
     to two minutes, and then raises its OSError. A warning says after a minute what is waited for."""
-    try:
-        return read_again(str(path), read, traffic=Traffic(), stop=None)
-    except OSError as error:
-        error.filename = error.filename or str(path)  # an error while reading names no file
-        raise
+    return read_again(str(path), read, traffic=Traffic(), stop=None)
 
 
 def is_there(path: Path) -> bool:

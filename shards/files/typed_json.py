@@ -9,7 +9,7 @@ dataclasses.
     facts = read_record(ShardFacts, data)
 
 Lists of many objects of one kind are checked column by column, since a manifest may have tens of thousands of them. A
-sealed text ends with a digest: the sha256 of all bytes before it. So a single changed bit is found before the JSON is
+sealed text ends with a digest: the sha256 of all bytes before it. This reveals a single changed bit before the JSON is
 used.
 """
 
@@ -28,7 +28,7 @@ MOST_DEPTH = 64  # levels of lists and objects inside each other
 _CONTAINERS = frozenset({dict, list})
 _TOO_DEEP = f"lists and objects are nested more than {MOST_DEPTH} deep"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_MOST_PATH_CHARACTERS = 1024  # an S3 key has at most as many bytes
+_MOST_PATH_CHARACTERS = 1024  # an S3 key has at most 1024 bytes
 _PLAIN_PATH = re.compile(r"(?:(?:\A|(?<=[^/])/)(?!\.{1,2}(?:/|\Z))[^/\0\ud800-\udfff]+)+")
 _NOT_PLAIN = tuple(
     f"{before}{part}{after}" for part in ("", ".", "..") for before in ("/", "\n") for after in ("/", "\n")

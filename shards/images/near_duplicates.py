@@ -157,8 +157,8 @@ def evaluation_hashes(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
 
 
 def _upright_grey(data: bytes) -> Image.Image:
-    """Returns the upright image in grey, decoded at the smallest sufficient scale. Of an animation, the first frame is
-    taken."""
+    """Returns the upright image (of an animation, its first frame) in grey, decoded at the smallest sufficient
+    scale."""
     header = read_header(data, WIDEST_LIMITS)  # the caller checks its own limits
     try:
         with warnings.catch_warnings():
@@ -174,8 +174,8 @@ def _upright_grey(data: bytes) -> Image.Image:
 
 
 def _grey(image: Image.Image) -> Image.Image:
-    """Converts an image to grey of 8 bits. Transparent pixels become white, and pixels of more bits are scaled from
-    their own range."""
+    """Converts an image to grey of 8 bits. Transparent pixels become white. Pixels with more than 8 bits are scaled
+    from the range that the image uses."""
     if image.has_transparency_data:
         return flattened(image).convert("L")
     if image.mode in ("I", "F") or image.mode.startswith("I;"):

@@ -5,7 +5,7 @@ A secret is the part of an address before its @, or a value in its query whose n
 
 import re
 
-# Also matches a single slash, which remains when a URL has been treated as a path.
+# The pattern also matches a single slash, which is left when a URL has been treated as a path.
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,15}(?=://)|https?|s3)(:/[^\s\"'<>`]+)")
 _PASSWORD = re.compile(r"://[^/\s:@]*:(?![0-9]{1,5}(?:/|$))[^\s@]+@")  # a colon with a number is a port, not a password
 _USER = re.compile(r"^(:/{1,2})[^/?#]*@")  # up to the last @, because a password may contain one

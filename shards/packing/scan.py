@@ -151,7 +151,7 @@ def scan_slice(task: ScanTask) -> int:
 
 
 def scan_footer(scan_hash: str, slice_sha256: str) -> dict[bytes, bytes]:
-    """Returns the footer of a scan file: hashes of the settings and of the slice that it was made from."""
+    """Returns the footer of a scan file: hashes of the settings and of the slice that the file was made from."""
     return {_SCAN_KEY: scan_hash.encode(), _SLICE_KEY: slice_sha256.encode()}
 
 

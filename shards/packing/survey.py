@@ -1,5 +1,5 @@
-"""The plan's first pass over the scan files finds out what labels mean, which images can be packed, and what identifies
-duplicates.
+"""The plan's first pass over the scan files finds out what labels mean, which images can be packed, and which hashes
+may identify duplicates.
 
 What labels mean is decided once for all scan files. The results are small arrays, even for many millions of images.
 """
@@ -37,12 +37,12 @@ from shards.store import MissingObjectError, Store, open_store
 # Scan files per task: matching many images at once costs much less than matching them a few at a time.
 SCANS_A_TASK = 32  # about a million images
 NO_LABEL = "no label"
-EXAMPLES = 20  # images that cannot be packed, in messages
+EXAMPLES = 20  # at most this many images that cannot be packed are in a message
 
 
 @dataclass(frozen=True, kw_only=True)
 class _CountTask:
-    """A task: a scan file of the dataset at `url`, whose written labels are collected."""
+    """A task: collect the labels, as written, in scan file `number` of the dataset at `url`."""
 
     url: str
     number: int
@@ -218,7 +218,7 @@ def _read_scan(task: SurveyTask, number: int, slice_sha256: str, columns: list[s
 
 
 def unscanned_parts(store: Store, spec: PackSpec, *, url: str, num_parts: int) -> list[int]:
-    """Returns the parts of the phase scan that still have to read a slice of the listing or a shard of an evaluation
+    """Returns the parts of the scan phase that still have to read a slice of the listing or a shard of an evaluation
     set. Returns all parts if there is no listing with these settings."""
     scan_hash = spec.scan_hash()
     try:

@@ -90,7 +90,8 @@ class PlannedSample:
 
 
 def pack_shard(task: ShardTask) -> int:
-    """Writes and commits one shard, unless that is done. Returns the number of its samples in the plan."""
+    """Writes and commits one shard, unless it is already complete. Returns the number of the shard's samples in the
+    plan."""
     store = open_store(task.url)
     _refuse_other_samples(task.url, samples_of_shard(task.shard, task.spec), task.samples_sha256)
     try:
@@ -113,7 +114,6 @@ def shards_of_part(part: int, num_parts: int, *, num_shards: int) -> range:
 
 def unpacked_parts(store: Store, plan: Plan, *, num_parts: int) -> list[int]:
     """Returns the parts of the phase shards that still have a shard of this plan to pack."""
-
     is_missing = each_at_once(lambda shard: committed(store, plan.hash, shard) is None, range(plan.num_shards))
     return [
         part

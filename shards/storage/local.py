@@ -58,7 +58,7 @@ _WRONG_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class FolderWalk:
-    """The folders that a walk is in, and how often links have led it to each folder.
+    """The folders that a walk is in, and how often links have led the walk to each folder.
 
     The counts are needed because links multiply: 40 folders, each with two links to the next one, would be listed as a
     trillion folders.
@@ -113,8 +113,8 @@ def _shown(folder: bytes) -> str:
 def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop: threading.Event | None) -> Result:
     """Returns what `read()` returns. Calls it again while it fails with an error that may pass.
 
-    Raises the error once the deadline is over, and ReadStoppedError once `stop` is set. A warning says after a minute
-    what is waited for.
+    Raises the error, with the name `what` as its path, once the deadline is over, and ReadStoppedError once `stop` is
+    set. A warning says after a minute what is waited for.
     """
     retries, alarm_at = None, math.inf
     while True:
@@ -136,6 +136,7 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
                 retries.again_after_failure(str(error), is_answer=False)
             except StorageError as given_up:
                 log.warning("%s", given_up)
+                error.filename = error.filename or what  # the errors of reads do not have it
                 raise error from None
             log.info("reading %s failed: %s", what, error)
             traffic.add(TrafficCounts(retries=1))
@@ -209,21 +210,21 @@ class CountedFile(io.FileIO):
         self._traffic, self._num_bytes, self._seconds = traffic, 0, 0.0
 
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        """Does what FileIO's method does."""
+        """Reads into `buffer`, and counts the bytes and the time."""
         began = time.perf_counter()
         count = super().readinto(buffer) or 0
         self._add(count, began)
         return count
 
     def readall(self) -> bytes:
-        """Does what FileIO's method does."""
+        """Reads to the end of the file, and counts the bytes and the time."""
         began = time.perf_counter()
         data = super().readall()
         self._add(len(data), began)
         return data
 
     def close(self) -> None:
-        """Does what FileIO's method does."""
+        """Closes the file, and adds the read to `traffic`."""
         super().close()
         traffic, self._traffic = self._traffic, None
         if traffic:
@@ -283,14 +284,14 @@ class LocalStore:
 
     def size(self, path: str) -> int:
         """Returns the number of bytes of the file."""
-        status = self._status(path)
-        if status is None:
+        file = self._file(path)
+        if not self.exists(path):
             raise MissingObjectError(path, url=self.url)
-        return status.st_size
+        return self._again(path, lambda: file.stat().st_size, None)
 
     def exists(self, path: str) -> bool:
         """Says whether the file exists."""
-        return self._status(path) is not None
+        return self._again(path, self._file(path).is_file, None)
 
     def list(self, prefix: str = "") -> Iterator[str]:
         """Yields all files below `prefix`, without unfinished writes. Links are followed, but not in circles."""
@@ -330,7 +331,7 @@ class LocalStore:
         _sync_folder(target.parent)
 
     def upload(self, path: str, file: BinaryIO, *, progress: Callable[[], None]) -> None:
-        """Copies the file to the object, as with `create`."""
+        """Copies the file to the object, which appears as with `create`."""
         with self.create(path) as target:
             while piece := file.read(STREAM_BYTES):
                 target.write(piece)
@@ -381,11 +382,6 @@ class LocalStore:
 
     def _again(self, path: str, read: Callable[[], Result], stop: threading.Event | None) -> Result:
         return read_again(f"{self.url}/{path}", read, traffic=self.traffic, stop=stop)
-
-    def _status(self, path: str) -> os.stat_result | None:
-        """Returns the status of the file; None if it is missing, or not a regular file."""
-        file = self._file(path)
-        return self._again(path, lambda: file.stat() if file.is_file() else None, None)
 
     def _folder(self, prefix: str) -> Path:
         return Path(self.url, folder_prefix(prefix))
@@ -452,7 +448,7 @@ def _sorted_names(folder: bytes) -> list[bytes]:
 
 
 def _ending(item: os.DirEntry[bytes]) -> bytes | None:
-    """Returns a slash for a folder, nothing for a file, and None for anything else (devices, broken links)."""
+    """Returns a slash for a folder, b"" for a file, and None for anything else (devices, broken links)."""
     if item.name.startswith(TEMPORARY_PREFIX.encode()):
         return None
     try:

@@ -108,8 +108,8 @@ def _refuse_long(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _checked(tensors: Iterable[tuple[str, torch.Tensor]], shapes: Shapes, folder: Path) -> Iterator[torch.Tensor]:
-    """Yields the tensors. Raises ValueError for another tensor than the one that the head of the file announces, and
-    InvalidDataError for one that is not finite."""
+    """Yields the tensors. Raises ValueError for a tensor that is not the next one in `shapes` or not float32, and
+    InvalidDataError for a tensor that is not finite."""
     for (name, shape), (given, tensor) in zip(shapes.items(), tensors, strict=True):
         if (given, tuple(tensor.shape), tensor.dtype) != (name, shape, torch.float32):
             raise ValueError(f"{given} is {tensor.dtype} {list(tensor.shape)}, not {name}, float32 {list(shape)}")
@@ -166,7 +166,7 @@ def save_weights(
 
 
 def open_weights(path: str) -> Weights:
-    """Opens the weights folder at `path`, or that of a run (RUN or RUN/weights).
+    """Opens a weights folder. `path`: the folder, or the run that contains it (RUN/weights or RUN).
 
     Raises UserError if there is none, if it is another library's, or if its two files do not fit together. Reading a
     tensor raises InvalidDataError if it is not finite.
@@ -241,7 +241,7 @@ def _folder_at(path: str) -> Path:
 
 
 def is_our_description(description: Mapping[str, Any]) -> bool:
-    """Whether a config.json belongs to a weights folder of ours, not of another library's."""
+    """Returns whether a config.json belongs to a weights folder of ours and not to another library's folder."""
     return not _FOREIGN_KEYS & description.keys() and "model" in description
 
 

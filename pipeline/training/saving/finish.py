@@ -1,7 +1,7 @@
 """Makes weights from checkpoints, at the end of a run or from any checkpoint of a running one, and writes the marker
 RUN/DONE.
 
-The marker has the digest of the weights beside it.
+The marker holds the digest of the weights in RUN/weights.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from shards.files.typed_json import sealed, unsealed
 from shards.store import Store
 
 log = logging.getLogger(__name__)
-_MOST_LISTINGS = 5  # tries, for a run that retires its checkpoints faster than they are read
+_MOST_LISTINGS = 5  # how often to list the store if the run deletes checkpoints before they are read
 Labels = tuple[str, ...]
 _MOST_BYTES = 16 << 20  # largest marker that is read
 
@@ -58,10 +58,10 @@ def save_checkpoint_weights(
     labels: Labels,
     is_raw: bool = False,
 ) -> None:
-    """Writes a weights folder from a checkpoint of any ZeRO stage: the averaged weights if the job averages them, but
-    the raw ones with `is_raw`. Settings that no tensor shows, such as the head's constant, come from the checkpoint,
-    because job.yaml may have been edited since. Raises InvalidDataError if the checkpoint has other tensors than the
-    job's model."""
+    """Writes a weights folder from a checkpoint of any ZeRO stage: the averaged weights if the job averages them and
+    `is_raw` is False, else the raw ones. Settings that no tensor shows, such as the head's constant, come from the
+    checkpoint, because job.yaml may have been edited since. Raises InvalidDataError if the checkpoint has other tensors
+    than the job's model."""
     if {name: tensor.shape for name, tensor in manifest.tensors.items()} != dict(shapes_of(job.model)):
         raise InvalidDataError(f"{manifest.id.folder} has other tensors than the model in the run's job.yaml")
     slot = AVERAGE if job.ema_decay and not is_raw else MASTER

@@ -58,7 +58,7 @@ _WORDS = {
     "attention": "engine.attention",
     "float8": "engine.float8",
 }
-_GPU_ONLY = {"ranks_per_node", "deterministic"}  # gloo's order of adding does not depend on nodes
+_GPU_ONLY = {"ranks_per_node", "deterministic"}  # they change no bits on a CPU
 
 
 def saved_job(job: TrainingJob) -> SavedJob:
@@ -78,8 +78,8 @@ class Saving:
     """The saves of a run, as the rest of training sees them.
 
     `saved`: the newest committed checkpoint, at first the one that the run resumed from. `record`: the record in every
-    checkpoint. `reporter`: None on all ranks but the first. A save usually ends at a later step: the ranks learn of it
-    from `sources`, which must be in the sums of every step and are passed to `advance`.
+    checkpoint. `reporter`: None on all ranks but the first. A save usually ends at a later step. The ranks learn of its
+    end from the sums of that step: `sources` must be part of every step's sums, and `advance` takes the result.
     """
 
     def __init__(
@@ -213,7 +213,8 @@ class Saving:
 
 
 def state_bytes(job: TrainingJob, engine: Engine) -> int:
-    """Returns the bytes of this rank's file after the first step, in which the optimiser makes its moments."""
+    """Returns the size in bytes of this rank's file in checkpoints after the first step, in which the optimiser creates
+    its moments."""
     average = (AVERAGE,) if job.ema_decay else ()
     shapes: dict[str, tuple[int, ...]] = {}
     for each in engine.fragments():

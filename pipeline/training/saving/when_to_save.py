@@ -1,5 +1,5 @@
-"""When a run saves without being asked: every N steps, by the clock, and at each new best score. Keeps track of the
-best checkpoint.
+"""Decides when a run saves without being asked: every N steps, by the clock, and at each new best score. It also keeps
+track of the best checkpoint.
 
 The clock's request reaches all ranks in the same way as a person's request to save (watchdog/stopping.py). The other
 reasons depend only on the step and the scores, which all ranks share, so all ranks decide alike.
@@ -101,8 +101,8 @@ class KeptBest:
             log.warning("%s could not be written: %s", self.checkpoints.run_dir / FILE_NAME, error.strerror)
 
     def _on_record(self, resumed_from: CheckpointManifest | None) -> Best | None:
-        """Returns the better of two: the checkpoint that RUN/best.json names, and the one from which the run continues.
-        Called on rank 0."""
+        """Returns the better of two checkpoints: the one that RUN/best.json names, and the one from which the run
+        continues. Called on rank 0."""
         named, newest = self._named(), self._score_of(resumed_from) if resumed_from else None
         if newest is None or (named and not newest.is_better_than(named)):
             return named
@@ -130,9 +130,8 @@ class KeptBest:
         return best
 
     def _score_of(self, manifest: CheckpointManifest) -> Best | None:
-        """Returns the score of a checkpoint according to metrics.jsonl, since a run that was killed right after a
-        commit has not written that score to RUN/best.json. Returns None if there is no such score, or it is on other
-        data."""
+        """Returns a checkpoint's score from metrics.jsonl. Returns None if there is no such score, or if it is on other
+        data. A run that was killed right after a commit has not written the score to RUN/best.json."""
         before = manifest.job.job.get("evaluation")
         now = asdict(self.job.evaluation)
         if self.dataset is None or not isinstance(before, dict):
@@ -223,7 +222,7 @@ class WhenToSave:
         return self.saving.saved
 
     def _follow(self) -> None:
-        """Passes on which folders retention must keep, and the clock's interval for the metrics."""
+        """Tells the saves which folders retention must keep, and the reporter which interval the clock has."""
         saves = self.saving.saves
         saves.retention = replace(saves.retention, folders=tuple(self.best.kept()))
         if self.saving.reporter:

@@ -137,20 +137,20 @@ class Signals:
         return StopRequest.SAVE if asked and asked != self._served else StopRequest.NOTHING
 
     def over(self) -> None:
-        """Says that everything is committed and all ranks know. When the context ends, the signals are ignored from
-        then on."""
+        """Records that everything is committed and all ranks know it. The signals are ignored once the context has
+        ended."""
         self._is_over = True
 
     def saving(self) -> None:
-        """Says that a save begins. If RUN/SAVE exists now, this save is the one that it asks for."""
+        """Records that a save begins. If RUN/SAVE exists now, this is the save that it asks for."""
         self._served = self._marker() if self._watch_markers else None
 
     def not_saved(self) -> None:
-        """Says that the save failed, so that RUN/SAVE still asks for one."""
+        """Records that the save failed, so that RUN/SAVE still asks for one."""
         self._served = None
 
     def saved(self) -> None:
-        """Says that the save is committed. RUN/SAVE is deleted, unless it was written after the save began."""
+        """Records that the save is committed. RUN/SAVE is deleted, unless it was written after the save began."""
         served, self._served = self._served, None
         if served and served == self._marker():
             try:
@@ -229,11 +229,12 @@ class Stopping:
         return INTERRUPTED if self._num_interrupts else NOTHING_SAVED
 
     def saved(self, step: int) -> None:
-        """Says that a checkpoint of this step is committed."""
+        """Records that a checkpoint of this step is committed."""
         self.saved_step = step
 
     def step_begins(self, step: int = 0) -> None:
-        """Says that a step begins. From now on, a stop waits for the end of the step. `step`: its number, from 1 on."""
+        """Records that a step begins. From now on, a stop waits for the end of the step. `step`: its number, from 1
+        on."""
         now = time.monotonic()
         if self._num_steps > 1:  # the first step may compile
             self._longest_seconds = max(self._longest_seconds, now - self._reached)
@@ -243,8 +244,8 @@ class Stopping:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Says that a checkpoint is written inside the `with` block, where a stop has no deadline. A checkpoint that is
-        written in the background is waited for inside such a block before the run ends."""
+        """Records that a checkpoint is written inside the `with` block, where a stop has no deadline. A checkpoint that
+        is written in the background is waited for inside such a block before the run ends."""
         is_over = self._phase is _Phase.WRITING
         self._phase = _Phase.WRITING
         self.progress.enters(Phase.SAVING)
@@ -253,17 +254,17 @@ class Stopping:
         self.progress.enters(Phase.FINISHING if is_over else Phase.COMPUTING)
 
     def finishing(self) -> None:
-        """Says that the last step is done. There is no deadline for what is still to be written."""
+        """Records that the last step is done. There is no deadline for what is still to be written."""
         self._phase = _Phase.WRITING
         self.progress.enters(Phase.FINISHING)
 
     @contextmanager
     def giving_up(self, doing: str) -> Iterator[None]:
-        """Lets the work inside the `with` block be given up: 5 s after a signal, WaitGivenUpError is raised there.
-        `doing`: what is done, for messages.
+        """Allows a stop request to interrupt the work inside the `with` block: 5 s after the signal, WaitGivenUpError
+        is raised there. `doing`: what is done, for messages.
 
-        With several ranks nothing is given up: the others are in a collective, and would take this rank's collective
-        for saving as its part in theirs.
+        With several ranks nothing is interrupted: the others are in a collective, with which this rank's collective for
+        saving would be mixed up.
         """
         self._doing, self._can_give_up = doing, self._is_alone
         try:

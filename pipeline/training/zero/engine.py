@@ -53,7 +53,7 @@ def deepspeed_config(
     """Returns DeepSpeed's configuration. It always sets clipping, whose default became 1.0 in 2026. Raises UserError
     for CUDA graphs with several passes per step."""
     if config.precision == "auto":
-        raise ValueError("engine.precision is 'auto'; the engine needs the one it came to, bf16 or fp32")
+        raise ValueError("engine.precision is 'auto'; the engine needs the resolved one, bf16 or fp32")
     if config.cuda_graphs and plan.accumulation > 1:
         raise UserError(
             f"engine.cuda_graphs is on, but a step has {plan.accumulation} passes; allowed: one (between passes, "
@@ -308,8 +308,8 @@ class Engine:
 
     def accumulate(self, loss_of: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
         """Makes the forward and backward pass of one micro-batch, and returns its detached loss. If the loss is not
-        finite, the gradients are made NaN, since those of an infinite loss may be finite. DeepSpeed then skips the
-        update."""
+        finite, the gradients are made NaN, since the gradients of an infinite loss may be finite. DeepSpeed then skips
+        the update."""
         if self._has_graphs:  # results of the last micro-batch are no longer needed
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         loss = loss_of(self._deepspeed)
@@ -323,8 +323,8 @@ class Engine:
         return loss.detach()
 
     def update(self, *, learning_rate: float, ema_decay: float | None = None, discard: bool = False) -> UpdateResult:
-        """Makes the optimiser step with the gradients accumulated so far, at this learning rate (times the factor of
-        each layer) and with this decay of the average (None: that of the run). `discard`: drops the gradients instead,
+        """Takes an optimiser step with the gradients accumulated so far, at this learning rate (times the factor of
+        each layer) and with this decay of the average (None: the run's decay). `discard`: drops the gradients instead,
         in the way in which DeepSpeed drops non-finite ones; no tensor of the state changes."""
         norm_before = spoil_gradients(self._zero, self.gradients().values()) if discard else None
         for group in self._zero.param_groups:
@@ -374,8 +374,8 @@ class Engine:
         filled: Callable[[], None] = lambda: None,
     ) -> None:
         """Overwrites masters and moments. `fill(fragment, slot)` must copy into `fragment.slots[slot]`, at once or by
-        the time `filled` returns. If the average is not among `moments`, it begins with the values of the masters. Of
-        the other `moments`, each parameter gets those that the optimiser keeps for it."""
+        the time `filled` returns. If the average is not among `moments`, it begins with the values of the masters. Each
+        parameter gets the other `moments` that the optimiser keeps for it."""
         create_moments(self._zero, names=[name for name in moments if name != AVERAGE], num_updates=num_updates)
         fragments = self._trained_fragments()
         for fragment in fragments:

@@ -16,7 +16,7 @@ import torch
 from jobs import exit_codes
 from jobs.monitor import doctor, gpu_trial
 from jobs.monitor.gpu_trial import gpu_page
-from jobs.settings.models import DoctorJob
+from jobs.settings.runs import DoctorJob
 from pipeline.gpu_parts import parts as gpu_parts
 from pipeline.gpu_parts.sizes import GpuPart, parts_of
 from pipeline.ranks import world
