@@ -62,8 +62,8 @@ def _start_quietly() -> None:
 
 
 def _begin(environment: dict[str, str]) -> None:
-    """Prepares a worker. Lets it end when its parent ends; after a kill of the parent, it would wait for tasks for
-    ever."""
+    """Prepares a worker, and makes it end when its parent ends: otherwise, if the parent was killed, it would wait for
+    tasks forever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # in case another part of this program has started the fork server
     for number in _WARNINGS:
         signal.signal(number, signal.SIG_IGN)

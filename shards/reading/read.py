@@ -134,7 +134,7 @@ class _Gathered:
         self.add(np.array([entry]), as_matrix(row), [single])
 
     def add(self, entries: NDArray[np.int64], rows: NDArray[np.int64], slices: Sequence[LoadedSlice]) -> None:
-        """Waits for samples and adds them. `slices` are the pieces that column 0 of `rows` counts."""
+        """Waits for samples and adds them. Column 0 of `rows` is the number of the sample's piece in `slices`."""
         first = self.num_pieces
         for number in set(rows[:, 0].tolist()):
             self.pieces[first + number] = slices[number].wait()
@@ -184,7 +184,7 @@ class SampleReader:
         self._held = HeldBytes()
         self._singles = HeldBytes(self._held)
         self._lanes: dict[int, _Lane] = {}
-        self._allowed = (0, 0)  # the number of lanes, and the bytes that single reads may hold with so many
+        self._allowed = (0, 0)  # a number of lanes, and the bytes that single reads may then hold
 
     @property
     def held_bytes(self) -> int:
@@ -234,7 +234,7 @@ class SampleReader:
         return asked
 
     def _ask_for_singles(self, asked: list[_Wanted]) -> dict[int, tuple[int, LoadedSlice]]:
-        """Requests, for a lane's first batches, all samples at once whose block has not arrived. Returns each sample's
+        """For a lane's first batches, requests at once all samples whose block has not arrived. Returns each sample's
         id and slice, by its place in the batch."""
         missing: list[tuple[int, int]] = []
         for wanted in asked:
@@ -342,8 +342,8 @@ class StreamReader:
 
     def __init__(self, config: ReadConfig) -> None:
         self._reads = RangeReads(config)
-        # Threads that wait for index files and for samples that are read again. As many again are reserved for urgent
-        # reads, on which a batch waits.
+        # Threads that wait for index files and for samples that are read again. The same number is reserved for urgent
+        # reads, which a batch is waiting for.
         self._loaders = Pool(config.connections, name="rows", reserve=config.connections)
         self._pools = [*self._reads.pools, self._loaders]
         self._readers: list[SampleReader] = []

@@ -41,7 +41,7 @@ class HeldBytes:
     `whole`, if it is given."""
 
     def __init__(self, whole: "HeldBytes | None" = None) -> None:
-        self._lock, self._whole = ForkLock(reentrant=True), whole  # a thread that holds it may free memory
+        self._lock, self._whole = ForkLock(reentrant=True), whole  # a thread that holds the lock may free memory
         self.now = self.most = 0
 
     def add(self, count: int) -> None:
@@ -274,8 +274,8 @@ def as_matrix(table: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def placed(rows: SampleRows, chosen: NDArray[np.int64], *, first_sample_id: int) -> NDArray[Any]:
-    """Returns the chosen rows as PLACED[n]. The first of all `rows` is that of sample `first_sample_id`. The samples
-    are placed in piece 0, as if it began where the shard begins."""
+    """Returns the chosen rows as PLACED[n]. `first_sample_id`: the sample of the first of `rows`. All samples are
+    placed in piece 0, which is taken to begin where the shard begins."""
     table = np.zeros(chosen.size, dtype=PLACED)
     table["sample_id"], table["row"], table["begin"] = first_sample_id + chosen, chosen, rows.offset[chosen]
     for name in _OF_INDEX:
@@ -329,8 +329,8 @@ def window_bound_bytes(
 
 
 def _most_slices_within(order: SampleOrder, num_samples: int, *, epochs: int) -> int:
-    """Returns the most slices of blocks that can lie entirely within `num_samples` consecutive samples, in windows that
-    lie entirely within them."""
+    """Returns the most slices of blocks that can lie entirely within `num_samples` consecutive samples, counting only
+    windows that also lie entirely within them."""
     if num_samples < 1:
         return 0
     sizes = order.block_sizes

@@ -1,5 +1,5 @@
-"""Images in tars that hold one class each, either separate (ImageNet-21k) or all inside one tar (ILSVRC). They are read
-in place."""
+"""Reads images in place from tars that hold one class each, either separate (ImageNet-21k) or all inside one tar
+(ILSVRC)."""
 
 import logging
 import re

@@ -83,8 +83,7 @@ def _literal(parts: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _at_any_depth(pattern: str) -> Iterator[str]:
-    """Yields the files that match a pattern with `**`. They are those that glob finds, but glob would follow links in
-    circles."""
+    """Yields the files that match a pattern with `**`. glob would find the same files, but follow links in circles."""
     begin, rest = _literal(pattern.split("/"))
     while not glob.has_magic(rest[0]):
         begin, rest = [*begin, rest[0]], rest[1:]

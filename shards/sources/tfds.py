@@ -365,8 +365,8 @@ class _Field:
 
 
 def read_features(data: bytes, names: Sequence[str]) -> dict[str, Feature]:
-    """Returns those of the named features that an Example has. Raises ValueError if the Example is damaged, or has one
-    of them twice."""
+    """Returns the named features that an Example has. Raises ValueError if the Example is damaged, or has one of these
+    features twice."""
     wanted, found, num_features = {name.encode(): name for name in names}, dict[str, Feature](), 0
     for features in _submessages(data, Span(begin=0, end=len(data)), 1):
         for entry in _submessages(data, features, 1):

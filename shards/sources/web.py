@@ -24,7 +24,7 @@ from shards.storage.ahead import Hold, no_wait
 RETRIES = 2
 BACKOFF_SECONDS = 0.5
 SILENCE_SECONDS = 20.0  # how long a server may send nothing
-FETCH_SECONDS = 120.0  # for a whole image with its headers, however slowly it arrives
+FETCH_SECONDS = 120.0  # for a whole image with its headers
 _PIECE_BYTES = 64 << 10
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _AS_THEY_ARE = "%/:=&?~#+!$,;'@()*[]"
@@ -114,7 +114,7 @@ def fetch_url(url: str, *, max_bytes: int, hold: Hold = no_wait) -> ImageBytes:
 
 def _get(url: str, max_bytes: int, hold: Hold) -> bytes | ImageRefusedError:
     deadline = _Deadline()
-    request = urllib.request.Request(urllib.parse.quote(url, safe=_AS_THEY_ARE))  # noqa: S310 - the opener knows no file:
+    request = urllib.request.Request(urllib.parse.quote(url, safe=_AS_THEY_ARE))  # noqa: S310 - the opener refuses file:
     request.add_header("User-Agent", "patchline")
     with _opener().open(request, timeout=_Silence.until(deadline)) as response:
         header = response.headers.get("Content-Length", "")
@@ -142,8 +142,8 @@ def _wait(hold: Hold, num_bytes: int) -> float:
 
 
 class _Deadline:
-    """The time by which an image must be complete, with redirects and headers. The time spent waiting for room does not
-    count."""
+    """The time by which an image must be complete, with redirects and headers. The time spent waiting for room in
+    memory does not count."""
 
     def __init__(self) -> None:
         self._until = time.monotonic() + FETCH_SECONDS

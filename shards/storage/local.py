@@ -57,7 +57,7 @@ _WRONG_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class FolderWalk:
-    """The folders that a walk is in, and how often links have led it to each folder.
+    """The folders that a walk is in, and how often links have led the walk to each folder.
 
     The counts are needed because links multiply: 40 folders, each with two links to the next one, would be listed as a
     trillion folders.
@@ -199,21 +199,21 @@ class CountedFile(io.FileIO):
         self._traffic, self._num_bytes, self._seconds = traffic, 0, 0.0
 
     def readinto(self, buffer: "WriteableBuffer", /) -> int:
-        """Does what FileIO's method does."""
+        """Reads into `buffer`, and counts the bytes and the time."""
         began = time.perf_counter()
         count = super().readinto(buffer) or 0
         self._add(count, began)
         return count
 
     def readall(self) -> bytes:
-        """Does what FileIO's method does."""
+        """Reads to the end of the file, and counts the bytes and the time."""
         began = time.perf_counter()
         data = super().readall()
         self._add(len(data), began)
         return data
 
     def close(self) -> None:
-        """Does what FileIO's method does."""
+        """Closes the file, and adds the read to `traffic`."""
         super().close()
         traffic, self._traffic = self._traffic, None
         if traffic:
@@ -320,7 +320,7 @@ class LocalStore:
         _sync_folder(target.parent)
 
     def upload(self, path: str, file: BinaryIO, *, progress: Callable[[], None]) -> None:
-        """Copies the file to the object, as with `create`."""
+        """Copies the file to the object, which appears as with `create`."""
         with self.create(path) as target:
             while piece := file.read(STREAM_BYTES):
                 target.write(piece)
@@ -437,7 +437,7 @@ def _sorted_names(folder: bytes) -> list[bytes]:
 
 
 def _ending(item: os.DirEntry[bytes]) -> bytes | None:
-    """Returns a slash for a folder, nothing for a file, and None for anything else (devices, broken links)."""
+    """Returns a slash for a folder, b"" for a file, and None for anything else (devices, broken links)."""
     if item.name.startswith(TEMPORARY_PREFIX.encode()):
         return None
     try:

@@ -37,7 +37,7 @@ from shards.storage.retries import RetryConfig
 log = logging.getLogger(__name__)
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
 _REPLACED_KEYS = ("InvalidAccessKeyId", "SignatureDoesNotMatch")  # the key was deleted, or has another secret
-_HEAD_EXPIRED = "400"  # the answer to a HEAD has no body, so the status is all it says
+_HEAD_EXPIRED = "400"  # the answer to a HEAD has no body, so only a status
 # The process or service that provides credentials has failed, which may pass.
 CREDENTIALS_FAILED = (
     boto_errors.CredentialRetrievalError,
@@ -85,8 +85,8 @@ def says_expired(code: str, operation: str) -> bool:
 class RenewedCredentials:
     """Replaces botocore's credentials, and the chain that finds them.
 
-    `is_accepted`: whether the server has accepted a request with these credentials. Raises the error of the chain if it
-    finds no usable credentials at first.
+    `is_accepted`: whether the server has accepted a request with these credentials. The constructor raises the chain's
+    error if the chain fails.
     """
 
     def __init__(self, *, is_accepted: bool = False) -> None:
@@ -294,8 +294,8 @@ class ClientOfProcess:
         return self._of_process().retrying
 
     def renew(self) -> bool:
-        """Looks the credentials up again, for all clients. Returns False if they have not changed and were never
-        accepted: then they are probably wrong."""
+        """Looks up the credentials again, for all clients. Returns False if they have not changed and were never
+        accepted, since they are then probably wrong."""
         credentials = self._of_process().credentials
         return credentials.renew() or credentials.is_accepted
 
@@ -344,7 +344,7 @@ def storage_errors(path: str, *, bucket: str, url: str, clients: ClientOfProcess
         yield
     except boto_errors.ClientError as error:
         where = f"bucket {bucket!r} at {_endpoint(clients)} (for {url})"
-        ended = StorageError if clients.is_accepted else UserError  # if the credentials have expired
+        ended = StorageError if clients.is_accepted else UserError  # raised if the credentials have expired
         _raise_client_error(error, path, url=url, where=where, ended=ended)
     except (boto_errors.ParamValidationError, boto_errors.EndpointResolutionError) as error:
         what = without_secrets(" ".join(str(error).split()))
@@ -434,7 +434,7 @@ def _endpoint(clients: ClientOfProcess) -> str:
 
 
 def _new_clients(answered: Callable[..., None], *, was_let_in: bool) -> _Clients:
-    """Creates the clients, which call `answered` for every answer. `was_let_in` is that of ClientOfProcess."""
+    """Creates the clients, which call `answered` for every answer. `was_let_in`: as in ClientOfProcess."""
     credentials = RenewedCredentials(is_accepted=was_let_in)
     core = botocore.session.get_session()
     core.register_component("credential_provider", credentials)

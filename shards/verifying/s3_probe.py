@@ -1,6 +1,6 @@
-"""Tests whether an S3-compatible store does what Patchline relies on, with small objects below a prefix of its own.
+"""Tests whether an S3-compatible store does what Patchline relies on, with small objects below a new prefix.
 
-Patchline relies on the following: objects are read back as they were written, also by ranges; large files can be
+Patchline relies on the following: objects are read back as they were written, whole or by ranges; large files can be
 uploaded in parts; a list shows at once what was written and deleted. It does not rely on conditional writes or checksum
 trailers, which some servers lack. Each request has a time limit and is not retried, so that no fault is hidden.
 """
@@ -55,8 +55,8 @@ def probe_store(url: str, *, endpoint: str = "", profile: str = "") -> list[Find
 
 
 def unreachable(url: str, *, endpoint: str = "", profile: str = "") -> Finding | None:
-    """Returns why the bucket of a URL cannot be used (no server, credentials, bucket or access), or None if it can
-    be."""
+    """Returns why the bucket of a URL cannot be used (no server, credentials, bucket or access), or None if it can be
+    used."""
     bucket = urlsplit(url).netloc
     try:
         client = probing_client(endpoint=endpoint, profile=profile)
