@@ -3,7 +3,7 @@ the dataset, the batch and the number of steps.
 
 The recipes of jobs/recipes/photos.py take their model from the weights and their steps from the dataset. Every training
 recipe takes fewer lanes if its own do not divide the batch, and a shorter warm-up for a shorter run, such as one with
-`--steps 3` instead of 300. Fields set by a flag are left alone. A run that is resumed keeps what was recorded.
+`--steps 3` instead of 300. Fields set by a flag are left alone. A resumed run keeps its recorded values.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Output of commands: lines that fit a terminal, the file of --out, and a run's folder.
+"""Writes what commands produce: lines that fit a terminal, the file of --out, and a run's folder.
 
 A file at --out is whole or absent. Weights replace other content only on request, and nothing is ever deleted.
 
@@ -38,7 +38,7 @@ _STATUS_WIDTH = len("warning")
 _COMMANDS = ("patchline ", "rm ", "ls ", "scancel ", "scontrol ", "sinfo ", "squeue ")
 _MORE_WORDS = re.compile(r"[;,`] |; |, then")
 PAGES = (".html", ".htm")
-# Errors that are the user's mistake. Others, such as a full disk, are outside faults.
+# Errors that are the user's mistake. Other errors, such as a full disk, are faults outside.
 _NOT_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 _MOST_NAMES = 3
 _PART = ".part"  # the ending of a file whose write was interrupted

@@ -1,8 +1,8 @@
 """Turns the second word of a command into a job: a recipe, a YAML file, a user's own recipe, a URL or a path.
 
 `my_recipes.py:my_vit` is the function `my_vit` in that file, which returns a job. The file is executed, like any script
-that a user names. It is found only by its path. For `patchline show` and `patchline diff`, the stage is found from the
-word if it is not given.
+that a user names. It is found only by its path. If the words of `patchline show` or `patchline diff` name no stage, the
+stage is found from the recipe or file.
 """
 
 import importlib.util
@@ -105,8 +105,8 @@ def default_job(stage: str, word: str) -> Any:
 
 
 def _is_evaluation(record: Path) -> bool:
-    """Whether a job.yaml is the record of an evaluation, which is then repeated. Otherwise it belongs to a run whose
-    weights are evaluated."""
+    """Whether a job.yaml is the record of an evaluation. If it is, the evaluation is repeated. Otherwise the record
+    belongs to a run, whose weights are evaluated."""
     from jobs.record import open_job  # noqa: PLC0415 - loads YAML, which most commands do not need
 
     return open_job(record).stage == "evaluate"
@@ -140,7 +140,7 @@ def stages_of(word: str) -> tuple[str, ...]:
 
 
 def _job_of_training(of: str, word: str) -> Any:
-    """Returns the job of a plan or of verify-resume (`of`) for any training job."""
+    """Returns the job of `plan` or `verify-resume` (`of`) for the training job that `word` names."""
     stages = stages_of(word)
     training = [stage for stage in _TRAINING if stage in stages]
     if training:

@@ -7,6 +7,7 @@ rules.
 """
 
 import re
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +15,17 @@ from dataclasses import asdict
 from pathlib import Path
 
 from jobs.arguments import value_in
-from jobs.cluster.judge import CheckFacts, Choice, NextTry, Partition, TryFacts, chosen, judged, nodes_to_avoid
+from jobs.cluster.judge import (
+    CheckFacts,
+    NextTry,
+    Partition,
+    TryFacts,
+    chosen,
+    faults_of,
+    judged,
+    nodes_to_avoid,
+    ports_of,
+)
 from jobs.exit_codes import DONE, USER_MISTAKE, WILL_NOT_SUCCEED
 from jobs.output import put
 from shards.config_values import shown_value
@@ -24,7 +35,9 @@ _WITH_MARKER = ("pretrain", "finetune")  # stages that are done when RUN/DONE sa
 _LAUNCHERS = ("srun", "torchrun")
 _STAGE = re.compile(r"(__)?[a-z][a-z-]*")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
-_CHECKED = re.compile(r"(\S+) ([0-9]*) ?(.*)")
+_CHECKED = re.compile(r"(\S+) ([0-9]*)( .*)?")
+_REACH_SECONDS = 2.0
+_LEFT_OUT = "after the second time it is left out"
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
 Facts = Mapping[str, Sequence[str]]
 
@@ -40,7 +53,7 @@ def answer(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
         case ["start", *rest]:
             lines = _start(rest, facts, environ)
         case ["nodes"]:
-            lines = _lines_of_choice(chosen(_check_facts(facts)))
+            lines = _nodes(facts)
         case ["try"]:
             lines = _lines_of(judged(_try_facts(facts)))
         case ["avoid"]:
@@ -183,21 +196,55 @@ def _idle(facts: Facts, state: Path) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) == 1 else 0
 
 
+def _nodes(facts: Facts) -> list[str]:
+    """Returns the nodes that the ranks use, and a port that is free on this node and on the first of the ranks'."""
+    choice = chosen(_check_facts(facts))
+    lines = [f"say {line}" for line in choice.says]
+    lines += [f"nodes {' '.join(choice.nodes)}", f"left-out {','.join(choice.left_out)}", f"store {choice.store}"]
+    addresses = dict(line.split(" ", 1) for line in facts.get("address", ()) if " " in line)
+    hosts = dict.fromkeys(("127.0.0.1", *(addresses[name] for name in choice.nodes[:1] if name in addresses)))
+    job, start, number = (int(_text(facts, key)) for key in ("job", "restart", "try"))
+    free = (port for port in ports_of(job=job, start=start, number=number) if not any(_listens(h, port) for h in hosts))
+    if port := next(free, 0):
+        lines.append(f"port {port}")
+    return [*lines, *(_lines_of(choice.decision) if choice.decision else ())]
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether something listens on this port."""
+    try:
+        socket.create_connection((host, port), timeout=_REACH_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
 def _check_facts(facts: Facts) -> CheckFacts:
     found = [match for line in facts.get("checked", ()) if (match := _CHECKED.fullmatch(line))]
-    state = Path(_text(facts, "state"))
+    state, has_store = Path(_text(facts, "state")), bool(_text(facts, "s3"))
     crashes = _crashes(state / "crashes", _text(facts, "job"))
     return CheckFacts(
         nodes=_names(facts, "nodes"),
         num_needed=int(_text(facts, "needed")),
-        answers={one[1]: (int(one[2]) if one[2] else None, tuple(filter(None, one[3].split(",")))) for one in found},
-        server_clock=int((Path(_text(facts, "exits")) / "started").stat().st_mtime),
+        answers={
+            one[1]: (int(one[2]) if one[2] else None, faults_of(_found_in(one[3] or ""), has_store=has_store))
+            for one in found
+        },
+        is_checked=_text(facts, "checks") != "0",
+        has_store=has_store,
+        server_clock=int(_text(facts, "server-clock")),
         seconds=int(_text(facts, "seconds")),
         crashes={name: crashes.count(name) for name in crashes},
         folder=_text(facts, "run-dir") or "this folder",
         idle=_idle(facts, state),
         partition=_partition(facts),
     )
+
+
+def _found_in(line: str) -> dict[str, str]:
+    """Returns what a node found, such as {"shared": "", "shm-kib": "65536"}."""
+    words = (word.partition("=") for word in line.split())
+    return {name: value for name, _, value in words}
 
 
 def _crashes(path: Path, job: str) -> list[str]:
@@ -223,12 +270,9 @@ def _text(facts: Facts, key: str) -> str:
     return facts[key][-1] if key in facts else ""
 
 
-def _lines_of_choice(choice: Choice) -> list[str]:
-    lines = [f"say {line}" for line in choice.says]
-    lines += [f"nodes {' '.join(choice.nodes)}", f"left-out {','.join(choice.left_out)}"]
-    return [*lines, *(_lines_of(choice.decision) if choice.decision else ())]
-
-
 def _lines_of(decision: NextTry) -> list[str]:
     values = {name.replace("_", "-"): value for name, value in asdict(decision).items()}
-    return [f"{key} {value}" for key, value in values.items() if value not in ("", None) and value is not False]
+    lines = [f"{key} {value}" for key, value in values.items() if value not in ("", None) and value is not False]
+    if decision.crashed_on:
+        lines.insert(0, f"say only ranks on {decision.crashed_on} crashed by themselves; {_LEFT_OUT}")
+    return lines

@@ -24,13 +24,12 @@ from pipeline.runs.facts import SIGNS_OF_A_RUN, read_facts
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.watchdog.hang import FOLDER as STACKS
 from pipeline.training.watchdog.heartbeat_files import FOLDER as HEARTBEATS
-from pipeline.training.watchdog.heartbeat_files import Beat
+from pipeline.training.watchdog.heartbeat_files import Beat, read_beat
 from shards.config_values import whole_number
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import Line, read_local_file, read_tail
-from shards.files.typed_json import read_record
 
-_LOG_BYTES, _MOST_BEAT_BYTES = 4 << 20, 4096
+_LOG_BYTES = 4 << 20
 _MOST_RANKS, _MOST_LINE, _MOST_CODE_BYTES = 4096, 4096, 16
 _BEGIN = re.compile(rb"^stage\.sbatch: job \d+, start \d+, try \d+: ")
 _EXITS = re.compile(r"exits-\d+-\d+-\d+")
@@ -204,7 +203,7 @@ def _beats(run_dir: Path) -> tuple[tuple[Beat, float], ...]:
     found = []
     for path in sorted((run_dir / HEARTBEATS).glob("rank-*.json"))[:_MOST_RANKS]:
         with suppress(OSError, ValueError, InvalidDataError):
-            beat = read_record(Beat, read_local_file(path, most_bytes=_MOST_BEAT_BYTES))
+            beat = read_beat(path)
             found.append((beat, path.stat().st_mtime))
     if not found:
         return ()

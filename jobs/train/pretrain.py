@@ -28,8 +28,8 @@ def run(
     profile: range = NO_STEPS,
     origin: Origin = NO_ORIGIN,
 ) -> int:
-    """Runs one training stage. The exit code says whether it is done or can be continued. `extend`: whether the job may
-    have more steps than the run that it continues. `profile`: the steps to trace. `origin`: where the job comes
+    """Runs one training stage. The exit code says whether the run is done or can be continued. `extend`: whether the
+    job may have more steps than the run that it continues. `profile`: the steps to trace. `origin`: where the job comes
     from."""
     if stage == "finetune" and not job.initial.weights:
         raise UserError("--initial.weights is missing: give a run or published weights (docs/from-weights.md)")
@@ -46,5 +46,5 @@ def run(
     except UnreachableError as error:
         if not (run_dir / "job.yaml").exists():
             raise
-        raise StorageError(str(error)) from error  # the address worked when the run began
+        raise StorageError(str(error)) from error  # since the address worked when the run began
     return _CODES[ending]

@@ -195,8 +195,8 @@ class Checkpoints:
     def begin_attempt(self, resumed_from: CheckpointManifest | None, *, skip: StepRange | None = None) -> bool:
         """Registers this attempt, which resumes from a checkpoint that was found (None: a start from scratch). Returns
         False if that checkpoint has been deleted in the meantime, so that another one must be found. The attempt leaves
-        out the data steps that the checkpoint and the latest attempt left out, and those of `skip`. Call this only once
-        the job is accepted: a refused command must not take over a run."""
+        out the data steps that the checkpoint and the latest attempt left out, and the steps in `skip`. Call this only
+        once the job is accepted: a refused command must not take over a run."""
         record = b""
         if self.world.is_first:
             attempts = read_attempts(self.store, recorded=self._last_recorded())

@@ -57,7 +57,7 @@ def retire(
     that an attempt could not read: the disk or the server may recover.
 
     `attempt` is the attempt of this process, and `newest` its newest committed checkpoint. Files of later attempts, and
-    of later steps of this attempt, stay, since they may still be being written. Raises what the store raises.
+    of later steps of this attempt, stay, since another writer may not have finished them. Raises what the store raises.
     """
     paths = list(store.list())
     records = [path for path in paths if token_from_path(path)]

@@ -47,7 +47,7 @@ Loss = Annotated[float, Field(allow_inf_nan=False)]
 class SavedJob:
     """What a manifest says about the job. `model` has the fields of the model's configuration, `job` those of the whole
     resolved job, and `optimizer` is the optimiser's name. Raises ValueError for a model that this version cannot build,
-    or whose fields are not those that this version knows."""
+    or whose fields are not the fields that this version knows."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
@@ -75,8 +75,8 @@ class SavedJob:
 class FragmentLocation:
     """Elements `start` .. `start + length - 1` of a flattened tensor, at byte `offset` of `file`, float32.
 
-    `num_files`: the number of files of consecutive ranks that hold `length` elements at this byte. Each file has the
-    elements that follow those in the file before it.
+    `num_files`: the number of files of consecutive ranks that hold `length` elements at this byte. The elements of each
+    file follow the elements of the file before it.
     """
 
     __pydantic_config__ = _STRICT

@@ -41,7 +41,7 @@ class DirectFile:
         self.is_direct = self._switch(on=True)
 
     def write(self, piece: memoryview) -> None:
-        """Writes all of it. Raises the OSError of write(2)."""
+        """Writes the whole piece. Raises the OSError of write(2)."""
         while piece:
             if self.is_direct and len(piece) % mmap.PAGESIZE:
                 self.is_direct = self._switch(on=False)

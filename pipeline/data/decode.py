@@ -85,9 +85,9 @@ def decode_stored(
     """Returns the image as stored, uint8[height, width, 3]. Greyscale and CMYK become RGB, and transparent pixels are
     blended with white.
 
-    `height` and `width` are those in the index. `denominator`: a JPEG is decoded at 1/1, 1/2, 1/4 or 1/8 of its size,
-    with its sides rounded up; other formats allow only 1. Raises DecodeError if the image is damaged, has another size,
-    or would cost more to decode than `limits` allow (a dataset's limits are in its manifest).
+    `height`, `width`: the size in the index. `denominator`: a JPEG is decoded at 1/1, 1/2, 1/4 or 1/8 of its size, with
+    its sides rounded up; other formats allow only 1. Raises DecodeError if the image is damaged, has another size, or
+    would cost more to decode than `limits` allow (a dataset's limits are in its manifest).
     """
     try:
         refuse_costly(data, limits)

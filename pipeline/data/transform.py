@@ -43,8 +43,8 @@ _TRIAL_SIZE = (75, 101)
 
 
 class Encoded(Protocol):
-    """An image as stored in the shards. Height and width are those before the orientation (1 to 8) is applied. `data`
-    is None if the bytes could not be read; making a view of it raises DecodeError."""
+    """An image as stored in the shards. Height and width are as stored, before the orientation (1 to 8) is applied.
+    `data` is None if the bytes could not be read; making a view of it raises DecodeError."""
 
     @property
     def data(self) -> bytes | memoryview | None: ...

@@ -3,7 +3,7 @@ computed.
 
 - The plain resize is OpenCV's INTER_LINEAR, with half-pixel centres. It equals torch's interpolate(antialias=False)
   within 1 grey level. Since its weights have 11 bits, it is 0.13 levels lower on average.
-- The antialiased resize is Pillow's crop and resize(BILINEAR). Its bits are equal to those of Pillow up to version 12.
+- The antialiased resize is Pillow's crop and resize(BILINEAR). Pillow gives the same bits up to version 12.
   Pillow 13 resizes the height first if it shrinks more, and may differ by 1 grey level. The same holds for the bicubic
   resize.
 - `area_resize`: each output pixel is the average of the input pixels that it covers; a pixel that is covered in part

@@ -1,8 +1,8 @@
 """Linear classifiers of frozen representations: ridge regression in closed form, and a linear probe as a cross-check.
 
 "An Image is Worth 16x16 Words", section 4.1: a regularised least-squares regression from representations to targets in
-{-1, 1}^K, solved exactly. The paper gives no constants; these are those of big_vision's evaluators/fewshot_lsr.py and
-configs/common_fewshot.py: features are whitened by the mean and the deviation (plus 1e-5) of the training images, a
+{-1, 1}^K, solved exactly. The paper gives no constants; those used here are from big_vision's evaluators/fewshot_lsr.py
+and configs/common_fewshot.py: features are whitened by the mean and the deviation (plus 1e-5) of the training images, a
 constant feature of 100 takes the place of a bias and so is hardly regularised, and the strength is 2^10. big_vision
 computes in float32; here everything is float64.
 

@@ -67,7 +67,8 @@ class Represented:
 
 @dataclass(frozen=True, kw_only=True)
 class ShotScores:
-    """The accuracies for each seed with `shots` images per class. The probe's are empty if it was not requested."""
+    """The accuracies for each seed with `shots` images per class. The probe's accuracies are empty if no probe was
+    requested."""
 
     shots: int
     ridge: tuple[float, ...]

@@ -100,7 +100,7 @@ class Predictor:
         out = np.zeros((side, side, 3), dtype=np.uint8)
         if isinstance(image, str | os.PathLike):
             try:
-                upright = replace(self.usage.transform, exif=True)  # whatever the run's evaluation did
+                upright = replace(self.usage.transform, exif=True)  # even if the run's evaluation does not do so
                 evaluation_view(read_image_file(Path(image)), upright, out=out, limits=WIDEST_LIMITS)
             except (ImageRefusedError, DecodeError) as error:
                 raise UserError(f"{os.fspath(image)}: {error}") from error

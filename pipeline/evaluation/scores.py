@@ -1,6 +1,6 @@
-"""Accuracy over a whole dataset: every sample is counted exactly once, in sums that the ranks add up.
+"""Computes the accuracy over a whole dataset: every sample is counted exactly once, in sums that the ranks add up.
 
-It also collects images to look at: some that the model gets right, and its most confident mistakes.
+Also collects images to look at: some that the model gets right, and its most confident mistakes.
 """
 
 import heapq

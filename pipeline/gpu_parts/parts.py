@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def device_facts(device: Device) -> dict[str, Any]:
-    """Describes the device that is measured. Raises UserError if there is no GPU, unless `device` is cpu."""
+    """Returns facts about the device that is measured. Raises UserError if there is no GPU, unless `device` is cpu."""
     place = world.current_world("cpu" if device == "cpu" else "auto")
     if not (_is_gpu(place) or device == "cpu"):
         raise UserError("there is no GPU to measure; --device cpu tries every part at a small size")

@@ -40,8 +40,8 @@ _PAPERS_RATIO = 384 / 224  # the paper's image size in fine-tuning, relative to 
 
 @dataclass(frozen=True, kw_only=True)
 class Consistency:
-    """How much of the output stays the same at each shift. `similar`: the cosine similarity of the features with those
-    of the image before the shift, float32[N, B]; `is_same`: whether the class is the same, bool[N, B]."""
+    """How much of the output stays the same at each shift. `similar`: the cosine similarity of the features with the
+    features before the shift, float32[N, B]; `is_same`: whether the class is the same, bool[N, B]."""
 
     similar: torch.Tensor
     is_same: torch.Tensor

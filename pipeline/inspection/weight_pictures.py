@@ -60,8 +60,8 @@ def principal_components(filters_DPP3: torch.Tensor, *, most: int = 28) -> Compo
 
 
 def similarities(table_ND: torch.Tensor, *, grid: Grid) -> torch.Tensor:
-    """Returns the cosine similarities of each tile's position embedding with those of all patches: float32[T, U, H, W].
-    `table_ND`: the embeddings, float[N, D].
+    """Returns the cosine similarities of each tile's position embedding with all patches' embeddings: float32[T, U, H,
+    W]. `table_ND`: the embeddings, float[N, D].
 
     The class token, which comes first, has no position in the image. In a large grid only every second (third ...)
     patch has a tile, so that the picture fits MOST_SIDE.

@@ -107,7 +107,8 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
     factors = 2 * how.element_bytes if config.stochastic_depth else 0
     if config.position == "relative":  # the logits' relative term before and after its gather, and the weights
         factors += 4 * size.num_heads * num_tokens**2 * how.element_bytes
-    # LayerScale keeps what it scales. If attention has its own q and k, it keeps them beside those of the product.
+    # LayerScale keeps what it scales. If attention has its own q and k, it keeps them beside the q and k of the
+    # product.
     num_wide = 8 + (2 if config.layer_scale else 0) + (2 if has_own_q_and_k else 0)
     num_statistics = 4 + (4 * size.num_heads if config.qk_norm else 0)
     each_token = how.element_bytes * (num_wide * d + 2 * m) + num_statistics * _statistic_bytes(how) + sums + masks

@@ -1,4 +1,4 @@
-"""Reads from a run's folder what is known about the run, and derives its state. This module does not load torch.
+"""Reads the facts about a run from its folder, and derives its state. This module does not load torch.
 
 Only the ends of long files are read. Any file may be missing, half-written or damaged, or be written meanwhile: each
 fault becomes a reason beside the other facts. The state is a pure function of the facts (`state_of`):
@@ -9,8 +9,8 @@ fault becomes a reason beside the other facts. The state is a pure function of t
     failed it ended otherwise, hangs, or has not written a heartbeat for longer than a running one can take
     never started the folder has nothing but the run's record
 
-Rank 0 writes all that a reader needs, because a run ends when any of its ranks ends. On the host of rank 0, the state
-depends on whether its process exists; elsewhere, only on what it has written.
+Rank 0 writes everything that a reader needs, because a run ends when any of its ranks ends. On the host of rank 0, the
+state depends on whether its process exists; elsewhere, only on what it has written.
 """
 
 import math
@@ -24,7 +24,16 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import NO_ORIGIN, Origin, has_process, is_start, origin_in, start_in
-from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, Phase, Place, rank_words
+from pipeline.training.watchdog.heartbeat_files import (
+    FOLDER,
+    HANGING,
+    MOST_BEAT_BYTES,
+    Beat,
+    Phase,
+    Place,
+    beat_path,
+    rank_words,
+)
 from shards.config_values import whole_number
 from shards.errors import Finding, InvalidDataError
 from shards.files.local_files import Line, Tail, is_finite, is_number, is_step, read_local_file, read_tail
@@ -40,7 +49,7 @@ _FIRST_BEAT_SECONDS = 30.0  # after a start; the first heartbeat comes after at 
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"  # not imported from metrics.py and ledger.py, which load much more
 SIGNS_OF_A_RUN = (METRICS, LEDGER, FOLDER, "DONE")
 _TAIL_BYTES, _LONG_TAIL_BYTES = 1 << 16, 1 << 24
-_MOST_BEAT_BYTES, _MOST_DONE_BYTES = 4096, 16 << 20
+_MOST_DONE_BYTES = 16 << 20
 _OF_RANKS = (
     *("ranks/own_step", "ranks/own_step_rank", "ranks/own_step_median", "ranks/data_wait", "ranks/data_wait_rank"),
     *("time/communication", "time/step"),
@@ -51,8 +60,8 @@ _COPIED_SECONDS = 60.0  # if a heartbeat's time and its file's differ by more, t
 @dataclass(frozen=True, kw_only=True)
 class LastBeat:
     """What rank 0's heartbeat file says, and its age in seconds. `is_gone`: whether the heartbeat is from this host,
-    which no longer has the process. `is_hanging`: whether a rank of its attempt has reported a hang. `asked_by`,
-    `error`: the file's values. `trouble`: the file's value, and what to do about it."""
+    which no longer has the process. `is_hanging`: whether a rank of its attempt has reported a hang. `asked_by` and
+    `error` are the file's values. `trouble`: the file's value, and what to do about it."""
 
     place: Place
     age_seconds: float
@@ -343,8 +352,8 @@ def _has_ranks(line: Line) -> bool:
 
 
 def _ranks(run_dir: Path, line: Line) -> str:
-    """Names the ranks that take the longest, according to a line of metrics. Returns "" if there is no such line, as
-    with a single rank."""
+    """Returns a text that names the ranks that take the longest, according to a line of metrics. Returns "" if there is
+    no such line, as with a single rank."""
     if not line:
         return ""
     own, median, wait = (line[f"ranks/{name}"] for name in ("own_step", "own_step_median", "data_wait"))
@@ -430,8 +439,8 @@ def _start(line: Line, now: float) -> LastStart | None:
 def _beat(reader: _Reader, now: float, *, attempt: str) -> LastBeat | None:
     """Returns rank 0's last heartbeat. Returns None if `attempt` is known and the heartbeat belongs to an earlier
     start."""
-    name = f"{FOLDER}/rank-00000.json"
-    data = reader.small(name, most_bytes=_MOST_BEAT_BYTES)
+    name = beat_path(0)
+    data = reader.small(name, most_bytes=MOST_BEAT_BYTES)
     if data is None:
         return None
     written = reader.times[-1]
@@ -443,7 +452,7 @@ def _beat(reader: _Reader, now: float, *, attempt: str) -> LastBeat | None:
         if abs(written - beat.unix_time) > _COPIED_SECONDS:
             reader.copied_from = beat.unix_time
         place = Place(phase=Phase(beat.phase), step=beat.step, batch=beat.batch)
-        hanging = reader.small(f"{FOLDER}/hanging", most_bytes=_MOST_BEAT_BYTES)
+        hanging = reader.small(HANGING, most_bytes=MOST_BEAT_BYTES)
         is_hanging = beat.has_dumped or hanging == beat.attempt.encode()
         is_gone = beat.host == socket.gethostname() and not has_process(beat.pid)
         return LastBeat(

@@ -1,8 +1,8 @@
 """Reads and writes RUN/starts.jsonl: for each start of a run, what the earlier start left behind, and the time up to
 the first step. This module does not load torch.
 
-A killed process cannot record why it ended. The next start can: it reads the last heartbeat and the last line of
-metrics before it overwrites the heartbeat and shortens the metrics.
+A killed process cannot record why it ended. The next start can record it: it reads the last heartbeat and the last line
+of metrics before it overwrites the heartbeat and shortens the metrics.
 """
 
 import logging
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, Phase
+from pipeline.training.watchdog.heartbeat_files import Phase, beat_path, is_hanging, read_beat
 from shards.config_values import Range
 from shards.errors import InvalidDataError
 from shards.files.local_files import (
@@ -25,10 +25,9 @@ from shards.files.local_files import (
     is_finite,
     is_step,
     read_lines,
-    read_local_file,
     read_tail,
 )
-from shards.files.typed_json import read_record, record_from
+from shards.files.typed_json import record_from
 
 log = logging.getLogger(__name__)
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
@@ -36,7 +35,7 @@ _STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat after the name, see proc(5)
 _ENDED = ("Z", "X")
 _Natural = Annotated[int, Range(0)]
 FILE_NAME = "starts.jsonl"
-_MOST_BEAT_BYTES, _TAIL_BYTES = 4096, 1 << 16
+_TAIL_BYTES = 1 << 16
 MOST_SECONDS = 1e12
 _MOST_WORDS = 400  # characters of an error's text
 _Count = Annotated[int, Range(0, 1 << 62)]
@@ -176,10 +175,8 @@ def left_behind(run_dir: Path) -> Left:
     except (OSError, ValueError, InvalidDataError):
         pass
     try:
-        path = run_dir / FOLDER / "rank-00000.json"
-        beat = read_record(Beat, read_local_file(path, most_bytes=_MOST_BEAT_BYTES))
-        hanging = read_local_file(run_dir / FOLDER / "hanging", most_bytes=_MOST_BEAT_BYTES)
-        is_hung = bool(beat.attempt) and hanging == beat.attempt.encode()
+        beat = read_beat(run_dir / beat_path(0))
+        is_hung = bool(beat.attempt) and is_hanging(run_dir, beat.attempt)
     except (OSError, ValueError, InvalidDataError):
         pass
     if beat is None or not beat.attempt:

@@ -113,7 +113,7 @@ class Controls:
     start_times: StartTimes = field(default_factory=StartTimes)
 
     def step_begins(self, step: int) -> None:
-        """Tells the timers and the watchdog that a step begins, and that the one before it ends."""
+        """Tells the timers and the watchdog that a step begins, which ends the previous one."""
         self.times.begins()
         if self.trace:
             self.trace.begins(step)
@@ -125,7 +125,8 @@ class Controls:
 
     @contextmanager
     def waiting(self, account: Account, doing: str) -> Iterator[None]:
-        """Adds the time spent inside to this account. A stop request may end the wait with WaitGivenUpError."""
+        """Adds the time spent inside the `with` block to an account. A stop request may end the wait with
+        WaitGivenUpError."""
         progress = self.stopping.progress
         progress.enters(Phase.EVALUATING if account == "evaluation" else Phase.WAITING_FOR_DATA)
         with self.ledger.time(account), self.times.part(_PARTS.get(account, "other")), self.stopping.giving_up(doing):

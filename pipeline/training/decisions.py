@@ -141,8 +141,8 @@ def will_compile(config: EngineConfig, world: World) -> bool:
     if compiling works. Raises UserError if the job says "on" and it does not work."""
     device = world.device
     is_wanted = config.compile == "on" or (config.compile == "auto" and device.type == "cuda" and config.zero_stage < 3)
-    # When torch compiles, it recommends TF32. The warning does not help: bf16 runs have no use for TF32, and fp32 runs
-    # avoid it on purpose.
+    # When torch compiles, it warns that TF32 is off. The warning is hidden: bf16 runs have no use for TF32, and fp32
+    # runs avoid it on purpose.
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
     if is_wanted:  # by default torch starts 32 processes on each rank, 256 on a node of 8 GPUs
         set_defaults({_COMPILE_THREADS: str(min(_MOST_COMPILE_THREADS, world.num_threads))})
@@ -258,10 +258,10 @@ STEPS: tuple[tuple[str, Callable[[Undecided], tuple[Undecided, str]]], ...] = (
 def with_attention(
     job: TrainingJob, world: World, *, is_compiled: bool = False, record: Mapping[str, Any] | None = None
 ) -> TrainingJob:
-    """Returns the job with its attention kernel decided, and makes this process use that kernel. "auto" is left as it
-    is on CPUs, for ResNets and for deterministic runs. The job's precision must be decided. `is_compiled`: whether the
-    blocks are compiled. `record`: the record of the checkpoint to continue, if there is one; "auto" keeps its kernel if
-    that is still about as fast as the fastest. Raises UserError if a rank cannot compute the kernel that the job names.
+    """Returns the job with its attention kernel decided, and makes this process use that kernel. "auto" stays "auto" on
+    CPUs, for ResNets and for deterministic runs. The job's precision must be decided. `is_compiled`: whether the blocks
+    are compiled. `record`: the record of the checkpoint to continue, if there is one; "auto" keeps its kernel if that
+    is still about as fast as the fastest. Raises UserError if a rank cannot compute the kernel that the job names.
     Collective."""
     wanted, model = job.engine.attention, job.model
     if world.device.type != "cuda":

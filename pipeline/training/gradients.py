@@ -109,7 +109,7 @@ class Gradients:
         self.class_weights = None if class_weights is None else class_weights.to(world.device)
 
     def accumulate(self, batch: Batch, *, is_void: bool = False) -> torch.Tensor:
-        """Leaves the gradient of all micro-batches in the engine. Returns their mean loss, still on the device.
+        """Adds up the gradients of all micro-batches in the engine. Returns their mean loss, still on the device.
         `is_void`: whether to make gradient and loss NaN, so that no rank makes an update."""
         losses = []
         for micro in range(self.plan.accumulation):
@@ -181,7 +181,7 @@ class Gradients:
         return self._on_device(factors), tuple(pairs.get(block) for block in range(depth))
 
     def masked(self, step: int, chosen: slice, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns from where the model takes each patch, int64[n, N], and what it is to predict, int[n, N, T]."""
+        """Returns the source of each patch, int64[n, N], and the targets that the model is to predict, int[n, N, T]."""
         model = self.job.model
         sources, chosen_patches = patch_sources(
             step,

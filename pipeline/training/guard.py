@@ -116,9 +116,10 @@ class RewindNeededError(Exception):
 
 
 class NonFiniteGuard:
-    """Counts updates, and ends a run with too many bad ones in a row: skipped ones, and those made from a non-finite
-    loss. `num_updates`: the number of updates that the optimiser has made in the whole run. `skipped_in_a_row`: the
-    number of bad updates since the last good one. `says`: whether this rank logs bad updates."""
+    """Counts updates, and ends a run with too many bad ones in a row. An update is bad if it was skipped, or made from
+    a non-finite loss. `num_updates`: the number of updates that the optimiser has made in the whole run.
+    `skipped_in_a_row`: the number of bad updates since the last good one. `says`: whether this rank logs bad
+    updates."""
 
     def __init__(self, job: TrainingJob, *, num_updates: int, says: bool) -> None:
         self.num_updates, self.most_skipped, self.says = num_updates, job.max_skipped_updates, says

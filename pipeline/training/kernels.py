@@ -28,7 +28,7 @@ _MOST_LOOKS = 3  # the most steps that are watched
 
 
 def watches_kernel(job: TrainingJob, world: World) -> bool:
-    """Returns whether the run finds out which kernel computes attention. Only GPUs have several."""
+    """Returns whether the run finds out which kernel computes attention. Only GPUs have several kernels for it."""
     return world.device.type == "cuda" and not job.model.is_bit
 
 
@@ -44,8 +44,8 @@ class KernelWatch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Surrounds the forward and backward passes of a step."""
-        if not self._looks_left or torch._C._autograd._profiler_enabled():  # a trace already profiles
+        """Returns a context for the forward and backward passes of a step."""
+        if not self._looks_left or torch._C._autograd._profiler_enabled():  # a trace already profiles the step
             yield
             return
         num_graphs = _num_graphs()

@@ -165,7 +165,7 @@ class Loop:
         return StopRequest.SAVE_AND_EXIT if self.held_out.was_given_up else result.request
 
     def _slow(self, result: StepResult) -> dict[str, float]:
-        """Logs the ranks that `SlowRanks` has newly found. Returns the highest of them as a metric."""
+        """Logs the ranks that `SlowRanks` has newly found. Returns the highest rank among them as a metric."""
         found = self._slow_ranks.newly_slow(result.own_seconds, at=time.monotonic()) if result.ranks else []
         for one in found:
             reason = (
@@ -194,8 +194,8 @@ class Loop:
         return LoopEnd.ASKED if self._is_saved() else LoopEnd.NOTHING_SAVED
 
     def _end_without_data(self, step: int) -> NoReturn:
-        """Ends the run because a rank had no data for `step`, for which no rank has updated its weights. Saves the step
-        before, and raises the error. Collective."""
+        """Ends the run because a rank had no data for `step`, so that no rank made the update of this step. Saves the
+        step before, and raises the error. Collective."""
         self.position = self.position.at(step - 1)
         try:
             if not self._is_saved() and self.guard.updates.is_sound:

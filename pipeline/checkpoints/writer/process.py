@@ -125,7 +125,7 @@ def do_commit(order: CommitOrder, say: Say, *, store: Store | None = None) -> No
 
 
 def said_of(error: Exception, url: str) -> str:
-    """Returns the text for the log of an error in a save. For a full disk, it says what to do."""
+    """Returns an error in a save as text for the log. If the disk is full, the text says what to do."""
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         where = error.filename or url
         return f"{error.strerror} at {where}; make room there (a smaller --checkpoint.keep-newest needs less)"

@@ -107,7 +107,7 @@ def _refuse_long(folder: Path, contents: Mapping[str, bytes]) -> None:
 
 
 def _checked(tensors: Iterable[tuple[str, torch.Tensor]], shapes: Shapes, folder: Path) -> Iterator[torch.Tensor]:
-    """Yields the tensors. Raises ValueError for a tensor that the head of the file does not announce at its place, and
+    """Yields the tensors. Raises ValueError for a tensor that is not the next one in `shapes` or not float32, and
     InvalidDataError for a tensor that is not finite."""
     for (name, shape), (given, tensor) in zip(shapes.items(), tensors, strict=True):
         if (given, tuple(tensor.shape), tensor.dtype) != (name, shape, torch.float32):

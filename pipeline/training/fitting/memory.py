@@ -15,9 +15,9 @@ some of these recordings. P is the number of parameters, R of ranks, w of bytes 
     as the last one ends                   the gradients of all weights (stages 2 and 3: of this rank's), and copies
     in the update                          copies of this rank's gradients (Muon: and of a few matrices)
 
-The peak is what is held all the time, plus the largest of the last three. A compiled block keeps less than is counted
-here, because torch.compile recomputes what is cheap. How much less depends on torch's version, so the difference is not
-subtracted.
+The peak is the memory that is held all the time, plus the largest of the last three rows. A compiled block keeps less
+than is counted here, because torch.compile recomputes what is cheap. How much less depends on torch's version, so the
+difference is not subtracted.
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""What rank 0 reports during training: the live line, a line in the log at each event, metrics.jsonl and TensorBoard.
+"""Reports a run on rank 0 while it trains: the live line, a line in the log at each event, metrics.jsonl, TensorBoard.
 
 Rates come from the ledger's accounts, which separate training time from the time for saving and evaluating.
 """
@@ -343,7 +343,7 @@ class Reporter:
 
 
 def _tell(step: int, scores: Scores | None, values: Mapping[str, float], *, on: str) -> None:
-    """Logs the scores after a step: those of the model and of its averaged weights, and the few-shot accuracy."""
+    """Logs the scores after a step: the model's, the averaged weights', and the few-shot accuracy."""
     if scores:
         log.info("step %d: %s accuracy %.3f, loss %.3g", step, on, scores.accuracy, scores.loss)
     if "test_ema_accuracy" in values:

@@ -79,7 +79,7 @@ class Saving:
 
     `saved`: the newest committed checkpoint, at first the one that the run resumed from. `record`: the record in every
     checkpoint. `reporter`: None on all ranks but the first. A save usually ends at a later step. The ranks learn of its
-    end from the sums of a step, which must include `sources` in every step, and which are passed to `advance`.
+    end from the sums of that step: `sources` must be part of every step's sums, and `advance` takes the result.
     """
 
     def __init__(

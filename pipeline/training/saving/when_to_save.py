@@ -1,5 +1,5 @@
-"""When a run saves without being asked: every N steps, by the clock, and at each new best score. Keeps track of the
-best checkpoint.
+"""Decides when a run saves without being asked: every N steps, by the clock, and at each new best score. It also keeps
+track of the best checkpoint.
 
 The clock's request reaches all ranks in the same way as a person's request to save (watchdog/stopping.py). The other
 reasons depend only on the step and the scores, which all ranks share, so all ranks decide alike.

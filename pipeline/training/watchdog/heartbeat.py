@@ -1,7 +1,7 @@
 """Notices that a rank hangs: in an exchange, in a read, in an evaluation, or anywhere else.
 
-The main thread reports what it does (heartbeat_files.py), at almost no cost. On every rank, a thread writes that to
-RUN/heartbeats every few seconds, and watches how long the rank has been at the same place (for the limits, see
+The main thread reports what it does (heartbeat_files.py), at almost no cost. On every rank, a thread writes this report
+to RUN/heartbeats every few seconds, and watches how long the rank has been at the same place (for the limits, see
 HangConfig). If a rank has been there for too long, it writes its stacks, and so does each rank that waits for it. One
 of them reports for which rank the others wait. Then all end with exit code 74. Usually all ranks exceed the limit at
 about the same time, since each step has an exchange. Only the time in which the heartbeat's thread runs counts, so a
@@ -155,7 +155,7 @@ class Heartbeat:
         return other.beat.seconds <= other.beat.limit_seconds
 
     def _end(self, feed: Feed) -> None:
-        """Writes the stacks, waits for those of the other ranks and for the message, and ends the process."""
+        """Writes the stacks, waits for the other ranks' stacks and for the message, and ends the process."""
         self._dump()
         deadline = time.monotonic() + min(max(self._config.step_seconds / 4, _GRACE_SECONDS[0]), _GRACE_SECONDS[1])
         while time.monotonic() < deadline and not self._all_have_dumped():
@@ -175,7 +175,7 @@ class Heartbeat:
         feed()
 
     def _first_to_dump(self) -> int:
-        """Returns the lowest rank that has written its stacks. It writes the message."""
+        """Returns the lowest rank that has written its stacks, which is the one that writes the message."""
         lower = (one for one in self._others() if one.rank < self._world.rank)
         return next((one.rank for one in lower if one.beat and one.beat.has_dumped), self._world.rank)
 

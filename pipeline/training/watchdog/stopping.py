@@ -258,8 +258,8 @@ class Stopping:
         """Allows a stop request to interrupt the work inside the `with` block: 5 s after the signal, WaitGivenUpError
         is raised there. `doing`: what is done, for messages.
 
-        With several ranks nothing is interrupted: the others are in a collective, and would mistake this rank's
-        collective for saving for its part in theirs.
+        With several ranks nothing is interrupted: the others are in a collective, with which this rank's collective for
+        saving would be mixed up.
         """
         self._doing, self._can_give_up = doing, self._is_alone
         try:

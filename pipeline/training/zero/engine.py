@@ -308,8 +308,8 @@ class Engine:
 
     def accumulate(self, loss_of: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
         """Makes the forward and backward pass of one micro-batch, and returns its detached loss. If the loss is not
-        finite, the gradients are made NaN, since those of an infinite loss may be finite. DeepSpeed then skips the
-        update."""
+        finite, the gradients are made NaN, since the gradients of an infinite loss may be finite. DeepSpeed then skips
+        the update."""
         if self._has_graphs:  # results of the last micro-batch are no longer needed
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         loss = loss_of(self._deepspeed)
@@ -323,7 +323,7 @@ class Engine:
         return loss.detach()
 
     def update(self, *, learning_rate: float, ema_decay: float | None = None, discard: bool = False) -> UpdateResult:
-        """Makes the optimiser step with the gradients accumulated so far, at this learning rate (times the factor of
+        """Takes an optimiser step with the gradients accumulated so far, at this learning rate (times the factor of
         each layer) and with this decay of the average (None: the run's decay). `discard`: drops the gradients instead,
         in the way in which DeepSpeed drops non-finite ones; no tensor of the state changes."""
         norm_before = spoil_gradients(self._zero, self.gradients().values()) if discard else None
@@ -374,8 +374,8 @@ class Engine:
         filled: Callable[[], None] = lambda: None,
     ) -> None:
         """Overwrites masters and moments. `fill(fragment, slot)` must copy into `fragment.slots[slot]`, at once or by
-        the time `filled` returns. If the average is not among `moments`, it begins with the values of the masters. Of
-        the other `moments`, each parameter gets those that the optimiser keeps for it."""
+        the time `filled` returns. If the average is not among `moments`, it begins with the values of the masters. Each
+        parameter gets the other `moments` that the optimiser keeps for it."""
         create_moments(self._zero, names=[name for name in moments if name != AVERAGE], num_updates=num_updates)
         fragments = self._trained_fragments()
         for fragment in fragments:

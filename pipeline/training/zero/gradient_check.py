@@ -1,9 +1,9 @@
-"""Compares the engine's reduced gradients with those of plain PyTorch, tensor by tensor, before the first step.
+"""Compares the engine's reduced gradients with plain PyTorch's, tensor by tensor, before the first step.
 
 A fault in the summation of gradients over ranks is silent: with DeepSpeed #8224, several versions trained on wrong
 sums, and the loss still fell. So a throw-away model goes through the same engine (stage, precision, accumulation,
-optimiser groups, the process group of the run). What reaches the optimiser is compared with forward and backward passes
-without any engine, summed over ranks by one plain all-reduce in float64 per tensor.
+optimiser groups, the process group of the run). The gradients that reach the optimiser are compared with the gradients
+of passes without any engine, summed over ranks by one plain all-reduce in float64 per tensor.
 
 The throw-away model is a small copy. Its tensors are as large as the run's, but it has only two layers (one unit per
 stage of a ResNet), and its buckets are smaller in proportion. A copy of the whole model in fp32 would double the memory
