@@ -45,6 +45,7 @@ from shards.class_names import class_name
 from shards.config_values import flattened, shown, shown_value
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
+from shards.files.looks import is_there
 from shards.host_copy import LocalRanks
 from shards.store import Store, open_store
 
@@ -131,7 +132,7 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
     held_out = _held_out(job, stream.data, ranks=ranks, say=world.is_first)
     job, classes = decide_classes(job, stream.data, list(held_out.values()), say=world.is_first)
     stop = Path(job.run_dir) / "STOP"
-    if stop.exists():
+    if is_there(stop):
         raise UserError(f"{stop} exists and keeps the run stopped; delete it to continue")
     refuse_unusable_loggers(job.loggers, Path(job.run_dir), opens=world.is_first)
     store = open_store(job.checkpoint.url or str(Path(job.run_dir) / "checkpoints"))

@@ -50,6 +50,7 @@ class Writer:
         self._process: subprocess.Popen[bytes] | None = None
         self._fit: BufferFit | None = None
         self._hurried = 0  # the newest save that the writer was told to hurry for
+        self._said = ""  # the last message for the log, which is not repeated after every save
         self._waiting: dict[int, str] = {}  # the saves for which an answer is due, and what was last asked
         self._start()
 
@@ -174,7 +175,9 @@ class Writer:
         if not isinstance(answer, SaveResult):
             raise ValueError(f"a {type(answer).__name__}; allowed: an Answer")
         if answer.what == "said":
-            log.warning("%s", answer.message)
+            if answer.message != self._said:
+                log.warning("%s", answer.message)
+            self._said = answer.message
         elif answer.what != "progress":
             if answer.what == "committed":
                 self._waiting[answer.save] = "retire"
