@@ -87,7 +87,7 @@ _MODULES = {
     "resample_position_embeddings": "pipeline.models.positions",
     "train_batches": "pipeline.data.stream",
 }
-_MARK_BYTES = 100  # the docstring of each of our packages names Patchline within these
+_MARK = b'\nDISTRIBUTION = "patchline"'  # in the __init__.py of each of our packages
 _STAGES = ("finetune", "pack", "pretrain")
 
 
@@ -112,7 +112,7 @@ def refuse_others(packages: tuple[str, ...]) -> None:
     for package in packages:
         ours = Path(__file__).resolve().parent.parent / package
         init = ours / "__init__.py"
-        if not init.is_file() or b"Patchline" not in init.read_bytes()[:_MARK_BYTES]:
+        if not init.is_file() or _MARK not in init.read_bytes():
             raise ImportError(
                 f"{init} is not Patchline's: another distribution with a package {package!r} was installed over it or "
                 "removed with it; use an environment for each of the two, and repair this one: "

@@ -197,8 +197,8 @@ def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
 
 
 def lacks_confusions(facts: ReportFacts, scores: ScoreSheet) -> str:
-    """Returns a line with the command that finds the confusions of a completed classifier. Empty if they are known, or
-    if the run is not a completed classifier."""
+    """Returns a line with the command that finds the confusions of a completed classifier. The line is empty if they
+    are known, or if the run is not a completed classifier."""
     is_open = facts.run.state == "done" and facts.run.accuracy is not None and not scores.scores and not scores.reasons
     return "no confusions yet: patchline evaluate RUN --data.url URL --run-dir RUN/scores" if is_open else ""
 
@@ -224,9 +224,9 @@ def time_bar(parts: Mapping[str, float], words: Mapping[str, str]) -> Markup:
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """How a curve is shown. `unit`: the name of its axis. `text`: a function that formats a value. `is_cost`: the curve
-    shows what a step costs, not the quality of the model. `may_be_log`: use a log scale if the values span a wide
-    range; a schedule keeps a linear scale, on which its shape is recognised."""
+    """How a curve is shown. `unit`: the name of its axis. `text`: a function that formats a value. `is_cost`: whether
+    the curve shows what a step costs instead of the quality of the model. `may_be_log`: whether to use a log scale if
+    the values span a wide range. A schedule keeps a linear scale, on which its shape is recognised."""
 
     title: str
     unit: str

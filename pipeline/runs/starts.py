@@ -1,8 +1,8 @@
 """Reads and writes RUN/starts.jsonl: for each start of a run, what the earlier start left behind, and the time up to
 the first step. This module does not load torch.
 
-A killed process cannot record why it ended. The next start can: it reads the last heartbeat and the last line of
-metrics before it overwrites the heartbeat and shortens the metrics.
+A killed process cannot record why it ended. The next start can record it: it reads the last heartbeat and the last line
+of metrics before it overwrites the heartbeat and shortens the metrics.
 """
 
 import logging

@@ -22,7 +22,7 @@ from shards.manifest import MOST_SAMPLES, sha256_hex
 from shards.packing.config import PackSpec
 from shards.packing.left_out import Labels
 from shards.packing.scan import SCAN_SCHEMA, read_scan
-from shards.packing.survey import NO_LABEL, labelled, reasons
+from shards.packing.survey import labelled, reasons
 from shards.store import open_store
 from shards.tables import MOST_ROWS, TableSchema, read_checked, table_bytes
 
@@ -161,8 +161,8 @@ def _dropped(table: pa.Table, task: DealTask) -> pa.Table:
     as duplicates, near-duplicates of evaluation images, or images of the other split."""
     why = task.drops.filter(pc.is_in(task.drops.column("position"), value_set=table.column("position")))
     refused = table.filter(pc.invert(pc.is_in(table.column("position"), value_set=why.column("position"))))
-    reason = reasons(refused, task.spec)
-    kind = pc.if_else(pc.fill_null(pc.equal(reason, NO_LABEL), False), "unlabeled", "refused")
+    reason, is_unlabeled = reasons(refused, task.spec)
+    kind = pc.if_else(is_unlabeled, "unlabeled", "refused")
     names = ["position", "locator", "source"]
     refused = refused.select(names).append_column("kind", kind).append_column("reason", reason)
     others = table.select(names).join(why, "position", join_type="inner")
