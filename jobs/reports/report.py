@@ -95,7 +95,7 @@ def by_cause(restarts: Sequence[Restart]) -> list[tuple[str, list[Restart]]]:
 
 
 def _restart_lines(restarts: Sequence[Restart]) -> list[str]:
-    """Returns lines about restarts: all of them if they are few, else those of each cause together and the last ones."""
+    """Returns lines about restarts: each one if they are few, else a line a cause, and the last ones."""
     lines = []
     if len(restarts) > _MOST_RESTARTS:
         causes = by_cause(restarts)
