@@ -102,7 +102,7 @@ class S3Store:
             return int(self._client().head_object(Bucket=self.bucket, Key=self.key(path))["ContentLength"])
 
     def exists(self, path: str) -> bool:
-        """Says whether the object exists."""
+        """Returns whether the object exists."""
         try:
             self.size(path)
         except MissingObjectError:
