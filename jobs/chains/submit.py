@@ -48,6 +48,7 @@ from pipeline.training.settings.job import TrainingJob
 from shards.config_values import Range
 from shards.errors import UserError
 from shards.files.local_files import append_or_say
+from shards.files.looks import is_there, patiently
 from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
@@ -233,7 +234,7 @@ def reach_store(cluster: ClusterConfig, environ: MutableMapping[str, str]) -> No
 def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: int, inherited: Sequence[str]) -> int:
     need_sbatch(environ)
     # Slurm is asked before the folder is made, so that a refusal leaves no folder that looks like a run.
-    said = "" if request.folder.exists() else slurms_answer([], environ, text=text)
+    said = "" if is_there(request.folder) else slurms_answer([], environ, text=text)
     try:
         make_folder(request.folder.parent)
         make_folder(request.folder)
@@ -255,7 +256,9 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
             log_path = f"{shown}/{request.name}-{job_id}.out"
             log.info("job %s: %s on %s nodes; its log: %s", job_id, request.name, request.nodes, log_path)
             line = {"job": job_id, "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
-            line["folder"] = request.folder.stat().st_ino  # the same for every path to the folder
+            line["folder"] = patiently(
+                request.folder, request.folder.stat
+            ).st_ino  # the same for every path to the folder
             append_or_say(request.folder / SUBMISSIONS, line, what=f"job {job_id}, which is in the queue")
     return exit_codes.DONE
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from shards.errors import InvalidDataError, disk_fault
+from shards.files.looks import Look, look_once, patiently
 from shards.files.typed_json import MOST_DEPTH
 from shards.storage.local import open_regular, read_whole
 
@@ -91,7 +92,7 @@ def read_lines(path: Path, *, is_usable: Callable[[Line], bool], containing: byt
     Raises InvalidDataError if the file is not regular, or is larger than MOST_FILE_BYTES.
     """
     try:
-        data = read_local_file(path, most_bytes=MOST_FILE_BYTES)
+        data = patiently(path, lambda: read_local_file(path, most_bytes=MOST_FILE_BYTES))
     except FileNotFoundError:
         data = b""
     except IsADirectoryError:
@@ -178,7 +179,7 @@ def append_or_say(path: Path, line: Mapping[str, object], *, what: str) -> None:
     try:
         append_line(path, line)
     except OSError as error:
-        if not path.parent.is_dir():
+        if look_once(path.parent) is Look.MISSING:
             raise
         log.warning("%s cannot be written: %s; it lacks this: %s", path, error.strerror, what)
 
