@@ -1,5 +1,5 @@
-"""The flags of a job, read from its dataclasses. Each leaf field has a flag with a sentence, the kind of its value, and
-its default.
+"""Reads the flags of a job from its dataclasses. Each field that is not a group has a flag with a sentence, the kind of
+its value, and its default.
 
 A field's sentence is the string literal below it in the source. A field without one that takes its default from a field
 of another dataclass, such as `seed: int = PackSpec.seed`, has that field's sentence.
@@ -28,8 +28,8 @@ _ENDINGS = {"_url": "URL", "_file": "FILE", "_csv": "FILE", "files": "FILE"}
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """A flag such as `--data.url URL`. `takes` is empty for a switch (`--deep`, `--no-deep`), and `default` is the
-    value in the job.
+    """A flag such as `--data.url URL`. `takes` names the flag's value in help; it is empty for a switch (`--deep`,
+    `--no-deep`). `default` is the value in the job.
 
     `kind` is the type of one value, with its range.
     """
@@ -55,7 +55,7 @@ class Flag:
 
     @property
     def group(self) -> str:
-        """Everything before the last dot; empty for the job's own fields."""
+        """The part of the name before the last dot; empty for the job's own fields."""
         return self.name.removeprefix("--").rpartition(".")[0]
 
     @property

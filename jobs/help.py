@@ -1,5 +1,5 @@
-"""The text of --help. It is plain, as wide as the terminal, and made from the stage table and the sentences of the
-fields."""
+"""Makes the text of --help from the table of stages and the sentences of the fields. It is plain text, as wide as the
+terminal."""
 
 import re
 import shutil
@@ -141,7 +141,7 @@ def _indent(lefts: Iterable[str]) -> int:
 
 
 def _rows(rows: Sequence[Row], width: int, *, indent: int = 0) -> str:
-    """Formats two columns. A left side that is too long gets a line of its own."""
+    """Formats two columns. A left side that is too long gets a separate line."""
     indent = indent or _indent(left for left, _ in rows)
     lines = []
     for left, right in rows:
@@ -162,7 +162,7 @@ def _examples(commands: Iterable[str], width: int) -> str:
 
 
 def _wrapped(command: str, width: int) -> list[str]:
-    """Cuts the command before flags, into pieces of at most `width` columns."""
+    """Cuts the command into pieces of at most `width` columns. Each piece after the first begins with a flag."""
     first, *flags = re.split(r" (?=--)", command)
     pieces = [first]
     for flag in flags:

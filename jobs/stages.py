@@ -1,4 +1,4 @@
-"""The table of stages: what each is for, what its second word is, and which flags its help shows.
+"""Lists the stages in a table: what each is for, what its second word is, and which flags its help shows.
 
 A new stage is a module of jobs/ with `run(job) -> exit code`, its job's dataclass in a module that loads nothing heavy,
 and an entry in STAGES. Commands in TOOLS run no job: they show jobs, submit them, or look after runs, and parse their
@@ -25,11 +25,12 @@ class Stage:
 
     summary: str
     module: str
-    """Where `run` is."""
+    """The module that has `run`."""
     job: tuple[str, str]
     """Module and name of the job's dataclass."""
     recipes: str = ""
-    """Where RECIPES is, name -> function that returns a job, if the second word is a recipe or a YAML file."""
+    """The module that has RECIPES (name -> function that returns a job), if the second word is a recipe or a YAML
+    file."""
     field: str = ""
     """The job's field that the second word sets, in a stage without recipes."""
     takes_file: bool = False
@@ -37,13 +38,14 @@ class Stage:
     is_optional: bool = False
     """Whether the second word may be missing."""
     more: str = ""
-    """The job's field that takes the words after the second one which are no flag's."""
+    """The job's field that takes the words after the second one that belong to no flag."""
     loads_torch: bool = False
-    """Whether `run` loads torch, which takes seconds: the command says first that it is starting."""
+    """Whether `run` loads torch. This takes seconds, so the command first says that it is starting."""
     required: tuple[str | tuple[str, ...], ...] = ()
-    """Flags that must have a value, if the job has them; of several in one place, the first that the job has."""
+    """Flags that must have a value, if the job has them. In a group of flags, only the first one that the job has must
+    have a value."""
     usual: tuple[str, ...] = ()
-    """Flags that --help shows; --help-all shows the others. Empty: all."""
+    """Flags that --help shows; --help-all shows the others, too. Empty: --help shows all flags."""
     examples: tuple[str, ...] = ()
     """Commands, without the first word `patchline`."""
 
@@ -66,11 +68,12 @@ class Tool:
     takes: str
     """The words that follow the command, as its usage shows them."""
     module: str
-    """Where `run` is."""
+    """The module that has `run`."""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Its own flags, and how its usage shows each."""
+    """The tool's own flags, and how its usage shows each."""
     is_about_jobs: bool = True
-    """Whether its words are those of a job, so that any of the job's flags may follow; otherwise `flags` has all."""
+    """Whether the words describe a job, so that any of the job's flags may follow; otherwise `flags` lists all
+    flags."""
     examples: tuple[str, ...] = ()
     """Commands, without the first word `patchline`."""
 

@@ -1,4 +1,4 @@
-"""Settings that models, data and training share, above all how images are prepared for an evaluation.
+"""Settings that models, data and training share: devices, losses, and how images are prepared for an evaluation.
 
 This module does not import torch, because the command line imports it.
 """

@@ -6,7 +6,7 @@ big_vision's choice for each size. Neither has dropout or stochastic depth. All 
 1e-3 with 10,000 steps of warm-up and cosine decay, clipping at 1, sigmoid loss, head bias -10 (ImageNet-1k: -6.9), and
 weight decay 1e-4 that follows the schedule (0.1 in PyTorch's terms). The number of steps is computed for 14.2 million
 images without the first 51,200, which are not trained on (--data.subset.first 0 trains on all), or for 99 % of
-ImageNet-1k, the rest of which is held out. For a copy of another size, give the --steps that `patchline plan RECIPE
+ImageNet-1k, of which the rest is held out. For a copy of another size, give the --steps that `patchline plan RECIPE
 --num-images N` names for the N images that are trained on. In vit_i1k.py the class token has no position embedding;
 here it has one, which only adds a second vector to the same token. Precision differs as in paper_imagenet.py.
 big_vision also keeps Adam's first moment in bf16 (here: --optimizer.first-moment bf16). Images are prepared as in
@@ -14,11 +14,12 @@ paper_images.py.
 
 NAME_released are the recipes of the released checkpoints, with a class token and no hidden layer (vision_transformer's
 configs/models.py). The checkpoints' file names give the augmentation, weight decay (as a multiple of the learning
-rate), dropout and stochastic depth. The recipes on ImageNet-21k are of the checkpoints that vision_transformer's README
-and vit_jax_augreg.ipynb name as best; those on ImageNet-1k are of the checkpoints that timm lists. Values "on ImageNet"
-are from the README, after 20,000 steps of fine-tuning. All else is as above. [unverified] The code that trained them is
-not public: loss, head bias, clipping and splits are big_vision's here, and the initial deviation of position
-embeddings, 0.02, is vision_transformer's. Stochastic depth rises from 0 at the first block to its rate at the last.
+rate), dropout and stochastic depth. The recipes on ImageNet-21k repeat the checkpoints that vision_transformer's README
+and vit_jax_augreg.ipynb name as best; the recipes on ImageNet-1k repeat the checkpoints that timm lists. Values "on
+ImageNet" are from the README, after 20,000 steps of fine-tuning. All else is as above. [unverified] The code that
+trained them is not public: loss, head bias, clipping and splits are big_vision's here, and the initial deviation of
+position embeddings, 0.02, is vision_transformer's. Stochastic depth rises from 0 at the first block to its rate at the
+last.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 

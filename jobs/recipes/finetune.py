@@ -36,8 +36,8 @@ def digits_48() -> TrainingJob:
 def cifar10_48() -> TrainingJob:
     """The cifar10_small model fine-tuned from 32 to 48 px.
 
-    Source: the paper's CIFAR-10 fine-tuning (batch 512, SGD, cosine), shortened. Expected: a few points above where it
-    started.
+    Source: the paper's CIFAR-10 fine-tuning (batch 512, SGD, cosine), shortened. Expected: a few points above the
+    accuracy before fine-tuning.
     Command: patchline finetune cifar10_48 --initial.weights RUN/weights --data.url URL --run-dir DIR
     """
     job = pretrain.cifar10_small()

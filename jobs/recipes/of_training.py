@@ -57,8 +57,8 @@ RECIPES = {**pretrain.RECIPES, **finetune.RECIPES}
 
 
 def plan_of(word: str, training: TrainingJob) -> PlanJob:
-    """Returns the plan job for a training job. `word`: the recipe or file that it is from. The dataset is known only
-    for recipes."""
+    """Returns the plan job for a training job. `word`: the recipe or file that the training job is from. The dataset is
+    known only for recipes."""
     data = _DATASETS.get(word, _UNKNOWN)
     return PlanJob(
         recipe=word, training=training, dataset=data.name, num_images=data.num_images, num_classes=data.num_classes
@@ -66,7 +66,7 @@ def plan_of(word: str, training: TrainingJob) -> PlanJob:
 
 
 def trial_of(word: str, training: TrainingJob, *, command: Literal["pretrain", "finetune"]) -> VerifyResumeJob:
-    """Returns the job that verifies that a training job resumes, in a temporary folder. `word`: the recipe or file that
-    it is from."""
+    """Returns the job that verifies in a temporary folder that a training job resumes. `word`: the recipe or file that
+    the training job is from."""
     own = {field.name: getattr(training, field.name) for field in fields(TrainingJob)}
     return VerifyResumeJob(**{**own, "run_dir": ""}, recipe=word, command=command)

@@ -48,7 +48,7 @@ def flat() -> PackJob:
 
 
 def class_tars() -> PackJob:
-    """A folder with one tar per class, as ImageNet-21k's winter 2021 release: ROOT/n01440764.tar and 19,166 more.
+    """A folder with one tar per class, as in ImageNet-21k's winter 2021 release: ROOT/n01440764.tar and 19,166 more.
 
     ROOT is a folder or s3://bucket/prefix; nothing is unpacked. Result: one dataset at URL. Command:
     `patchline pack class_tars --source.root ROOT --out URL --workers 8`
@@ -57,7 +57,7 @@ def class_tars() -> PackJob:
 
 
 def tar_of_tars() -> PackJob:
-    """One tar of class tars, as ILSVRC2012_img_train.tar, a file or s3://bucket/key; nothing is unpacked.
+    """One tar of class tars, such as ILSVRC2012_img_train.tar, at a path or s3://bucket/key; nothing is unpacked.
 
     Result: one dataset at URL, 1,281,167 samples of 1,000 classes for ILSVRC 2012. Command:
     `patchline pack tar_of_tars --source.path ILSVRC2012_img_train.tar --out URL --workers 8`
@@ -97,7 +97,7 @@ def cifar10() -> PackJob:
     """CIFAR-10 (Krizhevsky 2009) from its Parquet files; {split} in the path becomes train or test.
 
     Result: 50,000 training samples of 10 classes, or 10,000 test samples with `--split test`; duplicates are
-    kept, since published results are on all of them. Command:
+    kept, since published results are measured on all of them. Command:
     `patchline pack cifar10 --source.files 'DIR/{split}.parquet' --split test --out URL-test`
     """
     return PackJob(source=ParquetSource(label_names=CIFAR10_CLASSES), dedup=Dedup(duplicates="keep"))
@@ -108,7 +108,7 @@ def vtab() -> PackJob:
 
     DIR is the data folder of `tfds build`. Source of parts and labels: github.com/google-research/task_adaptation.
     Result: 1,000 training samples, their parts with `--split train800` and `--split val200`, or the test set;
-    duplicates are kept, since published results are on all of them. Commands:
+    duplicates are kept, since published results are measured on all of them. Commands:
     `patchline pack vtab --source.task svhn --source.root DIR --out URL/svhn` and
     `patchline pack vtab --source.task svhn --source.root DIR --split test --out URL/svhn-test`
     """

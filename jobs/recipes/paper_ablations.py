@@ -1,7 +1,7 @@
 """Pre-training on JFT-300M: the ablations of "An Image is Worth 16x16 Words", appendix D, and Figure 4's ViT-b.
 
-The paper gives only those training values of these runs that are named below. All others are from Table 3's row of the
-same model, 7 epochs [unverified]. 5-shot accuracies are on ImageNet, as `--fewshot.shots 5` measures them.
+For these runs, the paper gives only the training values that are named below. All other values are from Table 3's row
+of the same model, 7 epochs [unverified]. 5-shot accuracies are on ImageNet, as `--fewshot.shots 5` measures them.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
@@ -26,7 +26,7 @@ def vit_b16_jft_no_positions() -> TrainingJob:
 
 
 def vit_b16_jft_1d_layers() -> TrainingJob:
-    """ViT-B/16 with 1-D position embeddings before each layer, its own (vit_b16_jft: 64.206 % with one at the input).
+    """ViT-B/16 with separate 1-D position embeddings before each layer (vit_b16_jft: 64.206 % with one at the input).
 
     Source: Table 8. Expected: 63.964 %, 5-shot.
     Command: patchline pretrain vit_b16_jft_1d_layers --data.url URL --run-dir DIR
@@ -35,7 +35,7 @@ def vit_b16_jft_1d_layers() -> TrainingJob:
 
 
 def vit_b16_jft_1d_shared() -> TrainingJob:
-    """ViT-B/16 with 1-D position embeddings before each layer, the same.
+    """ViT-B/16 with the same 1-D position embeddings before each layer.
 
     Source: Table 8. Expected: 64.292 %, 5-shot.
     Command: patchline pretrain vit_b16_jft_1d_shared --data.url URL --run-dir DIR
@@ -53,7 +53,7 @@ def vit_b16_jft_2d() -> TrainingJob:
 
 
 def vit_b16_jft_2d_layers() -> TrainingJob:
-    """ViT-B/16 with 2-D position embeddings before each layer, its own.
+    """ViT-B/16 with separate 2-D position embeddings before each layer.
 
     Source: Table 8. Expected: 64.046 %, 5-shot.
     Command: patchline pretrain vit_b16_jft_2d_layers --data.url URL --run-dir DIR
@@ -62,7 +62,7 @@ def vit_b16_jft_2d_layers() -> TrainingJob:
 
 
 def vit_b16_jft_2d_shared() -> TrainingJob:
-    """ViT-B/16 with 2-D position embeddings before each layer, the same.
+    """ViT-B/16 with the same 2-D position embeddings before each layer.
 
     Source: Table 8. Expected: 64.022 %, 5-shot.
     Command: patchline pretrain vit_b16_jft_2d_shared --data.url URL --run-dir DIR
@@ -82,7 +82,8 @@ def vit_b16_jft_relative() -> TrainingJob:
 def vit_b16_jft_average() -> TrainingJob:
     """ViT-B/16 without a class token: the mean of all tokens, a linear classifier, and the lower rate that it needs.
 
-    Source: appendix D.3; Figure 9, whose legend has the rate. Expected: as vit_b16_jft; with its 8e-4 clearly worse.
+    Source: appendix D.3; Figure 9, whose legend has the rate. Expected: as vit_b16_jft; at its rate of 8e-4, clearly
+    worse.
     Command: patchline pretrain vit_b16_jft_average --data.url URL --run-dir DIR
     """
     return _averaged(paper_jft.vit_b16_jft())
@@ -124,7 +125,7 @@ def vit_b32_half_jft() -> TrainingJob:
 
     Source: Figure 4's caption; its rate, 7 epochs and 12 heads [unverified]: those of B/32. Add --data.subset.count
     9000000, 30000000 or 90000000 with early stopping (docs/reference/transfer.md). Expected: a curve of 5-shot
-    accuracies on ImageNet, of which the paper gives no numbers.
+    accuracies on ImageNet, for which the paper gives no numbers.
     Command: patchline pretrain vit_b32_half_jft --data.url URL --run-dir DIR
     """
     job = paper_jft.vit_b32_jft()

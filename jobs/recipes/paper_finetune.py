@@ -63,8 +63,8 @@ def imagenet_384() -> TrainingJob:
 def imagenet_384_code() -> TrainingJob:
     """ImageNet at 384 px, 20,000 steps, images and training split as in the released code: 99 % of the images.
 
-    Source: as imagenet_384; vit_jax/configs/common.py: train[:99%]. Expected: the values of imagenet_384, which come
-    from this split, of 49,664 of the 50,000 images.
+    Source: as imagenet_384; vit_jax/configs/common.py: train[:99%]. Expected: the values of imagenet_384, which were
+    measured with this split on 49,664 of the 50,000 images.
     Command: patchline finetune imagenet_384_code --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _with_held_out(imagenet_384(), share=0.01)
@@ -84,10 +84,10 @@ def imagenet_518_h14() -> TrainingJob:
     """ImageNet at 518 px with ViT-H/14 and Polyak averaging of 0.9999: the paper's headline number.
 
     Source: section 4.1, Table 4; the rate is swept as for imagenet_384 and the best one is not public; images and
-    dropout as in the code. Evaluation is a direct resize, as in paper and code. Expected from vit_h14_jft: 88.55 %
-    (Table 2), of the averaged weights: patchline evaluate DIR --data.url URL-val.
-    An image keeps 1.8 GB of activations [computed]: 64 per rank fit a GPU of 141 GB; on smaller ones, set a
-    smaller --micro-batch or --engine.activation-checkpointing.
+    dropout as in the code. Evaluation resizes directly, as in the paper and the code. Expected from vit_h14_jft:
+    88.55 % (Table 2), of the averaged weights: patchline evaluate DIR --data.url URL-val.
+    An image needs 1.8 GB of activations [computed]: 64 per rank fit a GPU of 141 GB; on smaller ones, set a smaller
+    --micro-batch or --engine.activation-checkpointing.
     Command: patchline finetune imagenet_518_h14 --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _high_resolution("vit_h14", image_size=518)
@@ -107,8 +107,9 @@ def imagenet_512_l16() -> TrainingJob:
     """ImageNet at 512 px with ViT-L/16 and Polyak averaging of 0.9999.
 
     Source: section 4.1, Table 4; the rate is swept as for imagenet_384 and the best one is not public; images and
-    dropout as in the code. Evaluation is a direct resize, as in paper and code. Expected (Table 2): from vit_l16_jft
-    87.76 %, from vit_l16_i21k 85.30 %, of the averaged weights (patchline evaluate, as for imagenet_518_h14).
+    dropout as in the code. Evaluation resizes directly, as in the paper and the code. Expected (Table 2): from
+    vit_l16_jft 87.76 %, from vit_l16_i21k 85.30 %, of the averaged weights (patchline evaluate, as for
+    imagenet_518_h14).
     Command: patchline finetune imagenet_512_l16 --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _high_resolution("vit_l16", image_size=512)
@@ -138,8 +139,8 @@ def cifar10() -> TrainingJob:
 def cifar10_code() -> TrainingJob:
     """CIFAR-10 at 384 px, 10,000 steps, images and training split as in the released code: 98 % of the images.
 
-    Source: as cifar10; vit_jax/configs/common.py: train[:98%]. Expected: the values of cifar10, which come from this
-    split, of 9,728 of the 10,000 test images.
+    Source: as cifar10; vit_jax/configs/common.py: train[:98%]. Expected: the values of cifar10, which were measured
+    with this split on 9,728 of the 10,000 test images.
     Command: patchline finetune cifar10_code --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _with_held_out(cifar10(), share=0.02)
@@ -169,8 +170,8 @@ def cifar100() -> TrainingJob:
 def cifar100_code() -> TrainingJob:
     """CIFAR-100 at 384 px, 10,000 steps, images and training split as in the released code: 98 % of the images.
 
-    Source: as cifar100; vit_jax/configs/common.py: train[:98%]. Expected: the values of cifar100, which come from this
-    split, of 9,728 of the 10,000 test images.
+    Source: as cifar100; vit_jax/configs/common.py: train[:98%]. Expected: the values of cifar100, which were measured
+    with this split on 9,728 of the 10,000 test images.
     Command: patchline finetune cifar100_code --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _with_held_out(cifar100(), share=0.02)

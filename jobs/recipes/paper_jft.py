@@ -4,10 +4,10 @@ All recipes have batch 4096, 10,000 steps of warm-up, linear decay, Adam with we
 (Table 3's caption mentions it for ImageNet-1k alone), 224 px, sigmoid loss summed over classes, head bias -10, and a
 hidden tanh layer before the head. Images may have several labels. The number of steps is computed for 303 million
 images; a dataset of another size needs its own --steps. "Cost" is from the paper's Table 6. `patchline plan RECIPE`
-computes it, for ResNets 3.5 to 5 % more, because it also counts the taps of convolutions on padding.
+computes it. For ResNets, its result is 3.5 to 5 % higher, because it also counts the taps of convolutions on padding.
 [unverified], not published: whether these runs left any tensor out of weight decay (we leave out biases, norms and
 tokens), and where the decay of the rate ended (here at 1e-5, as the authors say for ImageNet-21k). ResNets have neither
-hidden layer nor dropout; that their heads also begin at -10 is our choice.
+a hidden layer nor dropout; we chose that their heads also begin at -10.
 Precision differs: the paper's code keeps activations in fp32, which TPUs multiply in bf16; here activations are bf16,
 with fp32 master weights, head and loss (--engine.precision fp32 is closer, and slower).
 Expected values are accuracies on ImageNet after imagenet_384_paper (the paper's Table 6), or those of Table 2. Images
@@ -95,7 +95,7 @@ def r50_vit_l16_jft() -> TrainingJob:
 def r50_vit_l16_jft_7ep() -> TrainingJob:
     """R50+ViT-L/16 on JFT-300M, the 7 epochs of the scaling study.
 
-    Source: Table 3. Expected: 86.60 %. Cost: 859 exaFLOPs (not half of its 14 epochs; ours is).
+    Source: Table 3. Expected: 86.60 %. Cost: 859 exaFLOPs (not half of the cost of 14 epochs; ours is).
     Command: patchline pretrain r50_vit_l16_jft_7ep --data.url URL --run-dir DIR
     """
     return _jft("r50_vit_l16", epochs=7, learning_rate=4e-4)

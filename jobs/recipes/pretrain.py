@@ -81,7 +81,7 @@ def cifar10_small() -> TrainingJob:
 
 
 def photos_smoke() -> TrainingJob:
-    """A small ViT at 64 px on photographs of any size, with the paper's inception crop: does a folder of images train?
+    """A small ViT at 64 px on photographs of any size, with the paper's inception crop, to test a folder of images.
 
     Source: ours. Expected: the loss falls below ln(classes) within 100 steps on a few hundred photographs.
     Command: patchline pretrain photos_smoke --data.url URL --run-dir DIR
@@ -105,7 +105,8 @@ def masked_patches() -> TrainingJob:
     """ViT-B/16 by masked patch prediction, without labels: 14 epochs of JFT-300M.
 
     Source: section 4.6 and appendix B.1.2; weight decay and augmentation [unverified]: those of the JFT models.
-    Expected: 79.9 % on ImageNet after fine-tuning, 2 % above from scratch. Labels of the dataset are not used.
+    Expected: 79.9 % on ImageNet after fine-tuning, 2 % above training from scratch. The labels of the dataset are not
+    used.
     Command: patchline pretrain masked_patches --data.url URL --run-dir DIR
     """
     job = paper_jft.vit_b16_jft()
@@ -121,8 +122,8 @@ def masked_patches() -> TrainingJob:
 def masked_patches_100k() -> TrainingJob:
     """ViT-B/16 by masked patch prediction, the first 100,000 steps on JFT-300M.
 
-    Source: appendix B.1.2, which found that more steps add little, and does not say whether the schedule ended there:
-    here it does. Expected: not published; "similar" to masked_patches.
+    Source: appendix B.1.2, which found that more steps add little. It does not say whether the schedule ended at this
+    step; here it does. Expected: not published; "similar" to masked_patches.
     Command: patchline pretrain masked_patches_100k --data.url URL --run-dir DIR
     """
     return replace(masked_patches(), steps=100_000)
@@ -131,8 +132,8 @@ def masked_patches_100k() -> TrainingJob:
 def masked_patches_i1k_100k() -> TrainingJob:
     """ViT-B/16 by masked patch prediction on ImageNet-1k, 100,000 steps: 320 epochs.
 
-    Source: appendix B.1.2: similar gains on ImageNet, whose steps it does not give: those of masked_patches_100k
-    [unverified]. Expected: not published.
+    Source: appendix B.1.2, which reports similar gains on ImageNet, but not the number of steps; here it is that of
+    masked_patches_100k [unverified]. Expected: not published.
     Command: patchline pretrain masked_patches_i1k_100k --data.url URL --run-dir DIR
     """
     return masked_patches_100k()
@@ -141,8 +142,8 @@ def masked_patches_i1k_100k() -> TrainingJob:
 def masked_patches_15() -> TrainingJob:
     """ViT-B/16 by masked patch prediction with 15 % of the patches corrupted, as in BERT.
 
-    Source: appendix B.1.2, which changes nothing else that it names. Expected: no figure is published; few-shot scores
-    were slightly worse than with half of the patches.
+    Source: appendix B.1.2, which names no other change. Expected: no figure is published; few-shot scores were slightly
+    worse than with half of the patches.
     Command: patchline pretrain masked_patches_15 --data.url URL --fewshot.url URL --run-dir DIR
     """
     job = masked_patches()
@@ -162,7 +163,7 @@ def masked_patches_parts() -> TrainingJob:
 def masked_patches_pixels() -> TrainingJob:
     """ViT-B/16 by masked patch prediction of all pixels of each patch, by mean squared error.
 
-    Source: appendix B.1.2, target (3): L2 on 256 pixels of 3 channels. How they are scaled is not published: here as
+    Source: appendix B.1.2, target (3): L2 on 256 pixels of 3 channels. Their scale is not published; here they are as
     the model sees them, in [-1, 1] [unverified]. Expected: no figure is published; slightly worse than the other two.
     Command: patchline pretrain masked_patches_pixels --data.url URL --fewshot.url URL --run-dir DIR
     """

@@ -1,7 +1,8 @@
-"""The jobs' dataclasses. These modules load no large library.
+"""Holds the dataclasses of the jobs. These modules load no large library.
 
-A job composes settings: a setting's default, sentence and range are in the dataclass of the room that obeys it. A job
-takes the setting by its default, `seed: int = PackSpec.seed`, or the whole dataclass as a group, `data: DataConfig`.
+A job composes settings. A setting's default, sentence and range are in the dataclass of the room that obeys it. A job
+takes the default of a single setting (`seed: int = PackSpec.seed`), or a whole dataclass as a group (`data:
+DataConfig`).
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""The jobs of the stages that make and check datasets: the settings of `pack`, `index`, `verify` and `card`.
+"""Defines the jobs of the stages that make and check datasets: the settings of `pack`, `index`, `verify` and `card`.
 
-The module has only configurations, so that help and mistakes are answered without loading what a stage needs.
+The module has only configurations, so that help and error messages appear without loading the libraries of a stage.
 """
 
 from dataclasses import dataclass, field
@@ -42,8 +42,8 @@ class PackJob:
     """Images to pack, and their labels."""
     split: str = DatasetSettings.split
     split_test: Annotated[float, Range(0, below=1, zero="none")] = PackSpec.split_test
-    """Share of each class to set aside as the test split, such as 0.2, which is packed first, to OUT-test. Equal images
-    stay together; the seed decides which."""
+    """Share of each class to set aside as the test split, such as 0.2. The test split is packed first, to OUT-test.
+    Copies of an image stay in one split; the seed chooses the images."""
     labels_file: str = DatasetSettings.labels_file
     labels: LabelRules = DatasetSettings.labels
     description: str = About.description

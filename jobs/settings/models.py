@@ -1,7 +1,7 @@
-"""The jobs that use, score and convert weights: the settings of `evaluate`, `fewshot`, `predict`, `inspect`, `weights`,
-`import` and `export`.
+"""Defines the jobs that use, score and convert weights: the settings of `evaluate`, `fewshot`, `predict`, `inspect`,
+`weights`, `import` and `export`.
 
-The module has only configurations, so that help and mistakes are answered without loading torch. The settings of
+The module has only configurations, so that help and error messages appear without loading torch. The settings of
 training are in pipeline/training/settings/job.py.
 """
 
@@ -32,7 +32,7 @@ class EvaluateJob:
     subset: SubsetConfig = SubsetConfig()
     """Part of the dataset to evaluate on."""
     held_out: HeldOutConfig = HeldOutConfig()
-    """Part to evaluate on: what a training run with these values of --data.held-out holds out of the dataset."""
+    """Part to evaluate on, which a training run with these values of --data.held-out holds out of the dataset."""
     loss: LossName = TrainingJob.loss
     """Loss that the weights were trained with: softmax (one label per image) or sigmoid (any number of labels)."""
     label_weights: bool = DataConfig.label_weights
@@ -43,13 +43,13 @@ class EvaluateJob:
     ["class", ...]} or {"label": "class; class"}; images of other labels do not count. Empty: labels are matched by
     name."""
     real: str = ""
-    """ImageNet-ReaL's real.json: the right classes of each image of ImageNet's validation set. Empty: its labels."""
+    """ImageNet-ReaL's real.json: the right classes of each image of ImageNet's validation set. Empty: the dataset's
+    labels are used."""
     run_dir: str = ""
     """Folder that scores.json, classes.json, examples.json and job.yaml are written to; empty: nowhere. RUN/scores is
     shown in the report of RUN."""
     examples: Annotated[int, Range(0, 32)] = 8
-    """Images to keep in examples.json with what the model says of them: this many right answers, and as many of the
-    most confident mistakes."""
+    """Right answers, and most confident mistakes, to keep in examples.json: this number of images of each kind."""
     device: Device = TrainingJob.device
     threads: Annotated[int, Range(0, MOST_THREADS, zero="each rank's share of the cores")] = 0
     """Threads of each rank; 0: OMP_NUM_THREADS if it is set, else the rank's share of the cores."""
@@ -104,12 +104,13 @@ class InspectJob(CheckedJob):
     weights: str = ""
     """Weights folder (RUN/weights), or the run directory."""
     images: str = ""
-    """Folder of JPEG, PNG or WebP files, also in folders below it, to show attention on; empty: only figures that need
+    """Folder of JPEG, PNG or WebP files, also in subfolders, on which attention is shown; empty: only figures that need
     no image."""
     out: str = ""
     """Folder for the figures and inspect.json; empty: inspect/ in the run directory or weights folder."""
     max_images: Annotated[int, Range(1, 4096)] = 128
-    """Images to average attention distances over, the first of the folder by name; the paper has 128."""
+    """Number of images over which attention distances are averaged, the first in the folder by name; the paper has
+    128."""
     resample_to: Annotated[int, Range(0, 16_384, zero="384/224 of the model's size")] = 0
     """Image size in pixels to show resampled position embeddings for; 0: 384/224 of the model's size."""
     device: Device = TrainingJob.device
@@ -117,7 +118,7 @@ class InspectJob(CheckedJob):
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsJob:
-    """From which checkpoint of a run to take weights, and where to write them."""
+    """The checkpoint of a run to take weights from, and where to write them."""
 
     run: str = ""
     """Run directory; the run may still be training."""
@@ -142,7 +143,7 @@ class WeightsJob:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportJob(Hints, Change):
-    """Weights of other libraries, and what their file does not say."""
+    """Weights of another library, and facts that their file does not contain."""
 
     path: str = ""
     """Weights to import: a published .npz file (vision_transformer's, big_vision's or big_transfer's), a timm or

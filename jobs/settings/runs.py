@@ -1,7 +1,7 @@
-"""The jobs that plan, try, check and list runs: the settings of `plan`, `verify-resume`, `demo`, `ls`, `report`,
-`doctor` and `preflight`.
+"""Defines the jobs that plan, try, check and list runs: the settings of `plan`, `verify-resume`, `demo`, `ls`,
+`report`, `doctor` and `preflight`.
 
-The module has only configurations, so that help and mistakes are answered without loading torch. The settings of
+The module has only configurations, so that help and error messages appear without loading torch. The settings of
 training are in pipeline/training/settings/job.py.
 """
 
@@ -30,28 +30,29 @@ class OnNodes:
     gpus_per_node: Annotated[int, Range(1, 1024)] = 8
     """GPUs of a node, one for each rank."""
     max_time: Annotated[float, Range(0, 1e6, zero="no limit")] = 0.0
-    """Hours after which the queue ends a job, which then continues as another (Slurm's MaxTime); 0: no limit."""
+    """Hours after which Slurm ends a job and another job continues the run (Slurm's MaxTime); 0: no limit."""
     price: Annotated[float, Range(0, 1e9, zero="not known")] = 0.0
     """Price of a GPU-hour, in any currency; 0: not known, and no cost is shown."""
     failures_per_node_day: Annotated[float, Range(1e-9, 1000)] = CheckpointConfig.failures_per_node_day
     """Failures per node and day (0.0065: Meta's RSC-1, arXiv 2410.21680). Goodput is also shown at other published
     rates."""
     startup_seconds: Annotated[float, Range(0, 1e6)] = 180.0
-    """Seconds from a job's start to its first step; 180 is an estimate, RUN/ledger.jsonl has yours."""
+    """Seconds from a job's start to its first step; 180 is an estimate, and RUN/ledger.jsonl has the seconds of your
+    runs."""
     queue_seconds: Annotated[float, Range(0, 1e8)] = 122.0
     """Seconds in the queue before a job continues; 122 was measured for a requeued job in an empty queue (Slurm
     22.05)."""
     restart_seconds: Annotated[float, Range(0, 1e8, zero="300, the queue and the start-up")] = 0.0
-    """Seconds from a failure to the next step; 0: 300 until Slurm misses the node (SlurmdTimeout), the wait in the
-    queue, and the start-up."""
+    """Seconds from a failure to the next step; 0: the sum of 300 (until Slurm misses the node, SlurmdTimeout), the wait
+    in the queue, and the start-up."""
     writer_gb_per_second: Annotated[float, Range(1e-3, 1e4)] = 1.0
-    """GB/s at which a node writes checkpoints; BLOOM's wrote 1.2 (2.3 TB in 40 s on 48 nodes)."""
+    """GB/s at which a node writes checkpoints; BLOOM's nodes wrote 1.2 (2.3 TB in 40 s on 48 nodes)."""
     image_bytes: Annotated[int, Range(1, 1_000_000_000)] = 110_000
     """Mean bytes of an image; 110,000 is ImageNet's."""
     samples_per_block: Annotated[int, Range(1, 1_000_000)] = 64
     """Images per block of the dataset, which training reads in one request (`pack --samples-per-block`)."""
     out: str = ""
-    """File to draw goodput, days and GPU-hours over the nodes in, or the cost over the image size, .svg or .html;
+    """File for a plot of goodput, days and GPU-hours over the nodes, or of the cost over the image size, .svg or .html;
     empty: none."""
 
 
@@ -79,7 +80,7 @@ def refuse_wrong_nodes(job: OnNodes, *, gpu: str, is_num_gpus_given: bool, is_dr
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightJob:
-    """What to check of a cluster before the first job is submitted. An empty field leaves its check out."""
+    """What to check on a cluster before the first job is submitted. An empty field leaves out its check."""
 
     cluster: str = ""
     """YAML file of your cluster's settings, as `patchline example cluster.yaml` prints it; empty: Slurm is left out."""
@@ -90,7 +91,7 @@ class PreflightJob:
     nodes: Annotated[int, Range(1, 100_000)] = 1
     """Nodes that a job will ask for."""
     deep: bool = False
-    """Also run a short job on all nodes: a timed matrix product on each, and an exchange between all."""
+    """Also run a short job on all nodes, which times a matrix product on each and an exchange between all."""
     wait_seconds: Annotated[int, Range(1, 86_400)] = 60
     """How long these short jobs may wait in the queue."""
     json: bool = False
@@ -129,12 +130,13 @@ class PlanJob(OnNodes):
     num_gpus: Annotated[int, Range(1)] = 8
     """Number of these GPUs, one for each rank."""
     mfu: Annotated[float, Range(above=0, most=1)] = 0.28
-    """Share of a GPU's nominal operations that it reaches while it computes (MFU), without exchanges between GPUs; 0.28
-    is what NVIDIA published for ViT-g/14 on H100 nodes (NeMo; 0.43 on A100)."""
+    """Share of a GPU's nominal operations that it reaches while it computes (MFU). Exchanges between GPUs are not
+    included. 0.28 is the value that NVIDIA published for ViT-g/14 on H100 nodes (NeMo; 0.43 on A100)."""
     network_gbits: Annotated[float, Range(0.1, 1e6)] = 3200.0
-    """Gbit/s of all network adapters of a node together; 3,200 is eight of 400 Gb/s. It counts beyond one node."""
+    """Gbit/s of all network adapters of a node together; 3,200 is eight of 400 Gb/s. It has an effect only beyond one
+    node."""
     image_sizes: tuple[Annotated[int, Range(1, 16_384)], ...] = ()
-    """Image sizes in pixels to compare the operations and the memory of an image at, such as 224 384 512."""
+    """Image sizes in pixels, such as 224 384 512, at which to compare the operations and the memory of an image."""
     json: bool = False
     """Write the plan to standard output as one JSON object, for scripts."""
 
@@ -169,14 +171,16 @@ class VerifyResumeJob(TrainingJob):
     stages: tuple[Annotated[int, Range(1, 3)], ...] = ()
     """ZeRO stages to try; empty: that of --engine.zero-stage."""
     kill_seed: Annotated[int, Range(0)] = 0
-    """Seed of the moments of the kills."""
+    """Seed for the moments at which the runs are killed."""
     compare: Literal["all", "last"] = "all"
-    """Checkpoints to keep and compare: all, which names the first step that differs, or last, for little disk space."""
+    """Checkpoints to keep and compare: all, which finds the first step that differs, or last, which needs little disk
+    space."""
     tolerance: Annotated[float, Range(0, 1, zero="1e-5 in fp32, 1e-2 in bf16")] = 0.0
-    """Largest relative difference of losses that counts as rounding if the topology changes; on the same one, none
-    does. 0: 1e-5 in fp32, 1e-2 in bf16, or four times what unbroken runs differ by."""
+    """Largest relative difference of losses that counts as rounding if the topology changes; on the same topology, the
+    bits must be the same. 0: 1e-5 in fp32, 1e-2 in bf16, or four times the difference between unbroken runs if that is
+    more."""
     run_dir: str = ""
-    """Folder in which the runs get a temporary folder of their own; empty: the system's."""
+    """Folder in which a temporary folder is made for the runs; empty: the system's folder for temporary files."""
     keep: bool = False
     """Keep the runs; they are always kept if they differ."""
     json: bool = False
@@ -226,9 +230,9 @@ class DoctorJob(CheckedJob):
     """What to check in addition to the machine itself."""
 
     run: str = ""
-    """Run directory: what went wrong with this run, instead of the machine."""
+    """Run directory. The command then says what went wrong with this run, instead of checking the machine."""
     folder: str = "."
-    """Folder whose disk is checked: where runs or datasets will be."""
+    """Folder whose disk is checked, such as the one for runs or datasets."""
     s3_url: str = ""
     """Objects to list, s3://bucket/prefix; empty: S3 is left out."""
     seconds: Annotated[float, Range(1, 600)] = 60.0
@@ -240,14 +244,14 @@ class DoctorJob(CheckedJob):
     data_url: str = ""
     """With --gpu, the packed dataset that the loader is measured on; empty: 256 generated pictures."""
     out: str = "gpu.json"
-    """With --gpu, the file of results, which a page that draws them is written beside. Parts that it has of the same
-    device are not measured again."""
+    """With --gpu, the file of results; a page that draws them is written beside it. Parts that the file already has
+    from the same device are not measured again."""
     json: bool = PreflightJob.json
 
 
 @dataclass(frozen=True, kw_only=True)
 class DemoJob(CheckedJob):
-    """How long the demo's runs are, and on how many processes."""
+    """The length of the demo's runs, and their number of processes."""
 
     run_dir: str = "demo-run"
     """Folder for everything that the demo writes; emptied first if an earlier demo made it."""

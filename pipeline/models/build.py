@@ -150,9 +150,9 @@ def compile_blocks(
 
 
 def compile_fault(device: torch.device) -> str:
-    """Returns in one line why torch.compile cannot make kernels for this device; empty if it can.
+    """Returns a line that says why torch.compile cannot make kernels for this device; empty if it can.
 
-    A small kernel is compiled to find out. This takes a few seconds, most of which a run that compiles spends anyway.
+    To find out, it compiles a small kernel. This takes a few seconds, most of which a run that compiles spends anyway.
     """
     try:
         torch.compile(_doubled, dynamic=False)(torch.ones(8, device=device))

@@ -1,8 +1,8 @@
 """Makes blocks that are compiled for a GPU keep the sum after each residual for their backward pass.
 
-For z + branch, inductor keeps the branch, since the block's input z is kept anyway, and adds them again in each kernel
-that reads the sum. Keeping the sum instead takes as much memory, but fewer bytes are read: the kernels of the two
-norms' gradients no longer share z, so inductor fuses the kernels of one norm rather than parts of both
+For z + branch, inductor keeps the branch, since the block's input z is kept anyway, and adds the two again in each
+kernel that reads the sum. Keeping the sum instead takes as much memory, but fewer bytes are read: the kernels of the
+two norms' gradients no longer share z, so inductor fuses the kernels of one norm rather than parts of both
 (benchmarks/fusion_gpu.py has the numbers). Inductor's CPU backend gains nothing from it, and needs two more kernels.
 """
 
@@ -15,7 +15,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 _aten = torch.ops.aten
 _PRODUCTS = (_aten.addmm.default, _aten.mm.default)
-# What may be between a product and the sum: a reshape, a dropout's copy or mask, stochastic depth's factors.
+# The operations that may be between a product and the sum: a reshape, a dropout's copy or mask, stochastic depth's
+# factors.
 _BETWEEN = (_aten.view.default, _aten.clone.default, _aten.mul.Tensor)
 
 

@@ -1,4 +1,4 @@
-"""Plans a run on N nodes of GPUs: S3 traffic, checkpoints, failures, the queue, GPU-hours, cost. All functions are
+"""Plans a run on N nodes of GPUs: S3 traffic, checkpoints, failures, the queue, GPU-hours and cost. All functions are
 pure.
 
 The plan adds to a forecast (forecast.py) the traffic that feeds a run and the events that interrupt it. The share of
@@ -157,8 +157,9 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreTraffic:
-    """The range reads of images by all ranks, and the uploads of checkpoints: on average, and at the peak while one is
-    uploaded. `read_bytes`: the size of a range read. `times_read`: how many ranks read each lane, on average."""
+    """The range reads of images by all ranks, and the uploads of checkpoints: on average, and at the peak while a
+    checkpoint is uploaded. `read_bytes`: the size of a range read. `times_read`: how many ranks read each lane, on
+    average."""
 
     read_bytes_per_second: float
     reads_per_second: float

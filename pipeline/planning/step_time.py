@@ -11,11 +11,11 @@ assumed: `engine.overlap` sends gradients during the backward pass, but its gain
 
 A GPU's memory is the total capacity that CUDA reports, a little less than the name says. For A100, L40S and RTX 4090 it
 is from out-of-memory messages of PyTorch in public issues; for the others it is [unverified]. Its speed is for dense
-bf16 without sparsity, from NVIDIA's data sheets (H100 SXM, B200 on a HGX board); the share of it that kernels reach is
-the MFU. Its bus bandwidth is counted as in nccl-tests. For eight H100 on one node it was measured (NVIDIA/nccl-tests,
-issue 290); for the others it is [unverified] and proportional to the rate of their NVLink, or of PCIe 4 without NVLink.
-Across nodes, adapters reach 92 % of their nominal rate: 46 GB/s per adapter of 400 Gb/s (issue 290), and 366 GB/s per
-node with eight adapters (issue 309).
+bf16 without sparsity, from NVIDIA's data sheets (H100 SXM, B200 on a HGX board); the share of this speed that kernels
+reach is the MFU. Its bus bandwidth is counted as in nccl-tests. For eight H100 on one node it was measured
+(NVIDIA/nccl-tests, issue 290); for the others it is [unverified] and proportional to the rate of their NVLink, or of
+PCIe 4 without NVLink. Across nodes, adapters reach 92 % of their nominal rate: 46 GB/s per adapter of 400 Gb/s (issue
+290), and 366 GB/s per node with eight adapters (issue 309).
 """
 
 import math
@@ -124,8 +124,7 @@ class StepTime:
 
     @property
     def compute_share(self) -> float:
-        """The share of the step in which the GPU computes, 0 to 1: the efficiency compared with GPUs that never
-        wait."""
+        """The share of the step in which the GPU computes, 0 to 1: the efficiency relative to GPUs that never wait."""
         return self.compute / self.seconds
 
 

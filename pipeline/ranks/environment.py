@@ -1,4 +1,4 @@
-"""A rank's place, as its environment describes it. All functions are pure, and every value is checked before it counts.
+"""Finds a rank's place from its environment. All functions are pure, and every value is checked before it counts.
 
 There are four ways to start, with one result: a single process, `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK,
 LOCAL_WORLD_SIZE, MASTER_*), `srun` (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID; the batch script exports
@@ -15,7 +15,7 @@ from shards.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 MOST_RANKS = 1 << 20
-MOST_SECONDS = 7 * 86400  # that a time limit of the ranks may have
+MOST_SECONDS = 7 * 86400  # the longest time limit of the ranks
 _MOST_THREADS = 1 << 12
 _OF_LAUNCH = (
     *("MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),

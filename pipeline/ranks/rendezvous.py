@@ -4,7 +4,7 @@ Neither the store nor gloo authenticates who connects, so each listens only at t
 default, torch's TCPStore would listen on every interface, and gloo on the interface to which the host's name resolves.
 
 All ranks must arrive within a time limit. Rank 0 sees at the store which ranks have arrived, and tells the others. So
-all ranks end with the same message about the missing ones, instead of a timeout in their next exchange.
+all ranks end with the same message, which names the missing ones, instead of a timeout in their next exchange.
 
 A single rank opens no socket, although gloo and NCCL would listen on a port even then. Its process group is written in
 Python, and copies from each input to its output. It implements the methods of `torch.distributed.ProcessGroup` that
@@ -203,7 +203,7 @@ def _places(address: str, port: int) -> list[tuple[socket.AddressFamily, tuple[s
 
 
 def _is_only_here(address: str) -> bool:
-    """Returns whether this is a loopback address or `localhost`, which on any other host means that host itself."""
+    """Returns whether this is a loopback address or `localhost`. On any other host, it means that host itself."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:

@@ -99,8 +99,8 @@ NO_CURVES = Curves(curves=(), num_unusable=0, num_repeated=0)
 
 
 def read_curves(path: Path) -> Curves:
-    """Returns the curves in a file, which may be written meanwhile, or no curves if it is missing. Raises OSError if it
-    cannot be read, and InvalidDataError if it is not a regular file."""
+    """Returns the curves in a file, which may be written to meanwhile, or no curves if it is missing. Raises OSError if
+    it cannot be read, and InvalidDataError if it is not a regular file."""
     grown: dict[str, _Growing] = {}
     counts: Counter[str] = Counter()
     last = -1

@@ -1,4 +1,4 @@
-"""Reads from a run's folder what is known about the run, and derives its state. This module does not load torch.
+"""Reads the facts about a run from its folder, and derives its state. This module does not load torch.
 
 Only the ends of long files are read. Any file may be missing, half-written or damaged, or be written meanwhile: each
 fault becomes a reason beside the other facts. The state is a pure function of the facts (`state_of`):
@@ -9,8 +9,8 @@ fault becomes a reason beside the other facts. The state is a pure function of t
     failed it ended otherwise, hangs, or has not written a heartbeat for longer than a running one can take
     never started the folder has nothing but the run's record
 
-Rank 0 writes all that a reader needs, because a run ends when any of its ranks ends. On the host of rank 0, the state
-depends on whether its process exists; elsewhere, only on what it has written.
+Rank 0 writes everything that a reader needs, because a run ends when any of its ranks ends. On the host of rank 0, the
+state depends on whether its process exists; elsewhere, only on what it has written.
 """
 
 import math
@@ -60,8 +60,8 @@ _COPIED_SECONDS = 60.0  # if a heartbeat's time and its file's differ by more, t
 @dataclass(frozen=True, kw_only=True)
 class LastBeat:
     """What rank 0's heartbeat file says, and its age in seconds. `is_gone`: whether the heartbeat is from this host,
-    which no longer has the process. `is_hanging`: whether a rank of its attempt has reported a hang. `asked_by`,
-    `error`: the file's values. `trouble`: the file's value, and what to do about it."""
+    which no longer has the process. `is_hanging`: whether a rank of its attempt has reported a hang. `asked_by` and
+    `error` are the file's values. `trouble`: the file's value, and what to do about it."""
 
     place: Place
     age_seconds: float
@@ -352,8 +352,8 @@ def _has_ranks(line: Line) -> bool:
 
 
 def _ranks(run_dir: Path, line: Line) -> str:
-    """Names the ranks that take the longest, according to a line of metrics. Returns "" if there is no such line, as
-    with a single rank."""
+    """Returns a text that names the ranks that take the longest, according to a line of metrics. Returns "" if there is
+    no such line, as with a single rank."""
     if not line:
         return ""
     own, median, wait = (line[f"ranks/{name}"] for name in ("own_step", "own_step_median", "data_wait"))

@@ -90,7 +90,7 @@ class PackSpec(DatasetSettings):
     resize: Resize = Resize()
     """Images to store as smaller copies."""
     unlabeled: Literal["refuse", "keep"] = "refuse"
-    """Whether images without a label are quarantined, or packed: scores leave them out, as ImageNet-ReaL does."""
+    """Whether images without a label are quarantined, or packed. Scores then leave them out, as ImageNet-ReaL does."""
 
     @property
     def is_hashed(self) -> bool:

@@ -1,10 +1,10 @@
 """Finds the range of pixels that weights were trained on, and makes weights from elsewhere take pixels in our range.
 
 Ours are 2 x / 255 - 1, as in the paper's code: mean and deviation 0.5. Many models of timm, DeiT, MAE and DINO take
-ImageNet's mean and deviation, CLIP's take their own. The patch embedding of a ViT is linear, so it absorbs the
+ImageNet's mean and deviation; CLIP's models take CLIP's. The patch embedding of a ViT is linear, so it absorbs the
 difference exactly: W ((x / 255 - m) / s) + b = W / (2 s) (2 x / 255 - 1) + b + W (0.5 - m) / s.
 
-Sources: timm's data/constants.py; transformers' image_processing_vit.py, whose processor file nests the entries of the
+Sources: timm's data/constants.py; transformers' image_processing_vit.py. Its processor file nests the entries of the
 image processor. Shape letters: D width, P patch.
 """
 

@@ -71,7 +71,8 @@ def test_ports(text: str, status: str) -> None:
 def test_the_ports_are_those_of_the_batch_script() -> None:
     text = (Path(__file__).parents[3] / "slurm" / "stage.sbatch").read_text()
     found = re.search(r"port=\$\(\((\d+) \+ \(.*\) % (\d+)\)\)", text)
-    assert found and range(int(found[1]), int(found[1]) + int(found[2])) == PORTS
+    assert found
+    assert range(int(found[1]), int(found[1]) + int(found[2])) == PORTS
 
 
 def test_the_lock_of_a_run_directory_that_is_not_there_yet(tmp_path: Path) -> None:
