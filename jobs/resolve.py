@@ -22,6 +22,7 @@ from jobs.recipes.shorter import SUFFIX, shortened, smoke
 from jobs.stages import STAGES, WITH_SMOKE, job_class, recipes_of
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
+from shards.files.looks import is_a_file
 
 _WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
 _PREFIX = "patchline_own_"  # keeps the file's name from hiding a module
@@ -92,13 +93,13 @@ def default_job(stage: str, word: str) -> Any:
         return job if stage == PLAN else shortened(job, steps=_TRIAL_STEPS)
     record = Path(word) / "job.yaml"
     if stage in WITH_RECIPES:
-        is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()  # a recipe takes precedence
+        is_run = not is_own(word) and not has_recipe(stage, word) and is_a_file(record)  # a recipe takes precedence
         path = record if is_run else Path(word)
         return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
     if is_file(word) and STAGES[stage].takes_file:
         return _read(stage, Path(word), recipe=None)
     if stage == "evaluate" and word:
-        is_evaluation = record.is_file() and _is_evaluation(record)
+        is_evaluation = is_a_file(record) and _is_evaluation(record)
         return _read(stage, record, recipe=None) if is_evaluation else _evaluation_of(word)
     field = STAGES[stage].field
     return job_class(stage)(**({field: word} if field and word else {}))
@@ -228,4 +229,4 @@ def file_of(word: str) -> str:
     """Returns the path of job.yaml if the word is a run directory, otherwise the word itself: a dataset's folder may
     have the same name as a recipe."""
     record = Path(word) / "job.yaml"
-    return str(record) if word and record.is_file() else word
+    return str(record) if word and is_a_file(record) else word

@@ -19,7 +19,7 @@ from jobs import exit_codes
 from jobs.cluster.folder_lock import has_flock
 from jobs.cluster.preflight_nodes import deep_checks, options_of, shared_checks
 from jobs.cluster.settings import ClusterConfig, read_cluster, with_command
-from jobs.cluster.slurm import partitions, ran, slurms_answer
+from jobs.cluster.slurm import in_one_line, partitions, ran, slurms_answer
 from jobs.cluster.submit_checks import PartitionLimits, judge_most_nodes, judge_time, limits_in
 from jobs.output import json_of_checks, put, table_of_checks
 from jobs.settings.runs import PreflightJob
@@ -121,7 +121,7 @@ def _command(cluster: ClusterConfig, environ: Mapping[str, str]) -> Finding:
         return Finding(name="command here", status="fault", found=error.what, todo=todo)
     if done.returncode == 0:
         return Finding(name="command here", status="ok", found=printable_name(done.stdout.strip()[:80]))
-    said = printable_name(" ".join(done.stderr.split())[-200:])
+    said = in_one_line((done.stderr.strip().splitlines() or [""])[-1])
     value = f"{shown} --version ends with {done.returncode}: {said}"
     return Finding(name="command here", status="fault", found=value, allowed="0", todo=todo)
 
@@ -287,7 +287,7 @@ def _partition(names: str, environ: Mapping[str, str]) -> dict[str, str] | None:
 def _answer(words: list[str], environ: Mapping[str, str]) -> str:
     done = ran(words, environ)
     if done.returncode != 0:
-        said = printable_name(" ".join(done.stderr.split())[:200])
+        said = in_one_line(done.stderr)
         raise UserError(f"{words[0]} fails: {said}", todo="run this on a login node, once Slurm's controller answers")
     return done.stdout
 

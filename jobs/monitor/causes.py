@@ -245,5 +245,5 @@ def _of_unstarted(found: Evidence) -> Finding:
 def _of_notes(found: Evidence) -> Ranked:
     yield from ((85, one) for one in found.facts.damaged)
     for one in found.facts.time.restarts[-3:]:
-        words = f"earlier: {one.cause}, {duration(one.seconds)} lost"
+        words = f"earlier: {one.cause.words}, {duration(one.seconds)} lost"
         yield 95, _note(words, f"starts.jsonl: start {one.attempt.partition('-')[0]}")

@@ -46,8 +46,8 @@ def image_faults() -> Iterator[None]:
 
     Every call of simplejpeg, Pillow and OpenCV with an image's bytes or pixels is made in such a block. For damaged
     images, and for sound but unusual ones, these libraries raise nearly any of Python's exceptions. MemoryError becomes
-    DecodeError, too: the memory that a view takes is bounded (SECURITY.md), so an image that needs more than there is
-    cannot be used on this machine.
+    DecodeError, too: the memory that a view takes is bounded (SECURITY.md), so an image that needs more memory than
+    this machine has cannot be used on it.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Predicts what is in an image: loads weights with their transform, and returns the probabilities of their classes.
+"""Predicts the classes of images: loads weights with their transform, and returns the probabilities of their classes.
 
     model = load_model("runs/digits/weights")
     model.predict("photo.jpg")  # [("7", 0.98), ("1", 0.01), ...]

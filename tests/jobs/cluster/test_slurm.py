@@ -12,6 +12,7 @@ import pytest
 from jobs.cluster import slurm
 from jobs.cluster.slurm import (
     NodeFacts,
+    in_one_line,
     is_copied,
     job_facts,
     need_sbatch,
@@ -54,6 +55,12 @@ def programs(folder: Path, **scripts: str) -> dict[str, str]:
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def test_an_error_of_slurm_is_cut_between_words() -> None:
+    said = in_one_line("error: Unable to contact\n" + "slurmctld-host-17 " * 40)
+    assert said.startswith("error: Unable to contact slurmctld-host-17 ")
+    assert (said.endswith(" slurmctld-host-17 ..."), len(said) <= 400) == (True, True)
 
 
 def test_jobs_inherit_no_secrets(tmp_path: Path) -> None:
