@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from jobs.output import has_no_reader
 from pipeline.training.watchdog.stopping import DEADLINE_SECONDS, SignalWatcher, end_now, install, say
-from shards.errors import TransientError, UserError, WillNotSucceedError, disk_fault
+from shards.errors import PASSING_FAULTS, TransientError, UserError, WillNotSucceedError, disk_fault
 from shards.output.terminal import printable_name
 
 DONE = 0
@@ -44,8 +44,7 @@ _TO_DO = {
     errno.EROFS: "make it writable, and run the same command to continue",
     errno.EACCES: _ACCESS,
     errno.EPERM: _ACCESS,
-    errno.EIO: _DISK,
-    errno.ESTALE: _DISK,
+    **dict.fromkeys(PASSING_FAULTS, _DISK),
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
 }

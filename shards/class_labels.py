@@ -147,7 +147,7 @@ class Meaning:
         return labels_found, tuple(weight for _, weight in found)
 
     def is_same(self, written: Iterable[str]) -> bool:
-        """Whether each of these labels means itself, so that lists of them need no translation."""
+        """Returns whether each of these labels means itself, so that lists of them need no translation."""
         try:
             return not self.vector_length and all(self._outcomes(label) == (label,) for label in written)
         except ImageRefusedError:
@@ -276,12 +276,12 @@ def split_text(text: str) -> tuple[str, ...]:
 
 
 def is_list(text: str) -> bool:
-    """Whether a text has the brackets of a list, or is several numbers."""
+    """Returns whether a text has the brackets of a list, or is several numbers."""
     return _in_brackets(text) is not None or _NUMBERS.fullmatch(text) is not None
 
 
 def is_vector(written: Sequence[str]) -> bool:
-    """Whether labels are a list of at least two values, each 0, 1 or missing."""
+    """Returns whether labels are a list of at least two values, each 0, 1 or missing."""
     return _bits(written) is not None
 
 

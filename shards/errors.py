@@ -9,7 +9,10 @@ from shards.output.terminal import printable
 
 Status = Literal["ok", "warning", "fault"]
 STATUSES: tuple[Status, ...] = ("ok", "warning", "fault")
-_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
+# A disk or file server that fails for a while. ESTALE: the server was down; ENOTCONN: the process that serves a FUSE
+# mount has ended; EREMOTEIO: the server's own disk fails.
+PASSING_FAULTS = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO)
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, *PASSING_FAULTS)
 
 
 class PrintableError(Exception):

@@ -11,6 +11,7 @@ from pipeline.training.run import NO_STEPS, RunEnding, RunRecord, train
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.step_times import refuse_later_steps
 from shards.errors import StorageError, UnreachableError, UserError
+from shards.files.looks import is_there
 
 _CODES = {
     RunEnding.DONE: exit_codes.DONE,
@@ -44,7 +45,7 @@ def run(
             profile=profile,
         )
     except UnreachableError as error:
-        if not (run_dir / "job.yaml").exists():
+        if not is_there(run_dir / "job.yaml"):
             raise
         raise StorageError(str(error)) from error  # since the address worked when the run began
     return _CODES[ending]

@@ -113,7 +113,7 @@ def shards_of_part(part: int, num_parts: int, *, num_shards: int) -> range:
 
 
 def unpacked_parts(store: Store, plan: Plan, *, num_parts: int) -> list[int]:
-    """Returns the parts of the phase shards that still have a shard of this plan to pack."""
+    """Returns the parts of the shards phase that still have a shard of this plan to pack."""
     is_missing = each_at_once(lambda shard: committed(store, plan.hash, shard) is None, range(plan.num_shards))
     return [
         part
@@ -189,12 +189,11 @@ def _refuse_other_samples(url: str, path: str, sha256: str) -> None:
     once."""
     store = open_store(url)
     try:
-        found = sha256_hex(store.read(path))
+        is_the_plans = sha256_hex(store.read(path)) == sha256
     except MissingObjectError:
-        found = "missing"
-    if found != sha256:
-        what = "is missing" if found == "missing" else "does not match the plan: its sha256 differs"
-        raise UserError(f"{store.url}/{path} {what}; {_again(store)}")
+        raise UserError(f"{store.url}/{path} is missing; {_again(store)}") from None
+    if not is_the_plans:
+        raise UserError(f"{store.url}/{path} does not match the plan: its sha256 differs; {_again(store)}")
 
 
 def _again(store: Store) -> str:

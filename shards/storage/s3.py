@@ -26,6 +26,7 @@ from shards.storage.objects import (
 )
 from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget, RetryConfig
 from shards.storage.s3_client import (
+    HEAD_DENIED,
     REQUEST_ERRORS,
     UPLOADS,
     BadAnswerError,
@@ -33,6 +34,7 @@ from shards.storage.s3_client import (
     ClientOfProcess,
     ReplacedError,
     RequestFault,
+    code_of,
     fault_of,
     storage_errors,
 )
@@ -98,11 +100,20 @@ class S3Store:
 
     def size(self, path: str) -> int:
         """Returns the number of bytes of the object."""
+        asked = {"Bucket": self.bucket, "Key": self.key(path)}
         with self.errors(path):
-            return int(self._client().head_object(Bucket=self.bucket, Key=self.key(path))["ContentLength"])
+            try:
+                answer = self._client().head_object(**asked)
+            except REQUEST_ERRORS as error:
+                if code_of(error) != HEAD_DENIED:
+                    raise
+                # The answer to a HEAD does not say whether the key was replaced. A GET does, and waits for the new one.
+                self._client().get_object(**asked)["Body"].close()
+                answer = self._client().head_object(**asked)
+            return int(answer["ContentLength"])
 
     def exists(self, path: str) -> bool:
-        """Says whether the object exists."""
+        """Returns whether the object exists."""
         try:
             self.size(path)
         except MissingObjectError:

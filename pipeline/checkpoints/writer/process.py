@@ -120,7 +120,8 @@ def do_commit(order: CommitOrder, say: Say, *, store: Store | None = None) -> No
         attempt = attempt_from_json(order.attempt.encode())
         retire(store, attempt=attempt, newest=newest, retention=order.retention)
     except _FAULTS as error:
-        say(SaveResult(save=order.save, what="said", message=f"old checkpoints could not be deleted: {error}"))
+        message = f"old checkpoints could not be deleted, so they stay and take up space: {error}"
+        say(SaveResult(save=order.save, what="said", message=message))
     say(SaveResult(save=order.save, what="retired"))
 
 

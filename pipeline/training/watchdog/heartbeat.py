@@ -35,6 +35,7 @@ from pipeline.training.watchdog.heartbeat_files import (
 )
 from pipeline.training.watchdog.last_resort import LastResort
 from pipeline.training.watchdog.stopping import NOTHING_SAVED, end_now, say
+from shards.files.looks import Look, look_once
 
 Feed = Callable[[], None]  # tells the last resort that Python runs
 _RETRY = NOTHING_SAVED  # the exit code for a fault outside the run: the same command continues it
@@ -83,12 +84,14 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._is_on:
+            asked_by = self._progress.asked_by  # looked for while the thread still watches, as the disk may not answer
+            if not asked_by and look_once(self._run_dir / "STOP") is Look.THERE:
+                asked_by = "the file STOP"
             self._leave.set()
             # If the thread is ending the process, this call never returns, so the thread's message stays the only one.
             self._thread.join()
             self._error = error_words(error) if error else ""
-            if not self._progress.asked_by and (self._run_dir / "STOP").exists():
-                self._progress.asked_by = "the file STOP"
+            self._progress.asked_by = self._progress.asked_by or asked_by
             self._progress.enters(Phase.ENDED)
             self._place, self._stood = self._progress.place, 0.0
             self._beat()
