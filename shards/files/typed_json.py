@@ -213,12 +213,18 @@ def sealed(text: bytes) -> bytes:
 
 def unsealed(data: bytes) -> bytes:
     """Returns the text without its digest. Raises ValueError if the digest is missing or does not match the text."""
-    body, mark, rest = data.rpartition(_BEFORE)
+    body, mark, _ = data.rpartition(_BEFORE)
     if not mark:
         raise ValueError("it does not end with its digest")
-    if rest != _digest(body) + _AFTER:
+    if not is_sealed(data):
         raise ValueError("its digest does not fit: it was changed after it was written")
     return body + b"}"
+
+
+def is_sealed(data: bytes) -> bool:
+    """Returns whether the text ends with its digest, so that it is as it was written."""
+    body, mark, rest = data.rpartition(_BEFORE)
+    return bool(mark) and rest == _digest(body) + _AFTER
 
 
 def _digest(body: bytes) -> bytes:
