@@ -39,6 +39,7 @@ from jobs.cluster.slurm import (
     slurms_answer,
     submitted,
     submitted_in,
+    unused_options,
 )
 from jobs.cluster.submit_checks import AskedJob, limits_of, refuse_job, refuse_unprintable, refuse_unreachable
 from jobs.output import make_folder, put, work_in
@@ -224,6 +225,12 @@ def read_settings(path: str, environ: Mapping[str, str], *, is_full: bool) -> Cl
             "`environment:` of your cluster's settings",
             ", ".join(map(printable_name, shown)),
             f" and {len(names) - len(shown)} more (--dry-run --full names all)" if len(names) > len(shown) else "",
+        )
+    if names := unused_options(environ):
+        log.info(
+            "not given to sbatch: %s; the cluster's settings and the flags of submit say this, and `options:` of the "
+            "settings takes any other option",
+            ", ".join(map(printable_name, names)),
         )
     return with_command(cluster, environ)
 

@@ -43,6 +43,10 @@ _SILENCE = re.compile(
 _OF_JOB = re.compile(
     r"SLURM_(?!CONF$)|PMI|PMIX|MASTER_(ADDR|PORT)$|PATCHLINE_(STATE|MARGIN|RETRIES|REQUEUE|SPARES|LAUNCHER|S3_ANSWERED)$"
 )
+# A user's preferences change what these programs answer and do: SQUEUE_STATES would hide a run's job.
+_OF_TOOLS = re.compile(r"(SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_")
+# A variable of sbatch replaces the same option in a script. Only those that say where or for whom a job runs may.
+_OF_SBATCH = re.compile(r"SBATCH_(?!(ACCOUNT|CLUSTERS|CONSTRAINT|PARTITION|QOS|RESERVATION|WCKEY)$)")
 FINISHED = (
     "COMPLETED",
     "FAILED",
@@ -113,6 +117,11 @@ def need_sbatch(environ: Mapping[str, str]) -> None:
         raise UserError("no sbatch on the PATH: run this on a login node of the cluster, or with --dry-run anywhere")
 
 
+def unused_options(environ: Mapping[str, str]) -> list[str]:
+    """Returns the names of sbatch's variables that would replace options of a job, and are not given to sbatch."""
+    return sorted(filter(_OF_SBATCH.match, environ))
+
+
 def ran(
     words: list[str],
     environ: Mapping[str, str],
@@ -122,13 +131,14 @@ def ran(
     inherited: Collection[str] = (),
 ) -> "subprocess.CompletedProcess[str]":
     """Runs one of Slurm's programs, with `text` as its input. Slurm stores the environment that sbatch and srun pass on
-    to jobs, so only variables that are known to hold no secret, and those in `inherited`, are passed on. `seconds`: how
-    long the program may take; 0: two minutes. Raises UserError if the program is missing or does not answer in time."""
+    to jobs, so only variables that are known to hold no secret, and those in `inherited`, are passed on. The user's
+    preferences for these programs are left out. `seconds`: how long the program may take; 0: two minutes. Raises
+    UserError if the program is missing or does not answer in time."""
     limit = seconds or _ANSWER_SECONDS
     clean = {
         name: value
         for name, value in environ.items()
-        if not _OF_JOB.match(name)
+        if not any(kind.match(name) for kind in (_OF_JOB, _OF_TOOLS, _OF_SBATCH))
         and (is_passed_on(name, value, named=inherited) if words[0] in _STARTING else not is_secret(name, value))
     }
     if words[0] == "squeue":
