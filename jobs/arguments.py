@@ -1,7 +1,7 @@
 """Parses the arguments of a command.
 
-Run flags are not fields of a job. They say where this command runs and what it may do, and are never recorded. A tool
-has no job: it declares its flags as the fields of a dataclass.
+Run flags are not fields of a job. They say where this command runs and what it may do, and they are never recorded. A
+tool has no job, so it declares its flags as the fields of a dataclass.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -31,7 +31,7 @@ _KINDS = {"INT": "a whole number", "FLOAT": "a number", "TEXT": "a text", "URL":
 @dataclass(frozen=True, kw_only=True)
 class RunFlag:
     """A run flag of `stages`, with its sentence for the help. `value` is empty for a switch; a switch has no `default`.
-    `is_usual` says whether the short help shows the flag."""
+    `is_usual`: whether the short help shows the flag."""
 
     name: str
     says: str
@@ -56,8 +56,8 @@ RUN_FLAGS = (
     ),
     RunFlag(
         name=SHARED,
-        says="Make the run's folder for its group: all in it can be read and written by the group, and stays the "
-        "group's. A folder that is so already needs no flag.",
+        says="Make the run's folder a shared one: its group can read and write everything in it. A folder that is "
+        "shared already needs no flag.",
         stages=(*_TRAINING, "evaluate", "fewshot"),
         is_usual=False,
     ),
@@ -203,9 +203,9 @@ def _own_value(flag: str, text: str, type_: Any) -> str | int:
 
 
 def values_of(words: Sequence[str], flags: Sequence[Flag], *, command: tuple[str, str]) -> dict[str, Any]:
-    """Returns the values that the words give to a job's flags, by the names of the flags. `command` is the stage and
-    its second word. Raises UserError for a wrong value, and for a word that is neither a flag of the job nor the value
-    of one."""
+    """Returns the values that the words give to a job's flags, by the name of each flag. `command` is the stage and its
+    second word. Raises UserError for a wrong value, and for a word that is neither a flag of the job nor the value of
+    one."""
     known = {name: flag for flag in flags for name in flag.names}
     found: dict[str, Any] = {}
     left = list(words)

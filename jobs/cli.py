@@ -1,14 +1,12 @@
 """The command line: `patchline STAGE RECIPE|FILE.yaml [--any.field VALUE ...]`. Errors become exit codes here.
 
-From words to the job that runs, a command takes these steps, in `_run`:
-1. `_at_home` replaces `~` by the home folder.
-2. `take_run_flags` takes out the flags that are not fields of the job, such as --processes (jobs/arguments.py).
-3. `second_word_first` finds the second word, even if it was given as a flag (jobs/arguments.py).
-4. `default_job` makes the job that this word names by a recipe, a YAML file or a path (jobs/resolve.py).
-5. `values_of` reads the other flags by the types of the job's fields (jobs/arguments.py).
-6. `fitted` adapts the job to the weights, dataset and run that it names, and says what it chose (jobs/fitted.py).
-7. `with_values` sets the values of the flags, which override everything else.
-8. `refuse_missing` and `refuse_secrets` check the whole job (jobs/mistakes.py).
+From words to the job that runs, a command takes these steps, in `_run`: 1. `_at_home` replaces `~` with the home
+folder. 2. `take_run_flags` takes out the flags that are not fields of the job, such as --processes (jobs/arguments.py).
+3. `second_word_first` finds the second word, even if it was given as a flag (jobs/arguments.py). 4. `default_job` makes
+the job that this word names by a recipe, a YAML file or a path (jobs/resolve.py). 5. `values_of` reads the other flags
+by the types of the job's fields (jobs/arguments.py). 6. `fitted` adapts the job to the weights, dataset and run that it
+names, and says what it chose (jobs/fitted.py). 7. `with_values` sets the values of the flags, which override everything
+else. 8. `refuse_missing` and `refuse_secrets` check the whole job (jobs/mistakes.py).
 
 The stage then runs the job, here or on the ranks that `run_ranks` starts, and writes it to RUN/job.yaml.
 pipeline/training/run.py lists what a training run decides itself, such as its classes, precision and micro-batch.
@@ -53,8 +51,9 @@ from shards.files.local_files import at_home
 from shards.output.terminal import columns_of, command_output, message_text
 
 log = logging.getLogger("patchline")
-# Commands that slurm/stage.sbatch and the jobs of chains and of preflight call; not for users.
+# Commands that look at runs, which may belong to other users.
 _LOOKING = ("status", "watch", "logs", "doctor", "report", "show", "diff", "compare", "ls", "save", "stop", "cancel")
+# Commands for slurm/stage.sbatch and the jobs of chains and of preflight, not for users.
 HIDDEN = ("__done", "__gate", "__judge", "__probe")
 
 
@@ -145,7 +144,7 @@ def _run(argv: list[str], interrupts: Interrupts) -> int:
 
 
 def _at_home(word: str) -> str:
-    """Replaces `~` in a word by the home folder. Shells do not do this in `--flag=~/x` or in quotes."""
+    """Replaces `~` in a word with the home folder. Shells do not do this in `--flag=~/x` or in quotes."""
     flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
     return f"{flag}{equals}{at_home(value)}"
 
@@ -167,7 +166,7 @@ def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
     requested = any(word in HELP_WORDS for word in words)
     if requested or not (words or name == "status"):
         return _show(second_words(name, {}, columns()), requested=requested)
-    # Each run of a sweep is a command of its own, which says itself how its job differs from the recipe.
+    # Each run of a sweep is a separate command, which logs by itself how its job differs from the recipe.
     override = partial(_overridden, is_said=False) if name in ("sweep", "vtab") else _overridden
     needs: dict[str, Any] = {"override": override, "environ": os.environ, "command": name}
     own: dict[str, tuple[str, ...]] = dict.fromkeys(("submit", "sweep", "vtab"), ("override", "environ"))
@@ -207,8 +206,8 @@ def _start(stage: str, words: list[str], job: Any, options: RunOptions, interrup
 
 
 def _imported(name: str) -> ModuleType:
-    """Imports a module with the garbage collector off. Imports make no garbage, and looking for it takes a sixth of
-    their time. Later collections skip what was imported."""
+    """Imports a module with the garbage collector off. Imports make no garbage, and a search for it takes a sixth of
+    their time. Later collections skip the imported objects."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -239,8 +238,8 @@ def _job(stage: str, default: Any, words: list[str], *, extends: bool) -> Any:
 def _overridden(
     default: Any, words: list[str], command: tuple[str, str], *, extends: bool = False, is_said: bool = True
 ) -> Any:
-    """Returns the job with the flags applied. `command` is the stage and its second word, which stand before them.
-    `is_said` says whether the choices of `fitted` are logged. Raises UserError if a flag is wrong."""
+    """Returns the job with the flags applied. `command` is the stage and its second word, which precede `words`.
+    `is_said`: whether the choices of `fitted` are logged. Raises UserError if a flag is wrong."""
     values = values_of(words, list(flags_of(default)), command=command)
     default, chosen = fitted(*command, default, values, extends=extends)
     for message in chosen if is_said and _rank() == 0 else ():

@@ -55,8 +55,8 @@ def run(job: CompletionJob) -> int:
 
 
 def candidates(words: Sequence[str]) -> list[str]:
-    """Returns completions of the last of `words`, the words after `patchline`. The last one may be empty. If there are
-    no completions, the shell completes file names."""
+    """Returns completions of the last of `words`, which are the words after `patchline`. The last word may be empty. If
+    there are no completions, the shell completes file names."""
     *before, begun = words or ("",)
     return [word for word in _possible(before, begun) if word.startswith(begun)]
 
@@ -82,8 +82,8 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
 
 
 def _shown_words(before: Sequence[str]) -> Iterable[str]:
-    """Returns the words that show and diff take: after a stage its recipes, otherwise the recipes of all stages. As the
-    first word, a stage is possible, too."""
+    """Returns the words that show and diff take: after a stage its recipes, otherwise the recipes of all stages. The
+    first word may also be a stage."""
     if before and before[0] in SHOWN:
         return _second_words(before[0])
     recipes = dict.fromkeys(name for stage in WITH_RECIPES for name in recipes_of(stage))

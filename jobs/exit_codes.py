@@ -1,5 +1,5 @@
-"""How a command ends: what each exit code tells a shell, a batch script or Slurm, and which code an error or a signal
-leads to.
+"""How a command ends: what each exit code tells a shell, a batch script or Slurm, and which error or signal leads to
+it.
 
 A training run handles signals itself (pipeline/training/watchdog/stopping.py). Other commands end at the first signal
 while they load. While they work, the first signal is raised as KeyboardInterrupt, so that half-written files are
@@ -19,7 +19,7 @@ from typing import Any, Self
 
 from jobs.output import has_no_reader
 from pipeline.training.watchdog.stopping import DEADLINE_SECONDS, SignalWatcher, end_now, install, say
-from shards.errors import TransientError, UserError, WillNotSucceedError, disk_fault
+from shards.errors import PASSING_FAULTS, TransientError, UserError, WillNotSucceedError, disk_fault
 from shards.output.terminal import printable_name
 
 DONE = 0
@@ -44,8 +44,7 @@ _TO_DO = {
     errno.EROFS: "make it writable, and run the same command to continue",
     errno.EACCES: _ACCESS,
     errno.EPERM: _ACCESS,
-    errno.EIO: _DISK,
-    errno.ESTALE: _DISK,
+    **dict.fromkeys(PASSING_FAULTS, _DISK),
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
 }
@@ -161,8 +160,8 @@ class End:
 
 
 def end_of(error: BaseException, *, is_looking: bool = False) -> End:
-    """Returns the message and the exit code for `error`. Only bugs and unexpected errors have a traceback. `is_looking`
-    says that the command only reads runs, which may belong to other users."""
+    """Returns the message and the exit code for `error`. Only bugs and unexpected errors have a traceback.
+    `is_looking`: whether the command only reads runs, which may belong to other users."""
     if is_looking and isinstance(error, PermissionError):
         where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
         return End(code=USER_MISTAKE, message=f"error: {error.strerror}{where}; {_ASK}")

@@ -1,7 +1,8 @@
-"""The flags of a job, read from its dataclasses. Each leaf field has a flag with a sentence, the kind of its value, and
-its default.
+"""Reads the flags of a job from its dataclasses. Each field that is not a group has a flag with a sentence, the kind of
+its value, and its default.
 
-A field's sentence is the string literal below it in the source.
+A field's sentence is the string literal below it in the source. A field without one that takes its default from a field
+of another dataclass, such as `seed: int = PackSpec.seed`, has that field's sentence.
 """
 
 import ast
@@ -27,8 +28,8 @@ _ENDINGS = {"_url": "URL", "_file": "FILE", "_csv": "FILE", "files": "FILE"}
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """A flag such as `--data.url URL`. `takes` is empty for a switch (`--deep`, `--no-deep`), and `default` is the
-    value in the job.
+    """A flag such as `--data.url URL`. `takes` names the flag's value in help; it is empty for a switch (`--deep`,
+    `--no-deep`). `default` is the value in the job.
 
     `kind` is the type of one value, with its range.
     """
@@ -54,7 +55,7 @@ class Flag:
 
     @property
     def group(self) -> str:
-        """Everything before the last dot; empty for the job's own fields."""
+        """The part of the name before the last dot; empty for the job's own fields."""
         return self.name.removeprefix("--").rpartition(".")[0]
 
     @property
@@ -122,12 +123,25 @@ def sentences(kind: type) -> dict[str, str]:
     """Returns the sentence of each field of a dataclass, including inherited fields."""
     found: dict[str, str] = {}
     for one in reversed(kind.__mro__[:-1]):
-        found |= _in_module(one.__module__).get(one.__name__, {})
+        for field, said in _in_module(one.__module__).get(one.__name__, {}).items():
+            if isinstance(said, _Of):
+                said_there = sentences(vars(sys.modules[one.__module__])[said.dataclass])
+                found |= {field: said_there[said.field]} if said.field in said_there else {}
+            else:
+                found[field] = said
     return found
 
 
+@dataclass(frozen=True)
+class _Of:
+    """The field of another dataclass, from which a field has its default and its sentence."""
+
+    dataclass: str
+    field: str
+
+
 @cache
-def _in_module(module: str) -> dict[str, dict[str, str]]:
+def _in_module(module: str) -> dict[str, dict[str, str | _Of]]:
     """Returns the sentences in a module's source, by class and field. Returns none if there is no source."""
     file = getattr(sys.modules[module], "__file__", None)
     if not file or not Path(file).is_file():
@@ -136,13 +150,15 @@ def _in_module(module: str) -> dict[str, dict[str, str]]:
     return {node.name: _in_class(node) for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
-def _in_class(node: ast.ClassDef) -> dict[str, str]:
-    found = {}
-    for field, below in zip(node.body, node.body[1:], strict=False):
+def _in_class(node: ast.ClassDef) -> dict[str, str | _Of]:
+    found: dict[str, str | _Of] = {}
+    for field, below in zip(node.body, [*node.body[1:], None], strict=True):
         if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
             continue
         if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str):
             found[field.target.id] = " ".join(below.value.value.split())
+        elif isinstance(field.value, ast.Attribute) and isinstance(field.value.value, ast.Name):
+            found[field.target.id] = _Of(field.value.value.id, field.value.attr)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Errors for wrong words on a command line. Each message says what the user may have meant.
+"""Makes the errors for wrong words on a command line. Each message says what the user may have meant.
 
 An unknown field is compared with the names of the job's fields. It is also a mistake to give a published model's name
 to a recipe with other sizes, because the name does not change the sizes.
@@ -264,8 +264,8 @@ def refuse_lost_folder() -> None:
 
 
 def refuse_secrets(flags: Sequence[Flag]) -> None:
-    """Raises UserError for a URL with a password or a signature, because records would keep it and others may read
-    them."""
+    """Raises UserError for a URL with a password or a signature, because records would keep the URL, and others may
+    read records."""
     for flag in flags:
         for value in flag.default if isinstance(flag.default, tuple) else (flag.default,):
             if isinstance(value, str) and has_secret(value):

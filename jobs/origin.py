@@ -3,8 +3,8 @@ nearest.
 
 A record has every field, and no recipe. It is compared with the recipe that was recorded when the run started, if this
 version has a recipe of that name. Otherwise it is compared with the recipe of its stage from which it differs in the
-fewest fields. Fields that say where a run computes or where its data is (paths, URLs, device, threads) are ignored, and
-so are values that a run decides when it starts.
+fewest fields. The comparison ignores fields that say where a run computes or where its data is (paths, URLs, device,
+threads), and values that a run decides when it starts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -47,7 +47,7 @@ def shown_origin(origin: Origin) -> str:
 @dataclass(frozen=True, kw_only=True)
 class Nearest:
     """The nearest recipe's name (empty: no recipe is near), and how many fields differ from it. `file` is the
-    FILE.py:FUNCTION or the YAML file that the job comes from instead (empty: none). `is_recorded` says that the run
+    FILE.py:FUNCTION or the YAML file that the job comes from instead (empty: none). `is_recorded`: whether the run
     recorded its origin."""
 
     recipe: str

@@ -1,4 +1,4 @@
-"""Output of commands: lines that fit a terminal, the file of --out, and a run's folder.
+"""Writes what commands produce: lines that fit a terminal, the file of --out, and a run's folder.
 
 A file at --out is whole or absent. Weights replace other content only on request, and nothing is ever deleted.
 
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from shards.errors import STATUSES, Finding, UserError
 from shards.files.local_files import write_whole
+from shards.files.looks import is_a_folder, patiently
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name, unescaped, wrapped_text
 
@@ -38,7 +39,7 @@ _STATUS_WIDTH = len("warning")
 _COMMANDS = ("patchline ", "rm ", "ls ", "scancel ", "scontrol ", "sinfo ", "squeue ")
 _MORE_WORDS = re.compile(r"[;,`] |; |, then")
 PAGES = (".html", ".htm")
-# Errors that are the user's mistake. Others, such as a full disk, are outside faults.
+# Errors that are the user's mistake. Other errors, such as a full disk, are faults outside.
 _NOT_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 _MOST_NAMES = 3
 _PART = ".part"  # the ending of a file whose write was interrupted
@@ -222,8 +223,8 @@ def refuse_no_page(out: Path, *, name: str) -> None:
 def work_in(folder: Path, *, is_shared: bool = False) -> None:
     """Sets this process's umask for its work in a folder: the group may read and write if the folder is shared, or is
     made with `is_shared`. Raises UserError if `is_shared` is given for an existing folder that is not shared."""
-    is_there = folder.is_dir()
-    is_already = is_there and folder.stat().st_mode & _SHARED == _SHARED
+    is_there = is_a_folder(folder)
+    is_already = is_there and patiently(folder, folder.stat).st_mode & _SHARED == _SHARED
     if is_shared and is_there and not is_already:
         quoted = shlex.quote(str(folder))
         raise UserError(
@@ -243,7 +244,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)  # raises an error if it is a file
         return
     if not _umask() & _OF_GROUP:
-        folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_ISGID)
+        folder.chmod(stat.S_IMODE(patiently(folder, folder.stat).st_mode) | stat.S_ISGID)
 
 
 def private_mode() -> int:

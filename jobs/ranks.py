@@ -47,7 +47,7 @@ _TAIL_LINES, _MOST_TAILS = 20, 2
 
 @dataclass(frozen=True, kw_only=True)
 class Ranks:
-    """The running processes of one stage, in rank order; a context manager that kills them at its end. `failed` has the
+    """The running processes of one stage, in rank order; a context manager that kills them at its end. `failed`: the
     ranks that did not end with 0, in the order in which `wait` found them."""
 
     processes: tuple[subprocess.Popen[bytes], ...]

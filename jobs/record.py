@@ -1,4 +1,4 @@
-"""Jobs as YAML: RUN/job.yaml, the record of a run, and the files that users write.
+"""Reads and writes jobs as YAML: RUN/job.yaml, which is the record of a run, and the files that users write.
 
 `patchline STAGE RUN/job.yaml` replays a record. A record has two entries, `stage` and `job`; `job` has every field. A
 user's file has the fields at the top level, together with `recipe:` and, optionally, `stage:`. Without a recipe it must
@@ -54,8 +54,8 @@ _MOST_SHOWN = 8
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Scalar(NamedTuple):  # a record has a hundred; making as many dataclasses would double the time
-    """A single value as it is written. `is_plain` says that it has no quotes."""
+class Scalar(NamedTuple):  # a record has a hundred of these, and dataclasses would double the time of reading it
+    """A single value as it is written. `is_plain`: whether it has no quotes."""
 
     text: str
     is_plain: bool
@@ -69,7 +69,7 @@ class Scalar(NamedTuple):  # a record has a hundred; making as many dataclasses 
 
 @dataclass(frozen=True, kw_only=True)
 class Items:
-    """A list."""
+    """A list, and the line on which it begins."""
 
     items: "tuple[Tree, ...]"
     line: int
@@ -77,7 +77,7 @@ class Items:
 
 @dataclass(frozen=True, kw_only=True)
 class Fields:
-    """A mapping. `lines` has the line of each name."""
+    """A mapping. `lines`: the line of each name."""
 
     entries: "dict[str, Tree]"
     lines: dict[str, int]
@@ -120,7 +120,7 @@ def _tree_of(content: bytes, loader: Any) -> Tree:
 
 
 def _tree(event: Any, events: Iterator[Any], *, depth: int) -> Tree:
-    """Returns the value that begins with this event; its other events are taken from `events`."""
+    """Returns the value that begins with this event. The value's other events are taken from `events`."""
     line = event.start_mark.line + 1
     if isinstance(event, yaml.AliasEvent):
         raise _problem(f"the alias *{event.anchor}; write out what it stands for", event)
@@ -156,8 +156,8 @@ def _problem(problem: str, event: Any) -> yaml.MarkedYAMLError:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The faults found while a tree is read. `faults` has the line and the message of each, `unknown` names the unknown
-    fields among them, and `missing` names the missing fields."""
+    """The faults found while a tree is read. `faults`: the line and the message of each. `unknown`: the unknown fields
+    among them. `missing`: the missing fields."""
 
     root: type
     optional: Mapping[str, tuple[str, ...]]
@@ -364,7 +364,8 @@ def is_scored(leaves: Leaves) -> bool:
 
 
 def leaves_of(job: Any) -> Leaves:
-    """Returns the values of a job in memory in the form of `read_leaves`, with paths that do not begin with `job.`."""
+    """Returns the values of a job in memory, as `read_leaves` does for a file, but without `job.` at the beginning of
+    each path."""
     return dict(_of_values("", asdict(job)))
 
 

@@ -1,8 +1,8 @@
 """Turns the second word of a command into a job: a recipe, a YAML file, a user's own recipe, a URL or a path.
 
 `my_recipes.py:my_vit` is the function `my_vit` in that file, which returns a job. The file is executed, like any script
-that a user names. It is found only by its path. For `patchline show` and `patchline diff`, the stage is found from the
-word if it is not given.
+that a user names. It is found only by its path. If the words of `patchline show` or `patchline diff` name no stage, the
+stage is found from the recipe or file.
 """
 
 import importlib.util
@@ -19,15 +19,16 @@ from typing import Any
 from jobs.mistakes import unknown_recipe
 from jobs.recipes import recipes_in
 from jobs.recipes.shorter import SUFFIX, shortened, smoke
+from jobs.settings.runs import TRIAL_STEPS
 from jobs.stages import STAGES, WITH_SMOKE, job_class, recipes_of
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
+from shards.files.looks import is_a_file
 
 _WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
 _PREFIX = "patchline_own_"  # keeps the file's name from hiding a module
 PLAN, VERIFY_RESUME = OF_TRAINING = ("plan", "verify-resume")  # take training's recipes and files
 _TRAINING = WITH_SMOKE
-_TRIAL_STEPS = 20  # steps of verify-resume without --steps
 WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.recipes and name not in OF_TRAINING)
 SHOWN = tuple(name for name, stage in STAGES.items() if (stage.recipes or stage.takes_file) and name not in OF_TRAINING)
 
@@ -89,24 +90,24 @@ def default_job(stage: str, word: str) -> Any:
     Raises UserError if the word names no job of this stage."""
     if stage in OF_TRAINING:
         job = _job_of_training(stage, word)
-        return job if stage == PLAN else shortened(job, steps=_TRIAL_STEPS)
+        return job if stage == PLAN else shortened(job, steps=TRIAL_STEPS)
     record = Path(word) / "job.yaml"
     if stage in WITH_RECIPES:
-        is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()  # a recipe takes precedence
+        is_run = not is_own(word) and not has_recipe(stage, word) and is_a_file(record)  # a recipe takes precedence
         path = record if is_run else Path(word)
         return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
     if is_file(word) and STAGES[stage].takes_file:
         return _read(stage, Path(word), recipe=None)
     if stage == "evaluate" and word:
-        is_evaluation = record.is_file() and _is_evaluation(record)
+        is_evaluation = is_a_file(record) and _is_evaluation(record)
         return _read(stage, record, recipe=None) if is_evaluation else _evaluation_of(word)
     field = STAGES[stage].field
     return job_class(stage)(**({field: word} if field and word else {}))
 
 
 def _is_evaluation(record: Path) -> bool:
-    """Whether a job.yaml is the record of an evaluation, which is then repeated. Otherwise it belongs to a run whose
-    weights are evaluated."""
+    """Whether a job.yaml is the record of an evaluation. If it is, the evaluation is repeated. Otherwise the record
+    belongs to a run, whose weights are evaluated."""
     from jobs.record import open_job  # noqa: PLC0415 - loads YAML, which most commands do not need
 
     return open_job(record).stage == "evaluate"
@@ -140,7 +141,7 @@ def stages_of(word: str) -> tuple[str, ...]:
 
 
 def _job_of_training(of: str, word: str) -> Any:
-    """Returns the job of a plan or of verify-resume (`of`) for any training job."""
+    """Returns the job of `plan` or `verify-resume` (`of`) for the training job that `word` names."""
     stages = stages_of(word)
     training = [stage for stage in _TRAINING if stage in stages]
     if training:
@@ -228,4 +229,4 @@ def file_of(word: str) -> str:
     """Returns the path of job.yaml if the word is a run directory, otherwise the word itself: a dataset's folder may
     have the same name as a recipe."""
     record = Path(word) / "job.yaml"
-    return str(record) if word and record.is_file() else word
+    return str(record) if word and is_a_file(record) else word

@@ -1,4 +1,4 @@
-"""The table of stages: what each is for, what its second word is, and which flags its help shows.
+"""Lists the stages in a table: what each is for, what its second word is, and which flags its help shows.
 
 A new stage is a module of jobs/ with `run(job) -> exit code`, its job's dataclass in a module that loads nothing heavy,
 and an entry in STAGES. Commands in TOOLS run no job: they show jobs, submit them, or look after runs, and parse their
@@ -25,11 +25,12 @@ class Stage:
 
     summary: str
     module: str
-    """Where `run` is."""
+    """The module that has `run`."""
     job: tuple[str, str]
     """Module and name of the job's dataclass."""
     recipes: str = ""
-    """Where RECIPES is, name -> function that returns a job, if the second word is a recipe or a YAML file."""
+    """The module that has RECIPES (name -> function that returns a job), if the second word is a recipe or a YAML
+    file."""
     field: str = ""
     """The job's field that the second word sets, in a stage without recipes."""
     takes_file: bool = False
@@ -37,13 +38,14 @@ class Stage:
     is_optional: bool = False
     """Whether the second word may be missing."""
     more: str = ""
-    """The job's field that takes the words after the second one which are no flag's."""
+    """The job's field that takes the words after the second one that belong to no flag."""
     loads_torch: bool = False
-    """Whether `run` loads torch, which takes seconds: the command says first that it is starting."""
+    """Whether `run` loads torch. This takes seconds, so the command first says that it is starting."""
     required: tuple[str | tuple[str, ...], ...] = ()
-    """Flags that must have a value, if the job has them; of several in one place, the first that the job has."""
+    """Flags that must have a value, if the job has them. In a group of flags, only the first one that the job has must
+    have a value."""
     usual: tuple[str, ...] = ()
-    """Flags that --help shows; --help-all shows the others. Empty: all."""
+    """Flags that --help shows; --help-all shows the others, too. Empty: --help shows all flags."""
     examples: tuple[str, ...] = ()
     """Commands, without the first word `patchline`."""
 
@@ -66,11 +68,12 @@ class Tool:
     takes: str
     """The words that follow the command, as its usage shows them."""
     module: str
-    """Where `run` is."""
+    """The module that has `run`."""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Its own flags, and how its usage shows each."""
+    """The tool's own flags, and how its usage shows each."""
     is_about_jobs: bool = True
-    """Whether its words are those of a job, so that any of the job's flags may follow; otherwise `flags` has all."""
+    """Whether the words describe a job, so that any of the job's flags may follow; otherwise `flags` lists all
+    flags."""
     examples: tuple[str, ...] = ()
     """Commands, without the first word `patchline`."""
 
@@ -179,7 +182,7 @@ STAGES = {
     "predict": Stage(
         summary="predict the classes of images with a run's weights",
         module="jobs.models.predict",
-        job=("jobs.models.predict", "PredictJob"),
+        job=("jobs.settings.models", "PredictJob"),
         field="weights",
         more="images",
         required=("--weights",),
@@ -197,7 +200,7 @@ STAGES = {
     "plan": Stage(
         summary="show what a recipe costs: parameters, operations, memory, days",
         module="jobs.planning.plan",
-        job=("jobs.settings.models", "PlanJob"),
+        job=("jobs.settings.runs", "PlanJob"),
         recipes="jobs.recipes.of_training",
         usual=(
             *("--gpu", "--num-gpus", "--nodes", "--gpus-per-node", "--max-time", "--price"),
@@ -216,7 +219,7 @@ STAGES = {
     "verify-resume": Stage(
         summary="kill a short run of a recipe, continue it, and compare every bit",
         module="jobs.train.verify_resume",
-        job=("jobs.settings.models", "VerifyResumeJob"),
+        job=("jobs.settings.runs", "VerifyResumeJob"),
         recipes="jobs.recipes.of_training",
         loads_torch=True,
         required=("--data.url",),
@@ -233,7 +236,7 @@ STAGES = {
     "ls": Stage(
         summary="list the runs in a folder: state, step, loss, accuracy, speed",
         module="jobs.reports.ls",
-        job=("jobs.settings.models", "LsJob"),
+        job=("jobs.settings.runs", "LsJob"),
         field="dir",
         required=("--dir",),
         examples=("ls runs", "ls runs --sort accuracy", "ls /shared/runs --json"),
@@ -241,7 +244,7 @@ STAGES = {
     "report": Stage(
         summary="show what a run did: curves, time, restarts; write report.html",
         module="jobs.reports.report",
-        job=("jobs.settings.models", "ReportJob"),
+        job=("jobs.settings.runs", "ReportJob"),
         field="run",
         required=("--run",),
         examples=("report runs/digits", "report runs/digits --out digits.html"),
@@ -279,7 +282,7 @@ STAGES = {
     "doctor": Stage(
         summary="check this machine, or say what went wrong with a run",
         module="jobs.monitor.doctor",
-        job=("jobs.settings.models", "DoctorJob"),
+        job=("jobs.settings.runs", "DoctorJob"),
         field="run",
         is_optional=True,
         examples=(
@@ -293,7 +296,7 @@ STAGES = {
     "preflight": Stage(
         summary="check a cluster: Slurm's limits, S3, a shared run directory, nodes",
         module="jobs.cluster.preflight",
-        job=("jobs.settings.models", "PreflightJob"),
+        job=("jobs.settings.runs", "PreflightJob"),
         examples=(
             "preflight --cluster cluster.yaml --run-dir /shared/runs --url s3://bucket/prefix --nodes 8",
             "preflight --cluster cluster.yaml --nodes 8 --deep",
@@ -302,7 +305,7 @@ STAGES = {
     "demo": Stage(
         summary="run the whole pipeline on real images in five minutes",
         module="jobs.train.demo",
-        job=("jobs.settings.models", "DemoJob"),
+        job=("jobs.settings.runs", "DemoJob"),
         examples=("demo", "demo --run-dir /tmp/demo --num-ranks 1"),
     ),
     "example": Stage(
@@ -430,7 +433,7 @@ TOOLS = {
         examples=("stop /shared/h14",),
     ),
     "save": Tool(
-        summary="ask a run to save a checkpoint now, and to go on training",
+        summary="ask a run to save a checkpoint now, and to continue training",
         takes="RUN",
         module="jobs.monitor.ask",
         is_about_jobs=False,
@@ -457,6 +460,12 @@ def job_class(stage: str) -> Any:
     """Returns the dataclass of a stage's jobs."""
     module, name = STAGES[stage].job
     return getattr(importlib.import_module(module), name)
+
+
+def commands_of(stage: str, recipe: str) -> list[str]:
+    """Returns the commands of a recipe that help shows, without the first word `patchline`."""
+    flags: Mapping[str, tuple[str, ...]] = importlib.import_module(STAGES[stage].recipes).COMMAND_FLAGS
+    return [f"{stage} {recipe} {each}" for each in flags.get(recipe) or flags.get("", ())]
 
 
 def recipes_of(stage: str) -> Mapping[str, Callable[[], Any]]:

@@ -1,4 +1,4 @@
-"""The table of stages that `patchline submit` can submit, and what a job of each needs."""
+"""Lists the stages that `patchline submit` can submit, and what a job of each stage needs."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ class Submitted:
     takes: Mapping[str, str] = field(default_factory=dict)
     out: str = ""
     gives: str = ""
-    """What a later step may take of it: data, or run, which has weights, too."""
+    """What a later step of a chain may take from this stage: `data`, or `run`, which also has weights."""
 
 
 SUBMITTED = {
@@ -70,7 +70,7 @@ def job_of_words(words: list[str], override: Override) -> Any:
 
 
 def comment_of(work: list[str]) -> str:
-    """Returns the name by which jobs are found in the queue: a hash of the words that identify their work."""
+    """Returns the name by which jobs are found in the queue. It is a hash of the words that identify their work."""
     return f"patchline-{hashlib.sha256(json.dumps(work).encode()).hexdigest()[:16]}"
 
 

@@ -1,4 +1,4 @@
-"""Pre-train Vision Transformers; use their datasets and models in code of your own.
+"""Pre-train Vision Transformers; use their datasets and models in your own code.
 
     import patchline
 
@@ -6,24 +6,25 @@
     batches = patchline.train_batches("data/digits", global_batch=64, image_size=32)
     model = patchline.load_model("runs/digits/weights")
 
-help(patchline.NAME) describes each name, and docs/python.md has examples. A name is loaded when it is first used,
-so `import patchline` is fast and the names of datasets need no torch.
+help(patchline.NAME) describes each name, and docs/python.md has examples. Each name is loaded when it is first used, so
+`import patchline` is fast, and reading a dataset needs no torch.
 
     open_dataset         the images of a packed dataset by number; to_torch() for a DataLoader
-    index_tars           makes a dataset of WebDataset tars as they are
+    index_tars           makes a dataset from existing WebDataset tars, without changing them
     train_batches        batches for a training loop: the same on any number of ranks, and resumable
     load_model           a trained model that predicts; .model is a torch module
-    build_model          a new model of a ModelConfig
+    build_model          a new model from a ModelConfig
     open_weights         the tensors and the configuration in a weights folder
     recipes              functions that return whole jobs: recipes.pretrain.digits_smoke()
 
     DataConfig           how to shuffle, read and augment: AugmentConfig, RandAugmentConfig, MixupConfig, ReadConfig
     EvaluationTransform  how images are resized when a model is scored
     SampleOrder          the order of an epoch's samples
-    draw_mix             mixup and CutMix for a loop of your own; so are mix_weights, mix_images and mix_targets
-    resample_position_embeddings   for another image size
-    UserError            a mistake in settings or data: InvalidDataError, UnreachableError; others are TransientError
-                         (StorageError) and WillNotSucceedError
+    draw_mix             mixup and CutMix for your own loop, with mix_weights, mix_images and mix_targets
+    resample_position_embeddings   fits position embeddings to another image size
+    UserError            a mistake in settings or data; InvalidDataError and UnreachableError are subclasses
+    TransientError       a fault outside, after which the same command continues; StorageError is a subclass
+    WillNotSucceedError  the same command would end in the same way
 """
 
 import sys
@@ -87,7 +88,7 @@ _MODULES = {
     "resample_position_embeddings": "pipeline.models.positions",
     "train_batches": "pipeline.data.stream",
 }
-_MARK_BYTES = 100  # the docstring of each of our packages names Patchline within these
+_MARK = b'\nDISTRIBUTION = "patchline"'  # in the __init__.py of each of our packages
 _STAGES = ("finetune", "pack", "pretrain")
 
 
@@ -105,14 +106,15 @@ def __getattr__(name: str) -> Any:
 
 
 def refuse_others(packages: tuple[str, ...]) -> None:
-    """Raises ImportError, with an explanation, if another package has the name of one of ours or has overwritten it.
+    """Raises ImportError, with an explanation, if another package hides one of ours or has overwritten it.
 
-    Users' folders and other distributions may have the same common names, and pip overwrites files silently.
+    Our packages have common names, which users' folders and other distributions may have too, and pip overwrites files
+    silently.
     """
     for package in packages:
         ours = Path(__file__).resolve().parent.parent / package
         init = ours / "__init__.py"
-        if not init.is_file() or b"Patchline" not in init.read_bytes()[:_MARK_BYTES]:
+        if not init.is_file() or _MARK not in init.read_bytes():
             raise ImportError(
                 f"{init} is not Patchline's: another distribution with a package {package!r} was installed over it or "
                 "removed with it; use an environment for each of the two, and repair this one: "
@@ -129,7 +131,7 @@ def refuse_others(packages: tuple[str, ...]) -> None:
 
 
 def _places(package: str) -> list[str]:
-    """Returns the folders of the package, or the file of the module, that an import finds."""
+    """Returns what an import of this name finds: the folders of a package, or the file of a module."""
     loaded = sys.modules.get(package)
     if loaded is not None:
         return [*map(str, getattr(loaded, "__path__", None) or [getattr(loaded, "__file__", None) or "built in"])]

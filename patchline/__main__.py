@@ -1,5 +1,5 @@
-"""The command `patchline`, and `python -m patchline`: finds our own packages even if the current folder has others of
-the same names.
+"""The command `patchline`, which `python -m patchline` runs too. It finds our packages even if the current folder has
+others of the same names.
 
 The current folder may contain a jobs/, a pipeline/ or a torch.py. Neither this process nor its children look for
 modules there.
@@ -22,14 +22,14 @@ def entry() -> None:
     except ImportError as error:
         sys.stderr.write(f"patchline: {error}\n")
         sys.exit(2)
-    from jobs.cli import entry as run  # noqa: PLC0415 - not before our packages are found first
+    from jobs.cli import entry as run  # noqa: PLC0415 - only after our packages come first on the path
 
     run()
 
 
 def _find_ours_first() -> None:
     """Puts our folder on the path before any folder with packages of the same names, also for child processes."""
-    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib may be theirs
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib may be another
     before = list(itertools.takewhile(lambda folder: os.path.realpath(folder) != os.path.realpath(home), sys.path))
     hiding = [place for place, folder in enumerate(before) if _has_such(folder)]
     if len(before) < len(sys.path) and not hiding:
@@ -40,7 +40,7 @@ def _find_ours_first() -> None:
 
 
 def _has_such(folder: str) -> bool:
-    """Whether a folder contains modules with the names of our packages."""
+    """Returns whether a folder contains modules with the names of our packages."""
     return any(os.path.exists(f"{folder or '.'}/{name}{end}") for name in _OURS for end in ("", ".py"))  # noqa: PTH110
 
 

@@ -1,6 +1,6 @@
-"""Settings that models, data and training share, above all how images are prepared for an evaluation.
+"""Settings that models, data and training share: devices, losses, and how images are prepared for an evaluation.
 
-It does not import torch, because the command line imports it.
+This module does not import torch, because the command line imports it.
 """
 
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ from shards.errors import ImageRefusedError, UserError
 
 log = logging.getLogger(__name__)
 
-# The texts by which programs write a missing value: those that pandas.read_csv knows, and MySQL's \\N. A lower-case
+# The texts that programs write for a missing value: those that pandas.read_csv knows, and MySQL's \N. A lower-case
 # "none" is left out, since it is a common name of a class.
 MISSING = frozenset(
     {
@@ -38,7 +38,8 @@ _ITEM = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\s,;|'"]+)""")
 _NUMBERS = re.compile(r"-?[0-9]+(?:\.[0-9]*)?(?:[\s,;|]+-?[0-9]+(?:\.[0-9]*)?)+")
 _SEPARATORS = ("|", ";", ",")
 _MOST_SHOWN = 3
-# Lists of 0 and 1 are vectors if more than this share of the labelled images have them: of length 2, and longer.
+# Lists of 0 and 1 are taken for vectors if more than this share of the labelled images have one. The first value is for
+# lists of length 2, the second for longer ones.
 _PAIRS_SHARE, _VECTORS_SHARE = 0.9, 0.5
 
 
@@ -146,7 +147,7 @@ class Meaning:
         return labels_found, tuple(weight for _, weight in found)
 
     def is_same(self, written: Iterable[str]) -> bool:
-        """Whether each of these labels means itself, so that lists of them need no translation."""
+        """Returns whether each of these labels means itself, so that lists of them need no translation."""
         try:
             return not self.vector_length and all(self._outcomes(label) == (label,) for label in written)
         except ImageRefusedError:
@@ -156,7 +157,7 @@ class Meaning:
         bits = _bits(written) or ()
         if written and (len(bits) != self.vector_length or None in bits):
             shown = shown_value(", ".join(written))
-            raise ImageRefusedError(f"its labels {shown} are no vector of {self.vector_length} values, each 0 or 1")
+            raise ImageRefusedError(f"its labels {shown} are not a vector of {self.vector_length} values, each 0 or 1")
         if weights and len(weights) != len(bits):
             raise ImageRefusedError(f"{len(weights)} weights for a vector of {self.vector_length} values")
         places = [place for place, bit in enumerate(bits) if bit]
@@ -194,8 +195,8 @@ class Meaning:
             return ""
         if self.text != "names" and _FRACTION.fullmatch(label):
             raise ImageRefusedError(
-                f"its label {label} is no whole number; allowed: whole numbers and names; --labels.text names takes it "
-                "for a name"
+                f"its label {label} is not a whole number; allowed: whole numbers and names; --labels.text names takes "
+                "it for a name"
             )
         return self._allowed(label)
 
@@ -275,12 +276,12 @@ def split_text(text: str) -> tuple[str, ...]:
 
 
 def is_list(text: str) -> bool:
-    """Whether a text has the brackets of a list, or is several numbers."""
+    """Returns whether a text has the brackets of a list, or is several numbers."""
     return _in_brackets(text) is not None or _NUMBERS.fullmatch(text) is not None
 
 
 def is_vector(written: Sequence[str]) -> bool:
-    """Whether labels are a list of at least two values, each 0, 1 or missing."""
+    """Returns whether labels are a list of at least two values, each 0, 1 or missing."""
     return _bits(written) is not None
 
 
@@ -409,6 +410,5 @@ def _check_numbers(labels: frozenset[str], names: tuple[str, ...], *, are_ids: b
 
 
 def _number(digits: str) -> int:
-    """Returns the whole number. More than twenty characters are cut to twenty, a number that is out of every range
-    anyway."""
+    """Returns the whole number. Only the first twenty characters count: a number that long is out of range anyway."""
     return int(digits[:20])

@@ -19,7 +19,7 @@ _MOST_LISTED, _LISTED_ENDS = 12, 5
 _UNSEEN = ("Cc", "Cf")
 _HEADERS = frozenset(("name", "names", "class", "classes", "class_name", "label", "labels", "category", "id", "synset"))
 _NUMBER = re.compile(r"0*([0-9]+?)(?:[.,]0+)?")
-_LINE_BREAKS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")  # those of str.splitlines
+_LINE_BREAKS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")  # where str.splitlines divides a text
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +71,8 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _is_a_name(text: str) -> bool:
-    """Whether a file that begins with a bracket is a list of names, of which the first has brackets, rather than
-    JSON."""
+    """Returns whether a file that begins with a bracket is not JSON but a list of names, the first of which begins with
+    a bracket."""
     first = text.lstrip().split("\n", 1)[0].strip()
     try:
         json.loads(text)

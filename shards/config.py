@@ -1,4 +1,4 @@
-"""Settings for how training reads its dataset, and which part of it. This module does not load NumPy, so that the
+"""Settings that say how training reads its dataset, and which part of it. This module does not load NumPy, so that the
 command line starts quickly."""
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class ReadConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SubsetConfig:
-    """A part of the samples: a range of them, and of that range a share, a number, or a number per class.
+    """A part of the samples: a range, or a share, a number, or a number per class of that range.
 
     Samples are chosen by a keyed hash, so with the same seed, a choice of 10 % is contained in a choice of 30 %. The
     choice does not depend on the class.
@@ -53,7 +53,7 @@ class SubsetConfig:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the subset is every sample."""
+        """Whether the subset has every sample."""
         return not any(self._has(name) for name in ("share", "count", "per_class", "first", "end"))
 
     def _has(self, name: str) -> bool:
@@ -62,9 +62,9 @@ class SubsetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOutConfig:
-    """A share or a number of samples that is held out of training, to choose a model or a recipe with.
+    """Samples, given as a share or a number, that are held out of training to choose a model or a recipe.
 
-    It is taken before the subset, so that it is the same for subsets of any size.
+    They are chosen before the subset, so that they are the same for subsets of any size.
     """
 
     share: Annotated[float, Range(0, below=1, zero="none")] = 0.0

@@ -28,9 +28,9 @@ from shards.output.terminal import printable_name
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-_MOST_CHARACTERS = 200  # that a message shows of a wrong value
-_MOST_WHOLE = (1 << 63) - 1  # what NumPy and Arrow can hold
-_MOST_DIGITS = 19  # the most digits of such a number
+_MOST_CHARACTERS = 200  # a message shows at most this much of a value
+_MOST_WHOLE = (1 << 63) - 1  # the largest number that NumPy and Arrow can hold
+_MOST_DIGITS = 19  # the number of digits of _MOST_WHOLE
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DIGEST_SHOWN = 12
 _PLAIN = re.compile(r"[^\s'\",;\[\]{}]+")
@@ -50,7 +50,7 @@ class Range:
     zero: str = ""
 
     def holds(self, value: float) -> bool:
-        """Whether a number is within all bounds."""
+        """Returns whether a number is within all bounds."""
         return (
             (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)

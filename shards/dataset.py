@@ -47,7 +47,7 @@ from shards.what_is_there import no_dataset
 
 Value = TypeVar("Value")
 HELD_ROWS_BYTES = 128 << 20  # at 37 bytes per sample, the rows of 3 million samples fit
-_SAMPLES_A_READ = 1024  # one read of rows.bin: 34 kB, 0.5 % of a block of images
+_SAMPLES_A_READ = 1024  # per read of rows.bin: 34 kB, 0.5 % of the bytes of a block
 _MOST_READ_BYTES = 1 << 20
 _FINGERPRINT = b"fingerprint"
 _OTHER_TARS = 8  # the number of other tars to look for if one is missing
@@ -106,8 +106,8 @@ class Dataset:
         self._tars: Readable = self.shard_store
 
     def read_by(self, reads: RangeReads) -> "Dataset":
-        """Returns the same dataset, with all that is in memory, but read through `reads`, which counts the bytes. Once
-        `reads` is closed, threads that wait for bytes get a CancelledError."""
+        """Returns a copy of this dataset that shares everything in memory, but reads through `reads`, which counts the
+        bytes. Once `reads` is closed, threads that wait for bytes get a CancelledError."""
         stream = copy.copy(self)
         stream._files = reads.of(self.store)
         stream._tars = reads.of(self.shard_store)
@@ -135,7 +135,7 @@ class Dataset:
 
     def of_host(self, name: str, make: Callable[[], tuple[NDArray[np.int64], ...]]) -> tuple[NDArray[np.int64], ...]:
         """Returns the int64 arrays of equal length that `make` computes from this dataset alone, as one copy for all
-        ranks of a host. `name` tells them from other arrays. Each rank calls this once per name."""
+        ranks of a host. `name` distinguishes them from other arrays. Each rank calls this once per name."""
 
         def table() -> pa.Table:
             arrays = [array_of(values) for values in make()]
@@ -223,7 +223,7 @@ class Dataset:
         )
 
     def read_together(self, sample_id: int) -> int:
-        """Returns a number that is equal for two samples if one read returns the rows of both."""
+        """Returns a number that is the same for two samples if one read returns the rows of both."""
         if not self._has_block_rows:
             return int(np.searchsorted(self.first_sample_ids, sample_id, side="right"))
         packed = self.packed_ids(np.array([sample_id], dtype=np.int64))[0]
@@ -245,7 +245,7 @@ class Dataset:
 
     def _rows_read(self, block: int) -> tuple[int, int]:
         """Returns the first and the end block of the read that contains a block's rows: blocks with up to 1,024 samples
-        of a shard, or this block alone if that is more than _MOST_READ_BYTES."""
+        of a shard, or this block alone if those take more than _MOST_READ_BYTES."""
         shards = self.packed_blocks.shard
         first, last = (int(np.searchsorted(shards, shards[block], side=side)) for side in ("left", "right"))
         at_once = max(1, _SAMPLES_A_READ // self.manifest.samples_per_block)

@@ -9,7 +9,10 @@ from shards.output.terminal import printable
 
 Status = Literal["ok", "warning", "fault"]
 STATUSES: tuple[Status, ...] = ("ok", "warning", "fault")
-_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
+# A disk or file server that fails for a while. ESTALE: the server was down; ENOTCONN: the process that serves a FUSE
+# mount has ended; EREMOTEIO: the server's own disk fails.
+PASSING_FAULTS = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO)
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, *PASSING_FAULTS)
 
 
 class PrintableError(Exception):
@@ -57,7 +60,7 @@ class Finding:
 def judged(
     name: str, found: str, *, is_ok: bool, todo: str, allowed: str = "", otherwise: Status = "warning"
 ) -> Finding:
-    """Returns a finding: one that says only what was found if the check passed, otherwise one that also says what is
+    """Returns the finding of a check. If the check passed, it says only what was found; otherwise it also says what is
     allowed and what to do."""
     if is_ok:
         return Finding(name=name, found=found)
@@ -86,7 +89,8 @@ class StorageError(TransientError):
 
 
 class WillNotSucceedError(PrintableError):
-    """The same command would end in the same way (exit code 78), as after a non-finite loss or without progress."""
+    """The same command would end in the same way (exit code 78), for example after a non-finite loss or without
+    progress."""
 
 
 class ImageRefusedError(PrintableError):

@@ -7,9 +7,9 @@ A key is derived from some words (seed, epoch, ...) and, last, the number of its
 same number and the same count of words, so no two kinds of draws share a key. Only the number 5 is used twice:
 rotations have one word, dropout has four. The numbers decide the results of every run and dataset: never change one.
 
-Four keys have no Purpose, but are derived from: seed and CRC-32 of the tensor's name, for initial weights; a constant
-and the shard, for the pictures of a card; three constants, for the split of the digits; the key of a weight of mixup or
-CutMix and the number of the try, for its tries.
+Four kinds of keys have no Purpose. Initial weights derive them from the seed and the CRC-32 of the tensor's name; the
+pictures of a card, from a constant and the shard; the split of the digits, from three constants; repeated tries for a
+weight of mixup or CutMix, from that weight's key and the number of the try.
 """
 
 from dataclasses import dataclass

@@ -165,7 +165,7 @@ def _is_free(lock: int, *, is_last_try: bool) -> bool:
 
 
 def _is_named(lock: int, path: Path) -> bool:
-    """Whether the lock file still has this name: the rank that held it before may have removed it."""
+    """Returns whether the lock file still has this name: the rank that held it before may have removed it."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(lock), path.stat())
     return False
@@ -177,7 +177,7 @@ def _owners(lock: int) -> set[str]:
 
 
 def _mark(pid: int) -> str:
-    """Returns the number of a process and when it began, since numbers of dead processes are used again; empty if it is
+    """Returns a process's id and start time, since the ids of dead processes are used again; empty if the process is
     dead."""
     with suppress(OSError, IndexError):
         values = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

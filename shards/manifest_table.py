@@ -1,5 +1,5 @@
-"""The shards of a manifest as a table. It is shards.parquet in a dataset of many shards, and what the ranks of a host
-share.
+"""The shards of a manifest as a table. A dataset of many shards stores it as shards.parquet, and the ranks of a host
+share it.
 
 300,000 shards take 21 MB as Parquet. As JSON they take 93 MB, and reading them takes six seconds and 400 MB.
 """
@@ -33,7 +33,7 @@ from shards.manifest import (
 from shards.store import Store
 from shards.tables import MOST_ROWS, TableSchema, numbers, read_checked, table_bytes
 
-MOST_LISTED_SHARDS = 4096  # in manifest.json: 1.3 MB, which take 0.1 seconds to read
+MOST_LISTED_SHARDS = 4096  # manifest.json lists up to this many: 1.3 MB, read in 0.1 s
 _SHA256 = pa.binary(32)
 _NO_SHA256 = bytes(32)  # stands for an index that the manifest does not list
 _RULES = TableSchema(

@@ -5,11 +5,11 @@ the blocks by a keyed hash; the permuted samples are cut into L lanes; index q i
 a lane the samples of every window of W blocks are shuffled by the same hash. So positions eN .. (e+1)N-1 are an exact
 permutation of all samples, and any number of ranks reads the same global batches.
 
-A stream of several datasets is mixed just as exactly: every lane group draws from the datasets by itself, by one table
-for a period of P draws. In any P consecutive draws, dataset d comes exactly quotas[d] times, evenly spread as in stride
-scheduling (Waldspurger and Weihl, "Stride Scheduling: Deterministic Proportional-Share Resource Management", 1995). A
-keyed hash rotates the table for each lane group, so that the samples of a rare dataset do not all come in the same
-batch. Positions stay in their lane group, so a rank reads its own lanes of every dataset.
+A stream of several datasets is mixed just as exactly: every lane group draws from the datasets on its own, by one table
+that covers a period of P draws. In any P consecutive draws, dataset d comes exactly quotas[d] times, evenly spread as
+in stride scheduling (Waldspurger and Weihl, "Stride Scheduling: Deterministic Proportional-Share Resource Management",
+1995). A keyed hash rotates the table for each lane group, so that the samples of a rare dataset do not all come in the
+same batch. Positions stay in their lane group, so a rank reads its own lanes of every dataset.
 
 Shape letters: N samples, B batch, L lanes (lane groups of a mixture), W blocks per window, R ranks, P draws per period,
 D datasets.
@@ -74,7 +74,7 @@ class _Epoch:
         self.first_block = np.searchsorted(self.ends, self.lane_start[:-1], side="right")
 
     def window_bounds(self, lane: int, window: int) -> tuple[int, int]:
-        """Returns the first and the end permuted sample of a lane's window."""
+        """Returns the places at which a lane's window begins and ends among the permuted samples."""
         first = int(self.first_block[lane]) + window * self.window_blocks
         last = min(first + self.window_blocks, self.ends.size) - 1
         start = int(self.ends[first - 1]) if first > 0 else 0
@@ -203,7 +203,7 @@ class SampleOrder:
             ids = np.concatenate([one.ids() for one in self.window_slices(window)])
             found = ids[self.shuffle(window, ids)]
             with self._lock:
-                if len(self._windows) >= 4 * self.lanes:  # a window is needed only for a short time: the oldest goes
+                if len(self._windows) >= 4 * self.lanes:  # a window is soon no longer needed: drop the oldest
                     del self._windows[next(iter(self._windows))]
                 self._windows[window] = found
         return found
@@ -232,7 +232,7 @@ class SampleOrder:
 
     def next_window(self, window: WindowId) -> WindowId:
         """Returns the next window of the same lane group, which is in the same lane or, at the end of an epoch, in the
-        rotated lane of the next."""
+        rotated lane of the next epoch."""
         table = self._epoch(window.epoch)
         if table.window_bounds(window.lane, window.window)[1] < int(table.lane_start[window.lane + 1]):
             return WindowId(epoch=window.epoch, lane=window.lane, window=window.window + 1)
@@ -314,7 +314,7 @@ class Mixture:
         self._quotas_D = np.array(quotas, dtype=np.int64)
         self._drawn_P = _even_draws(self._quotas_D)
         one_hot = self._drawn_P[:, None] == np.arange(len(quotas))
-        # Draws of each dataset among the first k.
+        # Row k counts the draws of each dataset before draw k.
         self._before_PD = np.cumsum(one_hot, axis=0, dtype=np.int64) - one_hot
         key = ROTATIONS.key(seed)
         rotation = hash_array(np.arange(lanes, dtype=np.int64), key=key) % np.uint64(self.period)

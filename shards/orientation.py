@@ -39,8 +39,8 @@ TURNS = {
 
 
 def orientation_of(exif: bytes) -> int:
-    """Returns the orientation, 1 to 8, in an EXIF block without its EXIF_PREFIX; 1 (upright) if it has none or is
-    damaged.
+    """Returns the orientation, 1 to 8, in an EXIF block without its EXIF_PREFIX; 1 (upright) if the block has none or
+    is damaged.
 
     XMP may have an orientation too. Few decoders read it, and Patchline does not.
     """

@@ -1,8 +1,8 @@
 """Reads a Parquet file in pieces with Arrow, after checking what the file declares.
 
-Arrow allocates as much memory as a page declares, even if its column declares less, and some damaged footers make it
-crash the process. So the footer is read here first, and the header of each page is checked while its bytes are passed
-to Arrow. The format is that of parquet.thrift in apache/parquet-format, in Thrift's compact protocol.
+Arrow allocates as much memory as a page declares, even if its column declares less, and crashes the process on some
+damaged footers. So the footer is read here first, and the header of each page is checked while its bytes are passed to
+Arrow. The format is that of parquet.thrift in apache/parquet-format, in Thrift's compact protocol.
 """
 
 import io
@@ -27,18 +27,19 @@ MOST_FOOTER_BYTES = 1 << 25
 _MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 _ENCRYPTED = "it is encrypted; give a copy that is not"
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
-_SIMPLE = (0, 2, 3, 8)  # PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY: no value shares bytes with the one before
-_HEADERS = {_DATA: (5, 2), _DICTIONARY: (7, 2), _DATA_V2: (8, 4)}  # fields: a kind's own header, and the encoding in it
-_FREE_PAGE_BYTES = 64 << 20  # for any column of a foreign file, since writers count declared bytes differently
-_MOST_RATIO = 1024  # the compression ratio of a larger page
+_SIMPLE = (0, 2, 3, 8)  # PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY: they never share bytes between values
+# For each kind of page: the field of its header, and the field of the encoding in that header.
+_HEADERS = {_DATA: (5, 2), _DICTIONARY: (7, 2), _DATA_V2: (8, 4)}
+_FREE_PAGE_BYTES = 64 << 20  # always allowed in a foreign file, since writers count bytes differently
+_MOST_RATIO = 1024  # the highest compression ratio of a larger page
 _MOST_HEADER_BYTES = 16 << 20  # the limit of Arrow
 MOST_BATCH_BYTES = 1 << 30  # the largest batch, even if all its values are the longest of a dictionary
 _HEADER_BYTES = 4096  # longer than most page headers
 
 
 class Want:
-    """A field that is kept. `made`: a function that converts its struct. Other fields are skipped without taking
-    memory."""
+    """A field to keep. `fields`: the fields to keep of its struct. `made`: a function that converts this struct. All
+    other fields are skipped without taking memory."""
 
     def __init__(self, fields: Wanted | None = None, made: Callable[[Fields], Any] | None = None) -> None:
         self.fields, self.made = fields or {}, made
@@ -248,8 +249,8 @@ def read_groups(footer: bytes) -> tuple[int, tuple[Group, ...]]:
 
 
 def refuse_pages(data: bytes, groups: Sequence[Group], columns: Sequence[str]) -> None:
-    """For a file that Patchline wrote: raises ValueError if a page of these columns is outside its column's bytes, or
-    declares more than the column."""
+    """Checks the pages of these columns in a file that Patchline wrote. Raises ValueError if a page is outside its
+    column's bytes, or declares more than the column."""
     for group in groups:
         for chunk in group.chunks_of(columns):
             refuse_place(chunk, len(data))
@@ -402,8 +403,8 @@ class ParquetPieces:
 
 
 class _PagesFile(io.RawIOBase):
-    """A file that passes reads on to another. While columns are watched, only their pages can be read, in order from
-    the beginning of each column."""
+    """A file that forwards reads to another file. While columns are watched, only their pages can be read, in order
+    from the beginning of each column."""
 
     def __init__(self, file: Any, *, ours: bool) -> None:
         super().__init__()

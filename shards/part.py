@@ -1,4 +1,5 @@
-"""A part of a packed dataset, opened as a dataset of its own: its samples are numbered from 0, and nothing is copied.
+"""A part of a packed dataset, which can be used like a whole one: its samples are numbered from 0, and nothing is
+copied.
 
 Code that reads, orders, scores or counts samples need not know that a dataset is a part. A dataset is packed in a
 random order, so a random choice of its blocks is a random choice of its samples, and is read as fast as the whole. The
@@ -82,7 +83,7 @@ def cut(runs: Runs, block_first: Ids) -> Runs:
 
 
 def chosen(runs: Runs, num_samples: int, *, names: Ids, key: int) -> Runs:
-    """Chooses `num_samples` ids: whole runs, in the order of the hash of their `names` (int64[n]), of which the last is
+    """Chooses `num_samples` ids: whole runs, in the order of the hash of their `names` (int64[n]), with the last run
     cut. With the same runs and key, a smaller choice is contained in a larger one."""
     order = np.argsort(hash_array(names, key=key), kind="stable")
     ends = np.cumsum(runs.count[order])
@@ -119,8 +120,8 @@ def per_class(ids: Ids, labels: Ids, num_samples: int, *, key: int) -> Ids:
 
 
 def labels_of(dataset: Dataset, *, what: str) -> Ids:
-    """Returns the label of every sample: int64[N]. Raises UserError if a sample has several labels or none; `what` says
-    in the message what needs exactly one. Reads the index of every shard once per host, and no image."""
+    """Returns the label of every sample: int64[N]. Raises UserError if a sample has several labels or none. `what`:
+    what needs exactly one label, for the message. Reads the index of every shard once per host, and no image."""
     [labels] = dataset.of_host("labels", lambda: (_labels_of(dataset, what=what),))
     return labels
 

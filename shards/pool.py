@@ -168,7 +168,7 @@ class Pool:
         return CancelledError(f"the pool {self._name!r} is closed")
 
     def _leave(self, future: Future[Any]) -> None:
-        """Stops counting a task whose future has been set by other code than its thread."""
+        """Stops counting a task whose future was set by code other than its thread."""
         with self._changed:
             left = [entry for entry in self._later if entry[2].future is not future]
             if len(left) < len(self._later):
@@ -316,9 +316,9 @@ os.register_at_fork(after_in_child=_empty_in_child)
 
 
 def each_at_once(do: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Returns `do` of each item, in the order of the items. Up to AT_ONCE run at a time, since a save of 512 ranks must
-    not wait for 512 answers of a store one after another. Once all have ended, raises the error of the first item that
-    failed."""
+    """Returns `do` of each item, in the order of the items. Runs up to AT_ONCE of them at a time, since a save of 512
+    ranks must not wait for 512 answers of a store one after another. After all have ended, raises the error of the
+    first item that failed."""
     if len(items) < 2:
         return [do(item) for item in items]
     pool = Pool(min(AT_ONCE, len(items)), name="store")

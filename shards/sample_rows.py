@@ -180,8 +180,9 @@ def refuse_rows(rows: SampleRows, record: ShardRecord, *, num_classes: int) -> N
 
 
 def refuse_places(index: pa.Table, *, shard: int, is_ours: bool) -> None:
-    """Raises ValueError unless, in the other columns of a shard's index, rows are numbered, weights are missing or one
-    per label, and names have the form that packing writes (`is_ours`) or any that tars made by others may have."""
+    """Checks the other columns of a shard's index. Raises ValueError unless rows are numbered, weights are one per
+    label or missing, and names have the form that packing writes (`is_ours`) or a form that tars made by others may
+    have."""
     rows = np.arange(index.num_rows)
     _refuse_others(numbers(index.column("shard")), np.full(index.num_rows, shard), "shard")
     _refuse_others(numbers(index.column("row")), rows, "row")

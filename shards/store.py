@@ -25,8 +25,8 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 @lru_cache(maxsize=32)
 def open_store(url: str, *, was_let_in: bool = False) -> Store:
     """Returns the store at a folder path or `s3://bucket/prefix`, without using the disk or the network. `was_let_in`:
-    whether another process of this run has used the store. Its credentials are then right, and if they have expired,
-    new ones are waited for.
+    whether another process of this run has used the store. If so, its credentials are right, and after they expire,
+    requests wait for new ones.
 
     The same URL gives the same store within a process: it takes 0.25 s to make an S3 client, and every task opens its
     store.
@@ -74,6 +74,6 @@ class Buckets:
 
 
 def trust_addresses() -> None:
-    """Tells this process that the stores of its environment have just been reached. Their errors are then not taken for
-    a wrong address, but retried, like those of a store that has answered."""
+    """Tells this process that the stores of its environment have just been reached. Errors are then retried instead of
+    taken for a wrong address, as if the stores had answered this process."""
     RetryBudget.is_known_to_answer = True

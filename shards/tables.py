@@ -1,8 +1,8 @@
 """Reads the Parquet tables of a dataset, and checks them before they are used.
 
-Before anything is decompressed, what the footer declares is compared with limits. Then types, nulls and ranges are
-checked column by column. All checks are vectorised. Every fault is a ValueError, whatever Arrow raises; the caller adds
-the file's name.
+Before anything is decompressed, the numbers and sizes that the footer declares are compared with limits. Then types,
+nulls and ranges are checked column by column. All checks are vectorised. Every fault is a ValueError, whatever Arrow
+raises; the caller adds the file's name.
 """
 
 import io

@@ -1,1 +1,1 @@
-"""Submitting jobs, and stages that run one after another."""
+"""Submits jobs, and chains of stages that run one after another."""

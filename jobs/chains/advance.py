@@ -45,7 +45,7 @@ _MOST_RUNS = 24  # runs in one array: their names are in its comment, and Slurm 
 log = logging.getLogger(__name__)
 PATIENCE_SECONDS = 600.0  # how long a gate waits for Slurm or the storage
 _PAUSE_SECONDS = 10.0
-_GATE_MARGIN = 30  # seconds; not the cluster's, since a gate's time limit is short
+_GATE_MARGIN = 30  # seconds; the cluster's margin may exceed a gate's short time limit
 _REFUSALS = 3  # a gate gives up after this many refusals by a Slurm that answers
 
 
@@ -169,8 +169,8 @@ def _complete(chain: Chain, unit: Unit) -> None:
 
 
 def _submit_again(chain: Chain, unit: Unit, missing: list[int], record: Record) -> None:
-    """Submits what is missing. Raises WillNotSucceedError if the jobs would end the same way again, or if too many
-    rounds in a row made no progress."""
+    """Submits jobs for the missing tasks. Raises WillNotSucceedError if the jobs would end the same way again, or if
+    too many rounds in a row made no progress."""
     mine = record.jobs_of(unit.name)
     number = max((job.round for job in mine), default=-1) + 1
     last = [job for job in mine if job.round == number - 1]
@@ -181,7 +181,7 @@ def _submit_again(chain: Chain, unit: Unit, missing: list[int], record: Record) 
         what = "it" if unit.num_tasks == 1 else f"{plural(len(missing), 'task')} of it"
         raise WillNotSucceedError(
             f"{unit.name} is not complete: {what} was submitted {plural(idle, 'time')} in a row without anything new; "
-            f"see the logs in {chain.state / 'jobs'}, and submit the chain again to go on"
+            f"see the logs in {chain.state / 'jobs'}, and submit the chain again to continue"
         )
     if number:
         log.info("%s: %s of %s missing, submitted again", unit.name, len(missing), unit.num_tasks)
@@ -190,7 +190,8 @@ def _submit_again(chain: Chain, unit: Unit, missing: list[int], record: Record) 
 
 
 def submit_unit(chain: Chain, unit: Unit, tasks: list[int], *, number: int, epoch: int) -> list[int]:
-    """Submits the jobs for tasks of a unit, except those that Slurm has already. Returns the numbers of all of them."""
+    """Submits the jobs for these tasks of a unit, except jobs that Slurm already has. Returns the numbers of all these
+    jobs."""
     tag = f"{unit.name}.e{epoch}.r{number}"
     most = most_array_tasks(chain.environ) if unit.num_tasks > 1 else 1
     wanted = requests_of(chain, unit, tasks, tag=tag, most=most)
@@ -237,8 +238,8 @@ def _ensure_gate(
 
 
 def gate_request(chain: Chain, unit: Unit, *, tag: str, after: Sequence[int]) -> Request:
-    """Returns the request for a gate, which looks at the unit once all jobs in `after` have ended, however they
-    ended."""
+    """Returns the request for a gate, which looks at the unit once all jobs in `after` have ended, whether they
+    succeeded or not."""
     return Request(
         words=("__gate", str(chain.state.parent), unit.name),
         name=f"{GATE}-{unit.name}",

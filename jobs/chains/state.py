@@ -1,4 +1,4 @@
-"""The state of a chain, in FOLDER/chain: what was frozen at submission, the record of its jobs, and how it ended.
+"""Reads and writes the state of a chain, in FOLDER/chain: the frozen steps, the record of its jobs, and how it ended.
 
 plan.json       the frozen steps; chain.yaml and cluster.yaml beside it are copies for people
 record.jsonl    one line each time the chain begins, a job is submitted or a unit completes
@@ -21,6 +21,7 @@ from pathlib import Path
 from jobs.chains.steps import STATE, Unit
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import append_line, read_local_file
+from shards.files.looks import is_a_file, is_a_folder, is_there, patiently
 from shards.files.typed_json import read_record
 
 GAVE_UP, CANCELLED, DONE, PLAN, RECORD = "gave-up", "cancelled", "done", "plan.json", "record.jsonl"
@@ -92,7 +93,7 @@ def state_folder(folder: str | Path) -> Path:
 
 def is_chain(folder: str | Path) -> bool:
     """Whether a folder holds a chain that was submitted."""
-    return (state_folder(folder) / PLAN).is_file()
+    return is_a_file(state_folder(folder) / PLAN)
 
 
 def refuse_chain(word: str, *, hint: str = "") -> None:
@@ -117,7 +118,8 @@ def chain_name(folder: str) -> str:
 def read_plan_of(state: Path) -> ChainPlan:
     """Reads the frozen chain. Raises UserError if there is none."""
     try:
-        return read_record(ChainPlan, read_local_file(state / PLAN, most_bytes=_MOST_BYTES))
+        path = state / PLAN
+        return read_record(ChainPlan, patiently(path, lambda: read_local_file(path, most_bytes=_MOST_BYTES)))
     except OSError as error:
         raise UserError(f"{state} has no chain ({error.strerror})", todo="give the folder of one") from error
     except ValueError as error:
@@ -133,7 +135,9 @@ def read_record_of(state: Path) -> Record:
     """Reads the record since the chain last began. Lines that were cut off by a crash are skipped."""
     epoch, life, folder, jobs, complete = 0, "", 0, list[ChainJob](), set[str]()
     path = state / RECORD
-    lines = read_local_file(path, most_bytes=_MOST_BYTES).decode().splitlines() if path.exists() else []
+    lines = list[str]()
+    if is_there(path):
+        lines = patiently(path, lambda: read_local_file(path, most_bytes=_MOST_BYTES)).decode().splitlines()
     for line in lines:
         try:
             found = json.loads(line)
@@ -155,17 +159,21 @@ def read_record_of(state: Path) -> Record:
 
 
 def begin(state: Path) -> None:
-    """Begins the chain again: earlier jobs and completed units no longer count."""
-    add_line(state, began=True, life=f"life-{secrets.token_hex(4)}", folder=state.stat().st_ino)
+    """Begins the chain, or begins it again: jobs and completed units from before no longer count."""
+    add_line(state, began=True, life=f"life-{secrets.token_hex(4)}", folder=patiently(state, state.stat).st_ino)
 
 
 def jobs_begun_here(state: Path) -> list[str]:
     """Returns the numbers of the jobs that the chain has submitted since it last began, through any path to this
     folder. Returns an empty list for a copy of the folder."""
-    if not state.is_dir():
+    if not is_a_folder(state):
         return []
     record = read_record_of(state)
-    return [str(job.job) for job in record.jobs if job.job > 0] if record.folder == state.stat().st_ino else []
+    return (
+        [str(job.job) for job in record.jobs if job.job > 0]
+        if record.folder == patiently(state, state.stat).st_ino
+        else []
+    )
 
 
 def add_line(state: Path, **values: object) -> None:
@@ -180,7 +188,7 @@ def add_job(state: Path, job: ChainJob) -> None:
 
 def ending(state: Path) -> str:
     """Returns how the chain ended: gave-up, cancelled or done, or an empty text if it has not ended."""
-    return next((name for name in (CANCELLED, GAVE_UP, DONE) if (state / name).exists()), "")
+    return next((name for name in (CANCELLED, GAVE_UP, DONE) if is_there(state / name)), "")
 
 
 @dataclass(frozen=True, kw_only=True)

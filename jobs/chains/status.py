@@ -1,5 +1,5 @@
-"""Tells where a chain stands, for `patchline status FOLDER`: its steps from the chain's files, their jobs from one call
-of squeue, and what is wrong with a job from scontrol."""
+"""Reports the state of a chain, for `patchline status FOLDER`. The steps are read from the chain's files, their jobs
+from one call of squeue, and the faults of a job from scontrol."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ class StepStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainStatus:
-    """How a chain stands. `ending`: done, gave-up or cancelled; empty if it has not ended. `message`: why it gave up.
+    """The state of a chain. `ending`: done, gave-up or cancelled; empty if it has not ended. `message`: why it gave up.
     `complaint`: why Slurm did not answer. `is_stalled`: whether the chain has not ended, but Slurm has no job that
     would continue it."""
 
@@ -67,7 +67,7 @@ class ChainStatus:
 
 def status_of_chain(folder: Path, environ: Mapping[str, str] | None) -> ChainStatus:
     """Returns what the chain's files say and, if `environ` is given, what Slurm says. If Slurm does not answer, returns
-    what the files say, and why in `complaint`. Raises UserError if the frozen chain cannot be read."""
+    only what the files say, with the reason in `complaint`. Raises UserError if the frozen chain cannot be read."""
     state, queue, complaint = state_folder(folder), list[QueuedJob](), ""
     plan = read_plan_of(state)
     try:
@@ -142,7 +142,7 @@ def _is_begun(run_dir: Path) -> bool:
 
 
 def lines_of(status: ChainStatus, *, columns: int, is_short: bool = False) -> list[str]:
-    """Returns the lines to show: how the chain stands, then its steps. `is_short` leaves out complete steps. Pure."""
+    """Returns the lines to show: the state of the chain, then its steps. `is_short` leaves out complete steps. Pure."""
     done = sum(step.state == "complete" for step in status.steps)
     count = f"{done} of {plural(len(status.steps), 'step')} complete"
     name = printable_name(str(status.folder))
@@ -155,12 +155,12 @@ def lines_of(status: ChainStatus, *, columns: int, is_short: bool = False) -> li
     lines = wrapped(words[status.ending], columns, most_lines=_MOST_LINES)
     if status.left:
         verb = "has" if len(status.left) == 1 else "have"
-        lines += wrapped(f"    {', '.join(status.left)} still {verb} jobs in Slurm: they go on to their end", columns)
+        lines += wrapped(f"    {', '.join(status.left)} still {verb} jobs in Slurm, which run to their end", columns)
     if status.ending in (GAVE_UP, CANCELLED):
-        lines += wrapped("    > once it is mended, submit the chain again: what is complete stays", columns)
+        lines += wrapped("    > once it is fixed, submit the chain again: completed steps are kept", columns)
     if status.is_stalled:
-        lines += wrapped("    no job of the chain is left, so it does not go on by itself", columns)
-        lines += wrapped("    > submit the chain again: what is complete stays", columns)
+        lines += wrapped("    no job of the chain is left, so it does not continue by itself", columns)
+        lines += wrapped("    > submit the chain again: completed steps are kept", columns)
     width = max(len(step.name) for step in status.steps)
     for step in status.steps:
         if is_short and step.state == "complete":

@@ -1,5 +1,4 @@
-"""The steps of a chain, as CHAIN.yaml lists them, and the units that they become. A unit is a group of jobs that are
-submitted together.
+"""Turns the steps that CHAIN.yaml lists into units. A unit is a group of jobs that are submitted together.
 
 slurm/chain.example.yaml shows the file. A step that is a sweep becomes two units: an array of tries, then an array that
 repeats the best try with each seed. The best values are known only after the tries, so the gate behind the tries puts
@@ -37,7 +36,7 @@ class StepConfig:
     """One step: a stage, what it works on, and the jobs that it gets."""
 
     name: str
-    """Its name: small letters, digits, - and _. What it writes goes to FOLDER/NAME."""
+    """Name of the step: small letters, digits, - and _. Its output goes to FOLDER/NAME."""
     stage: str
     """pack, verify, pretrain, finetune, evaluate, fewshot or report."""
     recipe: str = ""
@@ -47,15 +46,15 @@ class StepConfig:
     variants: tuple[tuple[str, ...], ...] = ()
     """Several runs of the step that differ in these flags: an array of jobs, each in FOLDER/NAME/NUMBER."""
     sweep: tuple[str, ...] = ()
-    """Words of `patchline sweep`, such as --schedule.learning-rate, '.003', '.01', --select-on, URL."""
+    """Arguments of `patchline sweep`, such as --schedule.learning-rate, '.003', '.01', --select-on, URL."""
     data: str = ""
-    """The step whose dataset it takes."""
+    """The earlier step whose dataset this step uses."""
     weights: str = ""
-    """The step whose weights it takes; if that has variants, this step has one run for each."""
+    """The earlier step whose weights this step uses; if that step has variants, this one has a run for each of them."""
     run: str = ""
-    """The step whose run is reported."""
+    """The earlier step whose run this step reports."""
     after: tuple[str, ...] = ()
-    """The steps that must be complete before; empty: the one before it."""
+    """The steps that must be complete before this one; empty: the previous step."""
     nodes: Annotated[int, Range(1, 100_000)] = 1
     """Nodes of each job."""
     time: str = ""
@@ -63,11 +62,11 @@ class StepConfig:
     cpus: Annotated[int, Range(0, 4096, zero="the cluster's")] = 0
     """CPUs of each process; packing uses as many workers."""
     tasks: Annotated[int, Range(1, 1_000_000)] = 1
-    """Tasks that share a packing: an array of jobs."""
+    """Number of tasks that share a packing, as an array of jobs."""
     at_once: Annotated[int, Range(0, 1_000_000, zero="all")] = 0
-    """Tasks or variants that run at the same time."""
+    """Number of tasks or variants that run at the same time."""
     links: Annotated[int, Range(1, 1000)] = 1
-    """Jobs in a row that continue a training run where requeueing is forbidden."""
+    """Number of jobs in a row that continue a training run, for clusters that forbid requeueing."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="steps.")
@@ -113,7 +112,8 @@ class ChainConfig:
     """Folder of the chain, on storage that all nodes share: its state is in FOLDER/chain, a step's output in
     FOLDER/NAME."""
     rounds: Annotated[int, Range(0, 100)] = 3
-    """How often in a row what is missing of a step is submitted again without anything new."""
+    """How many times in a row the missing part of a step is submitted again although the last jobs saved nothing
+    new."""
     steps: tuple[StepConfig, ...] = ()
     """The steps, each after those that it needs."""
 
@@ -151,7 +151,7 @@ def read_chain(path: Path) -> ChainConfig:
 @dataclass(frozen=True, kw_only=True)
 class Unit:
     """Jobs that are submitted together. `words`: the arguments of each run. Tasks that share a packing (in `num_parts`
-    parts) have one entry together. `after`: the units that must be complete first."""
+    parts) share one entry. `after`: the units that must be complete first."""
 
     name: str
     step: str
@@ -165,26 +165,27 @@ class Unit:
     cpus: int = 0
     links: int = 1
     may_fail: bool = False
-    """Whether a run that cannot succeed ends alone, as one of a sweep's tries; else it ends the chain."""
+    """Whether the chain continues without a run that cannot succeed, as it does without a try of a sweep; otherwise
+    such a run ends the chain."""
     best_of: tuple[str, ...] = ()
-    """The arguments of a sweep whose best values replace the first ones in these words, once its tries are over."""
+    """The arguments of a sweep. Once its tries are over, its best values replace the first values in `words`."""
     names: tuple[str, ...] = ()
-    """The names in the queue of the jobs of each of its runs, empty for a stage without a run directory: from where
-    the chain was submitted, since a link may point elsewhere on a node."""
+    """The name that the jobs of each run have in the queue; empty for a stage without a run directory. The names are
+    computed where the chain is submitted, since a link may point elsewhere on a node."""
 
     @property
     def num_tasks(self) -> int:
-        """The number of tasks in its array; 1 if it is no array."""
+        """The number of tasks in the unit's array; 1 if the unit is not an array."""
         return max(self.num_parts, len(self.words))
 
     def outputs(self) -> list[str]:
-        """Returns the folder or URL that each entry of `words` writes to. It is empty for a stage that writes
+        """Returns the folder or URL that each entry of `words` writes to, or an empty text for a stage that writes
         nothing."""
         flag = SUBMITTED[self.stage].out
         return [value_in(words, flag) if flag else "" for words in self.words]
 
     def run_dirs(self) -> list[str]:
-        """Returns the run directory of each entry of `words`. It is empty for a stage without one."""
+        """Returns the run directory of each entry of `words`, or an empty text for a stage without one."""
         return [value_in(words, "--run-dir") for words in self.words]
 
 

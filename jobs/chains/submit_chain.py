@@ -43,6 +43,7 @@ from jobs.output import make_folder, put, work_in
 from jobs.submittable import SUBMITTED, Override, job_of_words
 from shards.errors import UserError
 from shards.files.local_files import write_whole
+from shards.files.looks import is_there
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
@@ -94,7 +95,7 @@ def submit_chain(
         return _show(chain, is_full=is_full, silent=silent, names=names)
     need_sbatch(environ)
     for unit, words, job in jobs:  # before the frozen chain is replaced
-        if not unit.best_of:  # the values of a sweep's best are known only after its tries
+        if not unit.best_of:  # the best values of a sweep are known only after its tries
             with _named(unit):
                 refuse_changed(unit.stage, words, job)
     for request in _first_requests(chain):
@@ -149,7 +150,7 @@ def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
     """Freezes the chain and begins it. If the chain's jobs are in the queue, says so and returns False instead. A chain
     that gave up begins again even if some of its jobs are still running."""
     state, text, how = chain.state, plan_json(chain.plan), ending(chain.state)
-    frozen = (state / PLAN).read_text() if (state / PLAN).exists() else ""
+    frozen = (state / PLAN).read_text() if is_there(state / PLAN) else ""
     waiting = settled_with(chain.plan.name, chain.environ, recorded=jobs_begun_here(state))
     shown = ", ".join(f"{one.job} {one.state}" for one in waiting[:10])
     if waiting and frozen != text:
@@ -185,8 +186,8 @@ def _advance(chain: Chain) -> int:
 
 
 def _first_requests(chain: Chain) -> list[Request]:
-    """Returns the jobs of every unit, each unit followed by its gate. If nothing goes wrong, there will be no
-    others."""
+    """Returns the jobs of every unit, each unit followed by its gate. If nothing fails, the chain submits no other
+    jobs."""
     requests = []
     most = most_array_tasks(chain.environ) if shutil.which("scontrol", path=chain.environ.get("PATH")) else 1001
     for unit in chain.plan.units:
@@ -232,7 +233,7 @@ def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) ->
 
 
 def _needed(unit: Unit, units: tuple[Unit, ...]) -> set[str]:
-    """Returns the units that a unit waits for, without those that it waits for indirectly anyway."""
+    """Returns the units that a unit waits for directly, without those that another of them waits for."""
     before = {each.name: set(each.after) for each in units}
     for each in units:  # earlier units come first, so their sets are complete
         before[each.name] |= {name for other in each.after for name in before[other]}

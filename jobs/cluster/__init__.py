@@ -1,1 +1,1 @@
-"""Slurm: settings, the batch script, limits, checks before a job is submitted, and the queue."""
+"""Works with Slurm: settings, the batch script, limits, checks before a job is submitted, and the queue."""

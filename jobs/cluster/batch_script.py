@@ -21,7 +21,7 @@ _BODY_BEGINS = "# Run one stage of Patchline"
 @dataclass(frozen=True, kw_only=True)
 class Piece:
     """Part of an array, in which index `i` stands for the task `offset + i`. `array`: the value of `--array`.
-    `waits_for`: the position in the list of the piece that must have ended first, or None."""
+    `waits_for`: the position of the piece that must end before this one starts, or None if this one need not wait."""
 
     offset: int
     array: str
@@ -94,12 +94,12 @@ class Request:
     has_ranks: bool = True
     """Whether the job has a process per GPU, and the nodes to itself. Otherwise it is one process."""
     cpus: int = 0
-    """CPUs of each process. 0 stands for the cluster's settings."""
+    """CPUs of each process. 0 stands for the cluster's `cpus_per_rank` or, in a job without ranks, for 1."""
     dependency: str = ""
     array: str = ""
-    """The value of --array, such as 0-3,7%2. `tail` then chooses the task's arguments."""
+    """The value of --array, such as 0-3,7%2. In an array, `tail` chooses each task's arguments."""
     tail: tuple[str, ...] = ()
-    """Lines of shell after the arguments."""
+    """Lines of shell that follow the arguments in the script."""
     state: str = ""
     """Folder for the records of a stage without a run directory."""
 

@@ -82,7 +82,7 @@ def _owning(folder: Path, deadline: float) -> Iterator[None]:
     finally:
         has_ended.set()
         renewal.join()
-        with suppress(OSError):  # another process took this one for dead and removed it
+        with suppress(OSError):  # another process considered this one dead, and removed its lock
             (lock / owner).unlink()
             lock.rmdir()
 

@@ -6,7 +6,7 @@ decided here.
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jobs.exit_codes import CONTINUE, CRASH, DONE, FAULTS_FOUND, USER_MISTAKE, WILL_NOT_SUCCEED
@@ -14,6 +14,10 @@ from jobs.exit_codes import CONTINUE, CRASH, DONE, FAULTS_FOUND, USER_MISTAKE, W
 MOST_IDLE = 3  # the job gives up after this many tries in a row that save nothing new
 MOST_CRASHES = 2  # a node is left out after this many tries in which only its ranks crashed
 CLOCK_SECONDS = 60  # how far a node's clock may be off, in addition to the duration of the check
+LEAST_SCRATCH_KIB, LEAST_SHM_KIB = 262_144, 65_536  # what must be free in the scratch folder and in /dev/shm
+LAST_PAUSE_SECONDS = 120  # before the last try, if the storage may have caused the crashes
+# Ports of rank 0 are below the kernel's ephemeral ports, which begin at 32768.
+_FIRST_PORT, _NUM_PORTS, _NUM_CANDIDATES = 20_000, 12_000, 100
 _TERMINATED, _KILLED = 143, 137  # exit codes of ranks that srun ended
 # With these codes a rank did not crash by itself: it was done, lost another rank or the storage, or was asked to stop.
 _OF_OTHERS = (DONE, CRASH, CONTINUE, _TERMINATED)
@@ -26,9 +30,9 @@ class NextTry:
     """What the batch script does: try again in this allocation, requeue the job, or exit with `code`.
 
     `end`: the word for tries.jsonl; nothing is recorded if it is empty. `idle`: how many tries in a row saved nothing
-    new; None leaves the count as it is. `crashed_on`: the node to blame for a crash, if it is only one. `forgets`:
-    whether the next job counts such tries from 0. `gives_up`: whether jobs of this run that were submitted earlier end
-    at once. `pauses`: whether the script first waits, to give the storage time.
+    new; None leaves the count as it is. `crashed_on`: the node to blame for a crash, if it is only one. `gives_up`:
+    whether jobs of this run that were submitted earlier end at once. `pause_seconds`: how long the script first waits,
+    so that the storage can recover; None if it does not wait.
     """
 
     then: Literal["again", "requeue", "exit"]
@@ -37,9 +41,8 @@ class NextTry:
     words: str = ""
     idle: int | None = None
     crashed_on: str = ""
-    forgets: bool = False
     gives_up: bool = False
-    pauses: bool = False
+    pause_seconds: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,8 +52,9 @@ class TryFacts:
     `codes`: the exit code of each rank that left one, in the order in which they ended; None if the disk had no room
     for the code. `nodes`: the ranks' nodes, in the order of the ranks. `has_marker`: whether the stage writes RUN/DONE
     when it is done. `full`: the folder of the records, if no file could be written to it, so that the ranks were not
-    started. `stop`: RUN/STOP, if it exists. `idle`: how many tries in a row had saved nothing new before this one.
-    `number`: the try's number in this allocation, from 0.
+    started. `stop`: RUN/STOP, if it exists. `is_asked`: whether the job was asked to stop. `has_saved`: whether the try
+    saved anything new. `idle`: how many tries in a row had saved nothing new before this one. `number`: the try's
+    number in this allocation, from 0.
     """
 
     codes: Mapping[int, int | None] = field(default_factory=dict)
@@ -91,14 +95,17 @@ class Partition:
 class CheckFacts:
     """What a check of a job's nodes has found.
 
-    `answers`: for each node that answered, its clock in seconds and what is wrong with it. `server_clock`: the file
-    server's clock. `seconds`: how long the check took. `crashes`: for each node, in how many tries of this job only its
-    ranks have crashed. `folder`: the folder that the nodes must share.
+    `answers`: for each node that answered, its clock in seconds and what is wrong with it. `is_checked`: False if the
+    user has switched the check off. `has_store`: whether the nodes had to reach a store. `server_clock`: the file
+    server's clock. `seconds`: how long the check took. `crashes`: for each node, the number of this job's tries in
+    which only ranks on that node crashed. `folder`: the folder that the nodes must share.
     """
 
     nodes: tuple[str, ...]
     num_needed: int
     answers: Mapping[str, tuple[int | None, tuple[str, ...]]]
+    is_checked: bool = True
+    has_store: bool = False
     server_clock: int = 0
     seconds: int = 0
     crashes: Mapping[str, int] = field(default_factory=dict)
@@ -109,12 +116,14 @@ class CheckFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The nodes that the ranks use, the nodes that are left out, and lines for the log. `decision`: what to do if the
-    try cannot begin; None if it can."""
+    """The nodes that the ranks use, the nodes that are left out, and lines for the log. `store`: whether a node has
+    reached the store ("answers") or none has ("away"); empty if the store was not checked. `decision`: what to do if
+    the try cannot begin; None if it can."""
 
     nodes: tuple[str, ...]
     left_out: tuple[str, ...]
     says: tuple[str, ...]
+    store: Literal["", "answers", "away"] = ""
     decision: NextTry | None = None
 
 
@@ -133,23 +142,25 @@ def judged(facts: TryFacts) -> NextTry:
     if facts.is_asked and not facts.any_said(CONTINUE):
         if idle >= MOST_IDLE:
             why = f"asked to stop before anything was saved, {idle} times in a row: it needs more time before its limit"
-            return _given_up(why, idle=idle, forgets=True)
+            return _given_up(why, idle=0)
         words = "asked to stop before anything could be saved: to be continued"
         return NextTry(then="requeue", end="asked to stop", words=words, idle=idle)
-    # That some ranks stopped is not enough: if one rank was killed, srun may ask the others to stop.
+    # One stopped rank does not mean that the job stopped: if another rank was killed, srun may ask the rest to stop.
     is_stopped = facts.all_said(CONTINUE) or (facts.is_asked and facts.any_said(CONTINUE))
     how, node = ("stopped", "") if is_stopped else ("crashed", crashed_node(facts))
     if idle >= MOST_IDLE:
         why = f"{how}, the last of {idle} tries in a row that saved nothing new: not tried again; see the log above"
-        return _given_up(why, idle=idle, crashed_on=node, forgets=True)
+        return _given_up(why, idle=0, crashed_on=node)
     is_outside = facts.any_said(CRASH) or None in facts.codes.values()
+    is_again = how == "crashed" and facts.number < facts.retries
+    what = "trying again in this allocation" if is_again else "to be continued"
     return NextTry(
-        then="again" if how == "crashed" and facts.number < facts.retries else "requeue",
+        then="again" if is_again else "requeue",
         end=how,
-        words=f"{how}, tries in a row that saved nothing new: {idle}",
+        words=f"{how}, tries in a row that saved nothing new: {idle}; {what}",
         idle=idle,
         crashed_on=node,
-        pauses=how == "crashed" and idle == MOST_IDLE - 1 and is_outside,
+        pause_seconds=LAST_PAUSE_SECONDS if how == "crashed" and idle == MOST_IDLE - 1 and is_outside else None,
     )
 
 
@@ -165,23 +176,17 @@ def _without_room(facts: TryFacts, idle: int) -> NextTry:
     return _given_up(f"{facts.full} takes no file, for the {idle}. time in a row: {todo}", idle=idle)
 
 
-def _given_up(why: str, *, idle: int | None = None, crashed_on: str = "", forgets: bool = False) -> NextTry:
+def _given_up(why: str, *, idle: int | None = None, crashed_on: str = "") -> NextTry:
+    """Returns the decision to give up. `idle`: the count with which the next job begins."""
     return NextTry(
-        then="exit",
-        code=WILL_NOT_SUCCEED,
-        end="gave up",
-        words=why,
-        idle=idle,
-        crashed_on=crashed_on,
-        forgets=forgets,
-        gives_up=True,
+        then="exit", code=WILL_NOT_SUCCEED, end="gave up", words=why, idle=idle, crashed_on=crashed_on, gives_up=True
     )
 
 
 def crashed_node(facts: TryFacts) -> str:
-    """Returns the one node whose ranks crashed by themselves in this try. It is empty if no rank did, if ranks on
-    several nodes did, as with a bug, or if there is only one node. A killed rank counts only if it was the first to
-    crash, since srun kills the others later."""
+    """Returns the one node whose ranks crashed by themselves in this try. Returns an empty text if no rank did, if
+    ranks on several nodes did (as with a bug), or if there is only one node. A killed rank counts only if it was the
+    first to crash, since srun kills the others later."""
     found: list[str] = []
     for rank, code in facts.codes.items():
         if code is None or code in _OF_OTHERS or (code == _KILLED and found):
@@ -190,9 +195,51 @@ def crashed_node(facts: TryFacts) -> str:
     return found[0] if len(facts.nodes) > 1 and len(set(found)) == 1 else ""
 
 
+def ports_of(*, job: int, start: int, number: int) -> list[int]:
+    """Returns ports for rank 0, of which the first free one is used. They differ from job to job and from try to
+    try."""
+    first = job * 101 + start * 11 + number
+    return [_FIRST_PORT + (first + each * 997) % _NUM_PORTS for each in range(_NUM_CANDIDATES)]
+
+
+def faults_of(found: Mapping[str, str], *, has_store: bool = False) -> tuple[str, ...]:
+    """Returns what is wrong with a node. `found`: what `check_node` in slurm/stage.sbatch printed, by name."""
+    rules = {
+        "unshared": "shared" in found,
+        "read-only": "shared" not in found or "writable" in found,
+        "no-scratch": "scratch" in found,
+        "scratch-full": _whole(found.get("scratch-kib", "")) >= LEAST_SCRATCH_KIB,
+        "shm-full": _whole(found.get("shm-kib", "")) >= LEAST_SHM_KIB,
+        "gpu": _whole(found.get("gpus", "")) >= _whole(found.get("gpus-asked", "")),
+        "s3": "s3" in found or not has_store,
+    }
+    return tuple(name for name, is_well in rules.items() if not is_well)
+
+
+def _whole(text: str) -> int:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else 0
+
+
 def chosen(facts: CheckFacts) -> Choice:
     """Chooses the nodes for a try after their check. A node whose ranks have crashed repeatedly is used again only if
-    nothing can replace it, neither a spare node nor another node after a requeue."""
+    nothing can replace it, neither a spare node nor another node after a requeue. A store that no node reaches is no
+    fault of the nodes."""
+    if not facts.answers:
+        says = ("no node answered, not even this one: nothing was checked",) if facts.is_checked else ()
+        return Choice(nodes=facts.nodes[: facts.num_needed], left_out=(), says=says)
+    if not facts.has_store:
+        return _chosen(facts)
+    is_away = all("s3" in found for _, found in facts.answers.values())
+    if is_away:
+        without = {
+            name: (clock, tuple(fault for fault in found if fault != "s3"))
+            for name, (clock, found) in facts.answers.items()
+        }
+        facts = replace(facts, answers=without)
+    return replace(_chosen(facts), store="away" if is_away else "answers")
+
+
+def _chosen(facts: CheckFacts) -> Choice:
     odd, apart = odd_clocks(facts)
     says = [apart] if apart else []
     faults = {name: _fault_of(name, facts, is_odd=name in odd) for name in facts.nodes}
@@ -241,7 +288,8 @@ def _parted(
 
 def odd_clocks(facts: CheckFacts) -> tuple[frozenset[str], str]:
     """Returns the nodes whose clock is far from the median of all clocks, including the file server's. If half of the
-    clocks disagree with the other half, it is unknown which are right. Then returns no node, but a line for the log."""
+    clocks disagree with the other half, nobody can tell which are right. In that case, returns no nodes, and a line for
+    the log."""
     clocks = {name: clock for name, (clock, _) in facts.answers.items() if clock is not None}
     ordered, most = sorted([*clocks.values(), facts.server_clock]), CLOCK_SECONDS + facts.seconds
     low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]

@@ -1,7 +1,7 @@
-"""The short jobs of `patchline preflight`: two nodes read each other's files, and with --deep every node multiplies
-matrices and all ranks exchange data. Pure functions judge what the nodes print.
+"""Runs the short jobs of `patchline preflight`: two nodes read each other's files, and with --deep every node
+multiplies matrices and all ranks exchange data. Pure functions judge what the nodes print.
 
-A job waits for nodes at most for the given time (`srun --immediate`), and Slurm ends it after a few minutes.
+A job waits for nodes no longer than `wait_seconds` (`srun --immediate`), and Slurm ends it after a few minutes.
 """
 
 import json
@@ -19,7 +19,7 @@ from typing import Annotated
 
 from jobs import exit_codes
 from jobs.cluster.settings import ClusterConfig
-from jobs.cluster.slurm import ran
+from jobs.cluster.slurm import in_one_line, ran
 from jobs.cluster.submit_checks import file_system
 from jobs.output import put
 from pipeline.ranks.environment import place_from
@@ -161,8 +161,9 @@ def probe_node(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
     and another after the exchange. `words` has the node's name in Slurm."""
     if len(words) != 1:
         raise UserError(f"__probe takes the name of the node, got {len(words)} words")
-    # Measured before this process loads torch itself. The second import finds the files in the node's memory.
-    is_first = place_from(environ).local_rank == 0  # more at once would slow each other down
+    # The imports are timed before this process loads torch itself. The second import finds the files in the node's
+    # memory.
+    is_first = place_from(environ).local_rank == 0  # several imports at once would slow each other down
     import_seconds, cached_seconds = (_import_seconds() if is_first else 0.0 for _ in range(2))
     from pipeline.machine.probes import exchange, product_seconds  # noqa: PLC0415 - loads torch
     from pipeline.ranks.world import current_world  # noqa: PLC0415
@@ -274,7 +275,7 @@ def _unanswered(name: str, fault: str, wait_seconds: int) -> Finding:
         value = f"not checked: no nodes were free within {wait_seconds} s"
         todo = "try again later, or wait longer: --wait-seconds 600"
         return Finding(name=name, status="warning", found=value, allowed="nodes are free", todo=todo)
-    return _failed(name, printable_name(fault[:300]), "correct your cluster's settings; `srun` with the same options")
+    return _failed(name, in_one_line(fault), "correct your cluster's settings; `srun` with the same options")
 
 
 def _failed(name: str, value: str, todo: str) -> Finding:

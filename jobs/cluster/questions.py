@@ -1,11 +1,13 @@
 """`patchline __judge`: answers what slurm/stage.sbatch asks before, between and after the tries of a job.
 
-The script sends facts to standard input, as lines of a key and a value. The answer on standard output has the same
-form, and ends with a line `over`. Exit codes, crashes and markers are read from the run's folder. If Python cannot
-start, for example because the code was removed while the job ran, the script decides by itself, by simpler rules.
+The script writes facts to standard input, with one key and its value on each line. The answer on standard output has
+the same form, and ends with a line `over`. Exit codes, crashes and markers are read from the run's folder. If Python
+cannot start, for example because the code was removed while the job ran, the script decides by itself, by simpler
+rules.
 """
 
 import re
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,17 +15,31 @@ from dataclasses import asdict
 from pathlib import Path
 
 from jobs.arguments import value_in
-from jobs.cluster.judge import CheckFacts, Choice, NextTry, Partition, TryFacts, chosen, judged, nodes_to_avoid
+from jobs.cluster.judge import (
+    CheckFacts,
+    NextTry,
+    Partition,
+    TryFacts,
+    chosen,
+    faults_of,
+    judged,
+    nodes_to_avoid,
+    ports_of,
+)
 from jobs.exit_codes import DONE, USER_MISTAKE, WILL_NOT_SUCCEED
 from jobs.output import put
 from shards.config_values import shown_value
 from shards.errors import UserError
+from shards.files.looks import is_a_folder, is_there, patiently
 
 _WITH_MARKER = ("pretrain", "finetune")  # stages that are done when RUN/DONE says so
 _LAUNCHERS = ("srun", "torchrun")
 _STAGE = re.compile(r"(__)?[a-z][a-z-]*")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
-_CHECKED = re.compile(r"(\S+) ([0-9]*) ?(.*)")
+_CHECKED = re.compile(r"(\S+) ([0-9]*)( .*)?")
+_REACH_SECONDS = 2.0
+_LEFT_OUT = "after the second time it is left out"
+_REPLACING = ("SBATCH_NO_REQUEUE", "SBATCH_SIGNAL")  # variables of sbatch that replace what the script relies on
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
 Facts = Mapping[str, Sequence[str]]
 
@@ -39,7 +55,7 @@ def answer(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
         case ["start", *rest]:
             lines = _start(rest, facts, environ)
         case ["nodes"]:
-            lines = _lines_of_choice(chosen(_check_facts(facts)))
+            lines = _nodes(facts)
         case ["try"]:
             lines = _lines_of(judged(_try_facts(facts)))
         case ["avoid"]:
@@ -51,8 +67,8 @@ def answer(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
 
 
 def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> list[str]:
-    """Returns what the script has to know before the first try or, if the job cannot start, an exit code and a
-    message."""
+    """Returns the lines that the script needs before the first try. If the job cannot start, they give an exit code and
+    a message."""
     try:
         lines = start_of(words, facts)
     except UserError as error:
@@ -61,15 +77,22 @@ def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> li
     if run_dir:
         state = Path(run_dir) / "submit"
     gave_up, submitted = state / "gave-up", _text(facts, "submitted")
-    if gave_up.exists():
-        if _text(facts, "restart") == "0" and int(submitted or 0) < int(gave_up.stat().st_mtime):
+    if is_there(gave_up):
+        if _text(facts, "restart") == "0" and int(submitted or 0) < int(patiently(gave_up, gave_up.stat).st_mtime):
             why = "a job of this run has given up since this one was submitted: submit again to try again"
             return [f"say {why}", "then exit", f"code {WILL_NOT_SUCCEED}"]
         lines.append("tries-again yes")
     done = Path(run_dir) / "DONE"
     # An older DONE may belong to a shorter run that this job extends.
-    if words[0] in _WITH_MARKER and done.exists() and submitted and int(submitted) < int(done.stat().st_mtime):
+    if (
+        words[0] in _WITH_MARKER
+        and is_there(done)
+        and submitted
+        and int(submitted) < int(patiently(done, done.stat).st_mtime)
+    ):
         lines.append("may-be-done yes")
+    if replaced := [name for name in _REPLACING if name in environ]:
+        lines.append(f"say {' and '.join(replaced)} may have replaced options of this script: unset it for sbatch")
     return [*lines, f"state {state}", f"s3 {store_address(words, environ)}"]
 
 
@@ -141,7 +164,7 @@ def _try_facts(facts: Facts) -> TryFacts:
         ranks_per_node=int(_text(facts, "ranks-per-node")),
         has_marker=bool(has_marker),
         full=full,
-        stop=str(stop) if has_marker and stop.exists() else "",
+        stop=str(stop) if has_marker and is_there(stop) else "",
         is_asked=bool(_text(facts, "asked")),
         has_saved=bool(_text(facts, "run-dir")) and _has_saved(run_dir, exits / "started"),
         idle=_idle(facts, state),
@@ -153,7 +176,7 @@ def _try_facts(facts: Facts) -> TryFacts:
 def _codes(exits: Path) -> dict[int, int | None]:
     """Reads the exit codes that ranks left, in the order in which they ended. Raises OSError if their folder cannot be
     seen from here, for example in a container."""
-    (exits / "started").stat()
+    patiently(exits, (exits / "started").stat)
     codes: dict[int, int | None] = {}
     for path in sorted(exits.glob("rank-*"), key=lambda path: path.stat().st_mtime_ns):
         rank, text = path.name.removeprefix("rank-"), path.read_bytes()[:8].decode(errors="replace").strip()
@@ -164,17 +187,17 @@ def _codes(exits: Path) -> dict[int, int | None]:
 
 def _has_saved(run_dir: Path, started: Path) -> bool:
     """Whether the run has saved something since the file `started` was touched. If checkpoints are kept elsewhere
-    (--checkpoint.url), looks at the ledger, which gets a line for each."""
-    if not started.exists():
+    (--checkpoint.url), looks at the ledger instead, which gets a line for each checkpoint."""
+    if not is_there(started):
         return False
-    begin, checkpoints = started.stat().st_mtime_ns, run_dir / "checkpoints"
-    found = checkpoints.rglob("MANIFEST.json") if checkpoints.is_dir() else [run_dir / "ledger.jsonl"]
-    return any(path.stat().st_mtime_ns > begin for path in found if path.exists())
+    begin, checkpoints = patiently(started, started.stat).st_mtime_ns, run_dir / "checkpoints"
+    found = checkpoints.rglob("MANIFEST.json") if is_a_folder(checkpoints) else [run_dir / "ledger.jsonl"]
+    return any(patiently(path, path.stat).st_mtime_ns > begin for path in found if is_there(path))
 
 
 def _idle(facts: Facts, state: Path) -> int:
-    """Returns how many tries in a row saved nothing new, in this job and earlier ones. The script sends the count if it
-    could not write it to the file `idle`. Anything but a single digit counts as 0."""
+    """Returns how many tries in a row saved nothing new, in this job and earlier ones. If the script could not write
+    the count to the file `idle`, it sends the count. Anything but a single digit counts as 0."""
     text = _text(facts, "idle")
     if not text:
         with suppress(OSError):
@@ -182,15 +205,43 @@ def _idle(facts: Facts, state: Path) -> int:
     return int(text) if text.isascii() and text.isdecimal() and len(text) == 1 else 0
 
 
+def _nodes(facts: Facts) -> list[str]:
+    """Returns the nodes that the ranks use, and a port that is free on this node and on the first of the ranks'."""
+    choice = chosen(_check_facts(facts))
+    lines = [f"say {line}" for line in choice.says]
+    lines += [f"nodes {' '.join(choice.nodes)}", f"left-out {','.join(choice.left_out)}", f"store {choice.store}"]
+    addresses = dict(line.split(" ", 1) for line in facts.get("address", ()) if " " in line)
+    hosts = dict.fromkeys(("127.0.0.1", *(addresses[name] for name in choice.nodes[:1] if name in addresses)))
+    job, start, number = (int(_text(facts, key)) for key in ("job", "restart", "try"))
+    free = (port for port in ports_of(job=job, start=start, number=number) if not any(_listens(h, port) for h in hosts))
+    if port := next(free, 0):
+        lines.append(f"port {port}")
+    return [*lines, *(_lines_of(choice.decision) if choice.decision else ())]
+
+
+def _listens(host: str, port: int) -> bool:
+    """Whether something listens on this port."""
+    try:
+        socket.create_connection((host, port), timeout=_REACH_SECONDS).close()
+    except OSError:
+        return False
+    return True
+
+
 def _check_facts(facts: Facts) -> CheckFacts:
     found = [match for line in facts.get("checked", ()) if (match := _CHECKED.fullmatch(line))]
-    state = Path(_text(facts, "state"))
+    state, has_store = Path(_text(facts, "state")), bool(_text(facts, "s3"))
     crashes = _crashes(state / "crashes", _text(facts, "job"))
     return CheckFacts(
         nodes=_names(facts, "nodes"),
         num_needed=int(_text(facts, "needed")),
-        answers={one[1]: (int(one[2]) if one[2] else None, tuple(filter(None, one[3].split(",")))) for one in found},
-        server_clock=int((Path(_text(facts, "exits")) / "started").stat().st_mtime),
+        answers={
+            one[1]: (int(one[2]) if one[2] else None, faults_of(_found_in(one[3] or ""), has_store=has_store))
+            for one in found
+        },
+        is_checked=_text(facts, "checks") != "0",
+        has_store=has_store,
+        server_clock=int(_text(facts, "server-clock")),
         seconds=int(_text(facts, "seconds")),
         crashes={name: crashes.count(name) for name in crashes},
         folder=_text(facts, "run-dir") or "this folder",
@@ -199,9 +250,15 @@ def _check_facts(facts: Facts) -> CheckFacts:
     )
 
 
+def _found_in(line: str) -> dict[str, str]:
+    """Returns what a node found, such as {"shared": "", "shm-kib": "65536"}."""
+    words = (word.partition("=") for word in line.split())
+    return {name: value for name, _, value in words}
+
+
 def _crashes(path: Path, job: str) -> list[str]:
-    """Returns a node for each of this job's crashes in which only ranks on that node crashed by themselves."""
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    """Returns the nodes to which this job's crashes were attributed, one entry per crash, from the file at `path`."""
+    lines = path.read_text(errors="replace").splitlines() if is_there(path) else []
     return [line.removeprefix(f"{job} ") for line in lines if line.startswith(f"{job} ")]
 
 
@@ -222,12 +279,9 @@ def _text(facts: Facts, key: str) -> str:
     return facts[key][-1] if key in facts else ""
 
 
-def _lines_of_choice(choice: Choice) -> list[str]:
-    lines = [f"say {line}" for line in choice.says]
-    lines += [f"nodes {' '.join(choice.nodes)}", f"left-out {','.join(choice.left_out)}"]
-    return [*lines, *(_lines_of(choice.decision) if choice.decision else ())]
-
-
 def _lines_of(decision: NextTry) -> list[str]:
     values = {name.replace("_", "-"): value for name, value in asdict(decision).items()}
-    return [f"{key} {value}" for key, value in values.items() if value not in ("", None) and value is not False]
+    lines = [f"{key} {value}" for key, value in values.items() if value not in ("", None) and value is not False]
+    if decision.crashed_on:
+        lines.insert(0, f"say only ranks on {decision.crashed_on} crashed by themselves; {_LEFT_OUT}")
+    return lines

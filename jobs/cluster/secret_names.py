@@ -2,8 +2,8 @@
 
 Secrets can have any name, so a job inherits only variables that are known to hold none: those that a shell, Python,
 modules, CUDA and the training libraries need, variables with paths, and those named in `environment:` of the cluster's
-settings. Even among these, a variable that looks like a secret is not passed on. In a script or a command, it is
-refused.
+settings. Even among these, a variable that looks like a secret is not passed on. A script or a command that contains a
+secret is refused.
 """
 
 import os
@@ -32,7 +32,7 @@ _PASSED_ON = re.compile(
             r"(TORCH|PYTORCH|TORCHINDUCTOR|TRITON|TORCHDYNAMO|C10|DS|DEEPSPEED|XLA|TF)_\w+",
             r"(AWS|BOTO|HF|HUGGINGFACE|TRANSFORMERS|DIFFUSERS|WANDB|MLFLOW|TENSORBOARD|TFDS|WDS|PATCHLINE)_\w+",
             r"PATCHLINE|DO_NOT_TRACK|(APPTAINER|SINGULARITY)(ENV)?_\w+",
-            r"(SLURM|SBATCH|SRUN|SQUEUE|SINFO|MUNGE)_\w+",
+            r"(SLURM|SBATCH|SRUN|MUNGE)_\w+",
         )
     )
 )
@@ -42,7 +42,7 @@ _OF_SESSION = re.compile(
     r"LS_?COLORS|COLORTERM|CLICOLOR\w*|TERM_\w+|TERMCAP|LESS\w*|PAGER|EDITOR|VISUAL|MAIL|MAILCHECK|HIST\w+|PS[0-4]|"
     r"PROMPT\w*|WINDOW|WINDOWID|VTE_\w+|TMUX\w*|STY|COLUMNS|LINES|GPG_TTY|GNOME_\w+|DESKTOP_\w+|SESSION_MANAGER|"
     r"VSCODE_\w+|INVOCATION_ID|JOURNAL_STREAM|MEMORY_PRESSURE_\w+|SELINUX_\w+|which_declare|DEBUGINFOD_\w+|QT\w*_\w+|"
-    r"GTK\w*|DEBIAN_FRONTEND|MAKEFLAGS|MFLAGS|MAKELEVEL|CI|NVM_\w+|BASH_FUNC_\w+(%%|\(\))"
+    r"GTK\w*|(SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_\w+|DEBIAN_FRONTEND|MAKEFLAGS|MFLAGS|MAKELEVEL|CI|NVM_\w+|BASH_FUNC_\w+(%%|\(\))"
 )
 _INSIDE = re.compile(
     r"SECRET|TOKEN|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_KEY|PRIVATE_KEY|CONNECTION_?STRING|WEBHOOK|"
@@ -52,8 +52,8 @@ _AS_A_WORD = re.compile(
     r"(?:^|_)(?:PASS|PWD|PW|PAT|AUTH|SAS|COOKIE|BEARER|CREDS?|JWT|DSN)(?:_|[0-9]*$)|(?:^|_)KEY_?[0-9]*$"
 )
 _PLAIN = ("PWD", "OLDPWD", "SSH_AUTH_SOCK")  # SSH_AUTH_SOCK is a path
-# Matches the start of a literal value, such as abc, $'abc' or the abc in ${X:-abc}. A value that a command or a file
-# gives on the node does not match.
+# Matches the start of a literal value, such as abc, $'abc' or the abc in ${X:-abc}. A value that is read from a command
+# or a file on the node does not match.
 _VALUE = r"""(?:["']?[^\s"'$`;&|)]|\$["'][^"']|["']?\$\{\w+:?[-=+]["']?[^\s"'$`}])"""
 _ASSIGNMENT = re.compile(rf"(?:^|[\s;&|(,=])([A-Za-z_]\w*)=(?={_VALUE})")
 _CONFIGURE = re.compile(r"\bconfigure\s+set\s(.*)")  # aws configure set NAME VALUE
@@ -86,8 +86,8 @@ def is_passed_on(name: str, value: str, *, named: Collection[str] = ()) -> bool:
 
 
 def withheld(environ: Mapping[str, str], *, named: Collection[str] = ()) -> list[str]:
-    """Returns the names of the variables that jobs do not inherit, sorted. Those of the login session are left out
-    unless their name looks like a secret."""
+    """Returns the names of the variables that jobs do not inherit, sorted. Variables of the login session are left out,
+    unless their names look like secrets."""
     found = [name for name, value in environ.items() if not is_passed_on(name, value, named=named)]
     return sorted(name for name in found if is_secret(name) or not _OF_SESSION.fullmatch(name))
 

@@ -1,5 +1,5 @@
-"""cluster.yaml: the settings that all jobs on a cluster share, for `patchline submit`. slurm/cluster.example.yaml is an
-example."""
+"""Defines and reads cluster.yaml, which holds the settings that all jobs on a cluster share. slurm/cluster.example.yaml
+is an example."""
 
 import re
 import shutil
@@ -62,42 +62,42 @@ class ClusterConfig:
     qos: str = ""
     """Quality of service."""
     cpu_partition: str = ""
-    """Partition for jobs without GPUs: packing, checks, reports and the gates of a chain; empty: that of the others."""
+    """Partition for jobs without GPUs: packing, checks, reports and the gates of a chain; empty: the same partition."""
     constraint: str = ""
     """Features that nodes must have, such as h100."""
     gpus_per_node: Annotated[int, Range(0, 1024, zero="none: one rank per node")] = 0
-    """GPUs of each node, one rank per GPU."""
+    """GPUs of each node; a job has one rank per GPU."""
     gpu_type: str = ""
-    """Type of the GPUs, as the site's Slurm calls it, such as h100, where a partition has several."""
+    """Slurm's name for the type of GPU, such as h100, if a partition has several types."""
     all_memory: bool = True
-    """Whether a job with ranks asks for all memory of its nodes (--mem=0); no: it gets the site's default, where Slurm
-    refuses that."""
+    """Whether a job with ranks asks for all memory of its nodes (--mem=0); no: it gets the site's default, if Slurm
+    refuses --mem=0."""
     cpus_per_rank: Annotated[int, Range(0, 4096, zero="an equal share of the node's")] = 0
     """CPUs of each rank."""
     time_limit: str = ""
-    """Time limit of a job, in Slurm's words: 90 (minutes), 24:00:00, 2-00:00:00."""
+    """Time limit of a job, in Slurm's format: 90 (minutes), 24:00:00, 2-00:00:00."""
     margin_seconds: Annotated[int, Range(10, 86_400)] = 120
-    """How long before the time limit the ranks are asked to save: longer than a step and a save take."""
+    """How long before the time limit the ranks are asked to save. This must be longer than a step and a save take."""
     retries: Annotated[int, Range(0, 100)] = 2
-    """How often a crash is tried again in one allocation."""
+    """How often a job is tried again after a crash, in one allocation."""
     requeue: bool = True
-    """Whether jobs may be requeued; no: a run is continued by a chain of jobs (`--links`)."""
+    """Whether jobs may be requeued; no: give `--links`, so that several jobs in a row continue a run."""
     launcher: Literal["srun", "torchrun"] = "srun"
     """What starts the ranks: srun, one task per rank; or one torchrun per node."""
     spares: Annotated[int, Range(0, 1024, zero="none: a job that loses a node is requeued")] = 0
-    """Nodes that a job has beside those it is asked for, to take the place of sick or lost ones."""
+    """Spare nodes of each job, which replace sick or lost ones."""
     options: tuple[str, ...] = ()
     """More options of sbatch, such as --reservation=vit."""
     environment: tuple[str, ...] = ()
-    """Variables that jobs inherit besides the usual ones, by name: MY_DATA, or MY_* for all that begin so. Secrets are
-    never passed on: a line of `setup:` reads them on the node."""
+    """Names of the variables that jobs inherit besides the usual ones: MY_DATA, or MY_* for all that begin with MY_.
+    Secrets are never passed on: a line of `setup:` reads them on the node."""
     setup: tuple[str, ...] = ()
-    """Lines of shell before the command, such as `module load cuda/12.6`."""
+    """Lines of shell that run before the command, such as `module load cuda/12.6`."""
     command: tuple[str, ...] = ()
-    """The words that run patchline on a node, such as apptainer exec --nv image.sif patchline; empty: the patchline
-    that submits, which must be on storage that the nodes share."""
+    """The command that runs patchline on a node, such as apptainer exec --nv image.sif patchline; empty: the patchline
+    that submits the job, which must then be on storage that the nodes share."""
     s3_endpoint: str = ""
-    """The S3-compatible store, such as https://s3.example.org; empty: AWS."""
+    """URL of the S3-compatible store, such as https://s3.example.org; empty: AWS."""
     s3_profile: str = ""
     """Profile of ~/.aws/credentials. The secrets themselves are never submitted."""
     scratch: str = ""
@@ -139,12 +139,13 @@ class ClusterConfig:
 
     @property
     def gpus_asked_for(self) -> str:
-        """The GPUs of each node in Slurm's format, such as h100:8. Empty if there are none."""
+        """The GPUs of each node in Slurm's format, such as h100:8, or an empty text if there are none."""
         number = str(self.gpus_per_node or "")
         return f"{self.gpu_type}:{number}" if self.gpu_type else number
 
     def partition_for(self, *, has_ranks: bool) -> str:
-        """Returns the partition for jobs with ranks, or for jobs without GPUs. Empty for Slurm's default."""
+        """Returns the partition for jobs with ranks, or for jobs without GPUs. An empty text stands for Slurm's default
+        partition."""
         return (self.cpu_partition if not has_ranks else "") or self.partition
 
 
@@ -211,8 +212,8 @@ def read_cluster(path: Path) -> ClusterConfig:
 
 
 def with_command(cluster: ClusterConfig, environ: Mapping[str, str]) -> ClusterConfig:
-    """Returns the settings with a command: if they have none, that of this environment. Raises UserError if there is no
-    such command."""
+    """Returns the settings. If they name no command, adds the `patchline` of this environment. Raises UserError if
+    there is none."""
     if cluster.command:
         return cluster
     beside = Path(sys.executable).parent / "patchline"  # found even if it is not on the PATH

@@ -16,7 +16,7 @@ from typing import Any
 
 from jobs.cluster.settings import ClusterConfig, Names, asked_seconds, seconds_of
 from jobs.cluster.slurm import partitions, ran
-from jobs.settings.models import PlanJob
+from jobs.settings.runs import PlanJob
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.settings.job import TrainingJob
@@ -53,7 +53,7 @@ class PartitionLimits:
 @dataclass(frozen=True, kw_only=True)
 class AskedJob:
     """A job that is to be submitted, and what it asks for. `nodes`: the number of nodes without spares. `time_limit`:
-    its time limit in Slurm's format; empty for that of the cluster's settings."""
+    its time limit in Slurm's format; empty: the limit in the cluster's settings."""
 
     job: Any
     nodes: int
@@ -135,8 +135,8 @@ def _local_disk(one: AskedJob, kind: str, partition: str, environ: Mapping[str, 
 
 
 def _unshared(what: str, todo: str, *, nodes: int) -> Finding:
-    """Returns the finding for a run directory that nodes do not share. With one node it is a warning, since that node
-    may be the right one."""
+    """Returns the finding for a run directory that nodes do not share. For a job on one node it is only a warning,
+    since the job works as long as it stays on that node."""
     if nodes > 1:
         return Finding(status="fault", found=what, allowed="storage that all nodes share", todo=todo)
     found = f"{what}: a requeue that lands on another node starts from scratch there"

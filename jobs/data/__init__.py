@@ -1,1 +1,1 @@
-"""The commands for datasets: pack, index, verify and card."""
+"""Holds the commands for datasets: pack, index, verify and card."""

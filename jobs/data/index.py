@@ -1,4 +1,4 @@
-"""`patchline index`: indexes WebDataset tars made by others, in place."""
+"""`patchline index`: indexes existing WebDataset tars in place."""
 
 import logging
 from dataclasses import fields
@@ -32,8 +32,8 @@ def index_tars(
     split: str = "train",
     workers: int = 1,
 ) -> None:
-    """Makes a dataset of WebDataset tars made by others: writes an index beside them or at `index_url`, and leaves the
-    tars as they are. `patchline index` does the same and has more settings.
+    """Makes a dataset from existing WebDataset tars: writes an index beside them or at `index_url`, and leaves the tars
+    as they are. `patchline index` does the same and has more settings.
 
     `url`: a folder or s3://bucket/prefix. The class of an image is the text of its member `label_key`, or the
     `label_field` of its member json. The function can be called again on the same tars. Raises UserError if there are

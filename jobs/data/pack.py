@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 def run(job: PackJob) -> int:
-    """Runs the requested phases and returns the exit code. If it is interrupted, what is finished is kept."""
+    """Runs the requested phases and returns the exit code. An interruption keeps the finished parts."""
     if not job.out:
         raise UserError("--out is missing; give a folder or s3://bucket/prefix")
     try:
@@ -115,8 +115,8 @@ def _was_reachable() -> Iterator[None]:
 
 
 def spec_of(job: PackJob) -> PackSpec:
-    """Returns all settings that decide the bytes of the shards, so not workers and parts. With --split-test, the test
-    split is taken from the source's training split."""
+    """Returns all settings that decide the bytes of the shards. Workers and parts are not among them. With
+    --split-test, the test split is taken from the source's training split."""
     settings = {field.name: getattr(job, field.name) for field in fields(PackSpec)}
     settings["source"] = source_of_split(job.source, "train" if job.split_test else job.split)
     return PackSpec(**settings)
@@ -124,7 +124,7 @@ def spec_of(job: PackJob) -> PackSpec:
 
 def source_of_split(source: Source, split: str) -> Source:
     """Returns the source for this split. Sets the split of a source that has splits; otherwise replaces `{split}` in
-    file names by its name. Raises UserError if the source does not have the split."""
+    file names with the split's name. Raises UserError if the source does not have the split."""
     if isinstance(source, DigitsSource | VtabSource):
         if isinstance(source, DigitsSource) and split not in ("train", "test"):
             raise UserError(f"--split is {split!r}; the digits have train and test")
@@ -141,7 +141,7 @@ def source_of_split(source: Source, split: str) -> Source:
 
 
 def _mention_other_split(job: PackJob) -> None:
-    """Warns if the source is named like another split than the dataset's."""
+    """Warns if the name of the source is that of another split than the dataset's."""
     if job.split_test:
         return
     source = job.source

@@ -1,1 +1,2 @@
-"""Commands that use weights (evaluate, fewshot, predict, inspect), and those that import, extract and export them."""
+"""Holds the commands that use weights (evaluate, fewshot, predict, inspect) and that import, extract and export
+them."""

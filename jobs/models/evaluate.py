@@ -123,7 +123,7 @@ def _targets(job: EvaluateJob, dataset: Dataset, labels: tuple[str, ...]) -> Tar
 
 
 def _remove_scores(run_dir: Path) -> None:
-    """Removes the scores of an earlier evaluation. If this evaluation fails, they must not be next to its record.
+    """Removes the scores of an earlier evaluation. If this evaluation fails, old scores must not be next to its record.
     Raises UserError if a file cannot be removed."""
     for name in (_SCORES, _CLASSES, _EXAMPLES):
         try:

@@ -48,7 +48,7 @@ _LOAD = {
     "hugging_face": "from transformers import ViTForImageClassification\n\n"
     'model = ViTForImageClassification.from_pretrained("{name}")',
 }
-_START_OF_MASKED = (  # for masked patch prediction: such a model has no classes
+_START_OF_MASKED = (  # for models of masked patch prediction, which have no classes
     "patchline fewshot {name} --data.url DATASET\n"
     "patchline finetune RECIPE --initial.weights {name} --data.url DATASET --run-dir DIR"
 )
@@ -59,8 +59,8 @@ __all__ = ["ExportJob", "run"]
 @dataclass(frozen=True, kw_only=True)
 class Exported:
     """What was written: the name, the format and the model. `num_parameters`: the number of parameters of the whole
-    model. `is_changed`: the head or the resolution differs from that of the original weights, so their scores do not
-    apply."""
+    model. `is_changed`: whether the head or the resolution differs from that of the original weights, so that their
+    scores do not apply."""
 
     name: str
     written: Format

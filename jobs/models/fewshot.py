@@ -37,7 +37,8 @@ def run(job: FewshotJob) -> int:
     weights = open_for_use(job.weights, say=world.is_first)
     data = chosen_data(*open_splits(job.data, group="data"), job)
     if job.run_dir and world.is_first:
-        write_record(Path(job.run_dir), stage="fewshot", job=job)  # first: fails if it is not writable
+        # Written first, so that a folder without write access is refused now.
+        write_record(Path(job.run_dir), stage="fewshot", job=job)
     with AnsweredInExchanges(), joined(world):
         model = filled_model(weights).to(world.device)
         transform = transform_of(job.data.transform, weights.usage.transform)

@@ -47,7 +47,8 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
 
 
 def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
-    """Raises UserError if `out` is missing, is the `path` that the weights are read from, or is that file's folder."""
+    """Raises UserError if `out` is missing, is the `path` that the weights are read from, or is the folder of that
+    file."""
     if not out:
         raise UserError(f"--out is missing: give {wanted} for the weights")
     try:

@@ -5,14 +5,12 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from jobs import exit_codes
 from jobs.output import WIDTH, fitted, put
-from pipeline.shared_settings import Device
-from shards.config_values import Range, refuse_wrong_values
+from jobs.settings.models import PredictJob
 from shards.errors import UserError
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
@@ -23,25 +21,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 KINDS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictJob:
-    """The weights to use, and the images to predict. Images are prepared as in the run's own evaluation."""
-
-    weights: str = ""
-    """A run (RUN), a weights folder, a timm or Hugging Face folder, or a .npz, .safetensors or .pth file."""
-    images: tuple[str, ...] = ()
-    """Files to predict, JPEG, PNG or WebP, and folders of such files. They may follow WEIGHTS without the flag."""
-    top: Annotated[int, Range(1)] = 5
-    """Classes to show per image."""
-    json: bool = False
-    """Write one JSON object per line: the image, and the label and probability of each class."""
-    device: Device = "auto"
-    """Where to compute; auto: the GPU if there is one, else the CPU."""
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")
 
 
 def run(job: PredictJob) -> int:

@@ -1,8 +1,8 @@
-"""`patchline stop RUN`, `save RUN` and `cancel RUN|CHAIN`.
+"""Runs `patchline stop RUN`, `save RUN` and `cancel RUN|CHAIN`.
 
-`stop` and `save` write a file to the run's folder that asks the run to do so. `cancel` cancels all pending and running
-jobs of a run or a chain, and lists them. For a stage without a run directory, such as packing, it takes the folder or
-URL of the output.
+`stop` and `save` write a file to the run's folder, and the run obeys it at its next step. `cancel` cancels all pending
+and running jobs of a run or a chain, and lists them. For a stage without a run directory, such as packing, `cancel`
+takes the folder or URL of the output.
 """
 
 import logging
@@ -63,7 +63,7 @@ def _save(run_dir: Path, facts: RunFacts) -> None:
     if facts.state != "running":
         raise UserError(f"{str(run_dir)!r} is {facts.state}, and only a running one can save; see `patchline status`")
     _write(run_dir / "SAVE")
-    log.info("%s: it saves at its next step, and goes on", _shown(run_dir))
+    log.info("%s: it saves at its next step, and continues", _shown(run_dir))
 
 
 def _refuse_copy(run_dir: Path, facts: RunFacts) -> None:
@@ -77,8 +77,8 @@ def _refuse_copy(run_dir: Path, facts: RunFacts) -> None:
 
 
 def _original_of(run_dir: Path) -> str:
-    """Returns the folder that this one is a copy of; empty if it is not a copy. The first line of a run's record names
-    its folder, and each submission records the folder's inode."""
+    """Returns the folder that this one is a copy of, or an empty text if it is not a copy. The first line of a run's
+    record names its folder, and each submission records the folder's inode."""
     with suppress(OSError, InvalidDataError):
         head = read_local_file(run_dir / "job.yaml", most_bytes=MOST_BYTES).decode(errors="replace").partition("\n")[0]
         named = Path(head.split(" ", 3)[-1]).parent  # `# patchline STAGE PATH`
@@ -102,8 +102,8 @@ def _shown(path: Path) -> str:
 
 
 def cancel(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """Cancels the jobs of a run, a chain or an output. Returns 0 once none is pending or running. Raises UserError if
-    the word names none of these, or if Slurm does not answer."""
+    """Cancels the jobs of a run, a chain or an output. Returns 0 once no such job is pending or running. Raises
+    UserError if `words` names neither a run, a chain nor an output, or if Slurm does not answer."""
     if len(words) != 1:
         raise UserError("usage: patchline cancel RUN|CHAIN, one folder")
     folder, shown = Path(words[0]), printable_name(words[0])
@@ -117,10 +117,10 @@ def cancel(words: list[str], *, environ: Mapping[str, str]) -> int:
         return _cancel_output(words[0], environ)
     work_in(folder)
     was_there, gone = marker.exists(), dict[str, QueuedJob]()
-    marker.touch()  # first, so that a gate that runs now submits no more jobs
+    marker.touch()  # made first, so that a gate that runs now submits no more jobs
     try:
         _cancel_all(name, environ, recorded, gone=gone)
-        with alone(lock):  # jobs that were submitted meanwhile
+        with alone(lock):  # the second call cancels jobs that were submitted during the first
             _cancel_all(name, environ, recorded, gone=gone)
     except Exception:
         if not gone and not was_there:  # nothing was cancelled: the run or chain continues
@@ -146,14 +146,14 @@ def _cancel_output(word: str, environ: Mapping[str, str]) -> int:
 def _told(gone: Mapping[str, QueuedJob], shown: str) -> int:
     for one in gone.values():
         log.info("cancelled %s, which was %s%s", one.job, one.state, f": {one.tag}" if one.tag else "")
-    log.info("to go on, submit %s again", shown)
+    log.info("to continue, submit %s again", shown)
     return exit_codes.DONE
 
 
 def _cancel_all(
     name: str, environ: Mapping[str, str], recorded: Sequence[str], *, gone: dict[str, QueuedJob]
 ) -> dict[str, QueuedJob]:
-    """Cancels jobs until none is left in the queue. Adds them to `gone` by job number, and returns it."""
+    """Cancels jobs until none is left in the queue. Adds each job to `gone` under its number, and returns `gone`."""
     deadline = time.monotonic() + _MOST_SECONDS
     while found := [one for one in queued_with(name, environ, recorded=recorded) if one.state != "COMPLETING"]:
         cancelled(sorted({str(one.number) if "[" in one.job else one.job for one in found}), environ)
@@ -194,8 +194,9 @@ def is_begun(run_dir: Path) -> bool:
 
 
 def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)) -> str:
-    """Returns why this user cannot read the folder of a run or a chain, for example a colleague's, or the folders
-    `parts` in it. Empty if all of them can be read or do not exist."""
+    """Returns the reason why this user cannot read the folder of a run or a chain, for example because it belongs to a
+    colleague. `parts`: the subfolders to check; an empty name stands for the folder. Returns an empty text if all of
+    them can be read or do not exist."""
     try:
         for name in parts:
             if (folder / name).is_dir():

@@ -1,8 +1,8 @@
 """Finds out what went wrong with a run. The most likely cause comes first. Each cause says where it can be seen and
 what fixes it. All functions are pure.
 
-Only the last try is explained. Why earlier tries failed is in `patchline report`. Each rule yields findings with a
-number; the lowest number is the most likely cause. Findings that are not faults are notes.
+Only the last try is explained; `patchline report` says why earlier tries failed. Each rule yields findings with a
+number, and the lowest number is the most likely cause. Findings that are not faults are notes.
 """
 
 import shlex
@@ -14,6 +14,7 @@ from jobs.cluster.queue_reasons import finding_of, findings_of_nodes
 from jobs.monitor.evidence import Ended, Evidence, LogLine
 from jobs.monitor.log_signs import AGAIN, FULL, OURS, PYTHON, SIGNS
 from jobs.reports.facts import try_words
+from pipeline.runs.facts import SILENT_SECONDS
 from pipeline.training.watchdog.heartbeat_files import Beat, Phase
 from shards.errors import Finding
 from shards.output.quantities import duration
@@ -23,7 +24,6 @@ _AGAIN = "{again}"  # stands for the command that continues this run
 _ELSEWHERE = "start it again in another --run-dir"
 _SCRIPT = "stage.sbatch: "
 _LITTLE_BYTES = 1 << 30
-_SILENT_SECONDS = 60.0
 _OF_LIBRARY = ", a fault of a library or of the machine"
 # Exit code of a rank -> how the rank ended, and what to do. {host} stands for its node.
 _ENDS = {
@@ -86,7 +86,7 @@ def _of_folder(found: Evidence) -> Ranked:
         yield 0, _fault(words, "STOP", f"rm {shlex.quote(str(found.run_dir / 'STOP'))}")
     if found.has_given_up:
         words = "it has given up: tries in a row saved nothing new; the causes around this line say why"
-        yield 50, _fault(words, "submit/gave-up", f"once that is mended, {_AGAIN}")
+        yield 50, _fault(words, "submit/gave-up", f"once that is fixed, {_AGAIN}")
 
 
 def _of_queue(found: Evidence) -> Ranked:
@@ -107,7 +107,7 @@ def _of_queue(found: Evidence) -> Ranked:
 
 
 def _of_log(found: Evidence) -> Ranked:
-    """Yields the first line of each kind in the log, because later ones are often its consequence."""
+    """Yields the first line of each kind in the log, because later lines are often its consequences."""
     for pattern, rank, words, todo in SIGNS:
         line = next((one for one in found.log if pattern.search(one.text)), None)
         if line:
@@ -170,7 +170,7 @@ def _of_heartbeats(found: Evidence) -> Ranked:
         words = f"it hung; rank {behind.rank} on {behind.host} was the furthest behind, in {behind.place.words()}"
         seen = next((one for one in found.stacks if f"rank-{behind.rank:05d}-" in one), "heartbeats")
         yield 6, _fault(words, seen, f"read its stacks; {_AGAIN}")
-    silent = ((beat, age) for beat, age in found.beats if age > _SILENT_SECONDS and beat.phase != Phase.ENDED)
+    silent = ((beat, age) for beat, age in found.beats if age > SILENT_SECONDS and beat.phase != Phase.ENDED)
     for beat, age in list(silent)[:1]:
         words = f"rank {beat.rank} on {beat.host} fell silent {duration(age)} before the others, in "
         yield 15, _fault(words + beat.place.words(), _file_of(beat), f"look at {beat.host} (`sinfo -R`); {_AGAIN}")
@@ -210,7 +210,7 @@ def _of_silence(found: Evidence) -> Ranked:
     """Yields what is known of a run that ended without a message: its state when it was last seen."""
     why = next(iter(found.facts.run.reasons), "it ended, and nothing tells why")
     is_gone = found.facts.run.has_vanished
-    guess = "; so ends what is killed by SIGKILL, or whose node is lost" if is_gone else ""
+    guess = "; a run ends like this if SIGKILL or the loss of its node ends it" if is_gone else ""
     todo = f"`dmesg -T | grep -i oom` on its node tells whether memory ran out; {_AGAIN}" if is_gone else _AGAIN
     yield 60, _fault(why + guess, "heartbeats/rank-00000.json", todo)
 
@@ -245,5 +245,5 @@ def _of_unstarted(found: Evidence) -> Finding:
 def _of_notes(found: Evidence) -> Ranked:
     yield from ((85, one) for one in found.facts.damaged)
     for one in found.facts.time.restarts[-3:]:
-        words = f"earlier: {one.cause}, {duration(one.seconds)} lost"
+        words = f"earlier: {one.cause.words}, {duration(one.seconds)} lost"
         yield 95, _note(words, f"starts.jsonl: start {one.attempt.partition('-')[0]}")

@@ -13,7 +13,7 @@ from jobs.monitor.causes import causes_of
 from jobs.monitor.evidence import Evidence, evidence_of
 from jobs.monitor.gpu_trial import measure
 from jobs.output import advice, json_of_checks, put, table_of_checks
-from jobs.settings.models import DoctorJob
+from jobs.settings.runs import DoctorJob
 from pipeline.machine.checks import local_checks
 from pipeline.machine.probes import Probe, run_probes
 from shards.errors import Finding, UserError

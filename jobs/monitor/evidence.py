@@ -1,6 +1,7 @@
-"""Gathers what tells how a run's last try ended: its log, its ranks' exit codes and heartbeats, and its jobs.
+"""Gathers the evidence of how a run's last try ended: its log, the exit codes and heartbeats of its ranks, and its
+jobs.
 
-Nothing here writes. Any file may be missing, half-written or damaged; it is then ignored.
+Nothing is written here. A file that is missing, half-written or damaged is ignored.
 """
 
 import os
@@ -23,13 +24,12 @@ from pipeline.runs.facts import SIGNS_OF_A_RUN, read_facts
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.watchdog.hang import FOLDER as STACKS
 from pipeline.training.watchdog.heartbeat_files import FOLDER as HEARTBEATS
-from pipeline.training.watchdog.heartbeat_files import Beat
+from pipeline.training.watchdog.heartbeat_files import Beat, read_beat
 from shards.config_values import whole_number
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import Line, read_local_file, read_tail
-from shards.files.typed_json import read_record
 
-_LOG_BYTES, _MOST_BEAT_BYTES = 4 << 20, 4096
+_LOG_BYTES = 4 << 20
 _MOST_RANKS, _MOST_LINE, _MOST_CODE_BYTES = 4096, 4096, 16
 _BEGIN = re.compile(rb"^stage\.sbatch: job \d+, start \d+, try \d+: ")
 _EXITS = re.compile(r"exits-\d+-\d+-\d+")
@@ -46,7 +46,7 @@ class LogLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """How a rank ended, from the file that it left. `path` is relative to the run's folder."""
+    """How a rank ended, according to the file with its exit code. `path` is relative to the run's folder."""
 
     rank: int
     code: int
@@ -56,12 +56,12 @@ class Ended:
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
     """What is known of a run's last try. `damage`: what is wrong with the run's record. `log`: the lines of its log, at
-    most 4 MiB. `log_name`: the log's path, relative to the run's folder if it is inside. `exits`: how the ranks ended,
-    in the order in which they did. `beats`: each rank's heartbeat, and by how many seconds it is older than the newest.
-    `last_try`: the last line of tries.jsonl, and `try_number`: its number. `stacks`: the names of the files with
-    stacks. `missing`: fields of the record whose local path does not exist, with the path. `has_lost_checkpoints`: the
-    ledger names checkpoints, but the run's folder has none. `complaint`: why Slurm does not answer. `has_slurm`:
-    whether Slurm was asked."""
+    most 4 MiB. `log_name`: the log's path, relative to the run's folder if it is inside. `exits`: how each rank ended,
+    sorted by time. `beats`: each rank's heartbeat, and by how many seconds it is older than the newest. `last_try`: the
+    last line of tries.jsonl. `try_number`: the number of that line. `stacks`: the names of the files with stacks.
+    `missing`: fields of the record whose local path does not exist, with the path. `has_lost_checkpoints`: the ledger
+    names checkpoints, but the run's folder has none. `complaint`: why Slurm does not answer. `has_slurm`: whether Slurm
+    was asked."""
 
     run_dir: Path
     facts: ReportFacts
@@ -179,7 +179,7 @@ def _log(path: Path) -> tuple[LogLine, ...]:
 
 
 def _exits(run_dir: Path) -> tuple[Ended, ...]:
-    """Returns how the ranks of the last try ended, in the order in which they did."""
+    """Returns how each rank of the last try ended, sorted by time."""
     with suppress(OSError):
         folders = [path for path in (run_dir / "submit").iterdir() if _EXITS.fullmatch(path.name)]
         newest = max(folders, key=lambda path: (path / "started").stat().st_mtime, default=None)
@@ -203,7 +203,7 @@ def _beats(run_dir: Path) -> tuple[tuple[Beat, float], ...]:
     found = []
     for path in sorted((run_dir / HEARTBEATS).glob("rank-*.json"))[:_MOST_RANKS]:
         with suppress(OSError, ValueError, InvalidDataError):
-            beat = read_record(Beat, read_local_file(path, most_bytes=_MOST_BEAT_BYTES))
+            beat = read_beat(path)
             found.append((beat, path.stat().st_mtime))
     if not found:
         return ()

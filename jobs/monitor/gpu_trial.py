@@ -26,7 +26,7 @@ from markupsafe import Markup, escape
 
 from jobs import exit_codes
 from jobs.output import put, write_out
-from pipeline.gpu_parts.sizes import GpuPart, parts_of
+from pipeline.machine.gpu_sizes import GpuPart, parts_of
 from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device
 from shards.errors import UserError
@@ -45,8 +45,8 @@ _OTHER_OUT = "give another --out"
 
 def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, str]) -> int:
     """Measures every part that `out` does not have yet, and writes `out` and the page next to it. Returns 1 if a part
-    failed, else 0. Raises UserError if there is no GPU to measure, or if `out` is some other file."""
-    from pipeline.gpu_parts.parts import device_facts  # noqa: PLC0415 - loads torch, which other checks do not need
+    failed, else 0. Raises UserError if there is no GPU to measure, or if `out` was not written by this command."""
+    from pipeline.machine.gpu_parts import device_facts  # noqa: PLC0415 - loads torch, which other checks do not need
 
     about = device_facts(device)
     num_gpus = about["num_gpus"] if about["device"] == "cuda" else 2  # gloo ranks
@@ -106,7 +106,7 @@ def _measured(part: GpuPart, environ: Mapping[str, str]) -> dict[str, Any]:
 
 
 class _FailedError(Exception):
-    """Why a part has no result."""
+    """Says why a part has no result."""
 
 
 def _result(part: GpuPart, folder: Path, environ: Mapping[str, str]) -> Any:
@@ -142,7 +142,7 @@ class _Started:
     def part(self, part: GpuPart) -> Any:
         """Measures a part with one process per rank, and returns its result."""
         file = self.folder / "result.json"
-        self._output(["pipeline.gpu_parts.parts", str(file), json.dumps(asdict(part))], num_ranks=part.ranks)
+        self._output(["pipeline.machine.gpu_parts", str(file), json.dumps(asdict(part))], num_ranks=part.ranks)
         try:
             return parse_json(file.read_bytes())
         except (OSError, ValueError) as error:
@@ -177,8 +177,8 @@ class _Started:
 
 
 def _ended(processes: list["subprocess.Popen[bytes]"], seconds: float) -> int | None:
-    """Waits for the processes, and kills them and their children in the end. Returns the first exit code that is not 0,
-    or 0, or None if `seconds` have passed."""
+    """Waits for the processes, then kills those that are left, and all child processes. Returns the first exit code
+    that is not 0, or 0 if all are 0, or None if `seconds` pass first."""
     until, codes = time.monotonic() + seconds, list[int]()
     try:
         for process in processes:

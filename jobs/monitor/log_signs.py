@@ -1,5 +1,5 @@
-"""Says what words in a log mean: errors of Patchline and of Python, and what Slurm, the kernel and libraries write when
-a run ends. `patchline doctor RUN` and `status` name the cause and what to do."""
+"""Lists the messages in a log that tell why a run ended: errors of Patchline and of Python, and messages of Slurm, the
+kernel and libraries. `patchline doctor RUN` and `status` show the cause and the remedy."""
 
 import re
 
@@ -9,8 +9,8 @@ OURS = re.compile(_LABEL + r"(?:\d\d:\d\d:\d\d )?(?:rank \d+: )?error: (.+)")
 PYTHON = re.compile(
     _LABEL + r"(?!.*\bChildFailedError)((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt)(?:: .*)?)$"
 )
-# What Slurm, the kernel and libraries write to a log when a run ends: the words, a number (the lowest is the most
-# likely cause), the cause, and what to do.
+# Messages that Slurm, the kernel and libraries write to a log when a run ends. Each row has the pattern of a message, a
+# number (the lowest is the most likely cause), the cause, and what to do.
 SIGNS = tuple(
     (re.compile(pattern, re.IGNORECASE), rank, found, todo)
     for pattern, rank, found, todo in (

@@ -8,7 +8,7 @@ The log is in RUN/submit, in the folder of the run's chain, or wherever sbatch's
     StdErr of scontrol          for any job that Slurm still knows
 
 srun labels each line with the number of its task, which under `launcher: srun` is the rank. torchrun starts all ranks
-of its node as one task, so there each line must also begin with `[rank3]: ` after the label; stage.sbatch adds this.
+of a node as one task, so stage.sbatch then adds the rank behind the label, as in `[rank3]: `.
 """
 
 import logging
@@ -102,8 +102,8 @@ def shown(line: bytes) -> str:
 
 
 def new_lines(path: Path, position: int, half: bytes) -> Iterator[bytes]:
-    """Yields the lines that are written after `position`, and never ends. `half` is the unfinished line before it. If
-    the file becomes shorter, it was replaced, and is read from its beginning."""
+    """Yields the lines that are written after `position`, and never ends. `half` is the unfinished line before
+    `position`. A file that becomes shorter has been replaced, so it is read from its beginning."""
     while True:
         try:
             tail = read_tail(path, most_bytes=_TAIL_BYTES)
@@ -150,7 +150,7 @@ def newest_log(run_dir: Path, jobs: Sequence[JobFacts] = ()) -> Path | None:
     places = [*(run_dir / "submit").glob("*.out"), *told, *(task.log for task in chain_tasks(run_dir, told))]
     found = []
     for path in dict.fromkeys(places):
-        with suppress(OSError, ValueError):  # deleted meanwhile, or on a disk that is not mounted here
+        with suppress(OSError, ValueError):  # the log was deleted meanwhile, or its disk is not mounted here
             status = path.stat()
             if stat.S_ISREG(status.st_mode):
                 found.append((status.st_mtime, path))
@@ -158,7 +158,7 @@ def newest_log(run_dir: Path, jobs: Sequence[JobFacts] = ()) -> Path | None:
 
 
 def asked_log(run_dir: Path, environ: Mapping[str, str]) -> Path | None:
-    """Returns the newest log like `newest_log`, but asks Slurm for the newest job's log if no file names it."""
+    """Returns the newest log. Unlike `newest_log`, asks Slurm for the newest job's log if no file names it."""
     path, started = newest_log(run_dir), started_in(run_dir)
     is_known = path and (
         not started or started[0] in dict(_pointed(run_dir)) or str(started[0]) in re.findall(r"\d+", path.name)

@@ -1,8 +1,8 @@
-"""`patchline status [RUN|CHAIN...]`: shows the state of runs and chains, what their jobs wait for, and the command that
-fixes it.
+"""`patchline status [RUN|CHAIN...]`: shows the state of runs and chains, what their jobs wait for, and the commands
+that fix faults.
 
-For a stage without a run directory, such as packing, give the folder or URL that it writes: its jobs in the queue are
-found by this name.
+For a stage without a run directory, such as packing, give the folder or URL that it writes. Its jobs in the queue have
+a name made from that path.
 """
 
 import json
@@ -176,11 +176,11 @@ def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
         words = "is asked to stop, and stays stopped, by its file STOP; to continue, delete it and submit again"
         found.append(Finding(found=words, todo=f"rm {shlex.quote(str(run_dir / 'STOP'))}"))
     if is_there(run_dir / "submit" / "gave-up"):
-        words = "has given up: tries in a row saved nothing new; once it is mended, submit again"
+        words = "has given up: tries in a row saved nothing new; once it is fixed, submit again"
         found.append(Finding(found=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
     if ended := said_of_last_try(run_dir):
         found.append(Finding(found=ended))
-    path = newest_log(run_dir, jobs)
+    path = None if is_there(run_dir / "DONE") else newest_log(run_dir, jobs)  # of no use to a finished run
     with suppress(OSError, InvalidDataError):
         tail = read_tail(path, most_bytes=_LOG_BYTES) if path else None
         text = tail.data.decode(errors="replace") if tail else ""
@@ -190,8 +190,8 @@ def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
 
 
 def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[JobFacts]]:
-    """Returns those words that name the output of pending or running jobs, not a run or a chain, with these jobs. Empty
-    if Slurm does not answer."""
+    """Returns the words that name neither a run nor a chain, but the output of pending or running jobs, each with these
+    jobs. Returns an empty dictionary if Slurm does not answer."""
     others = [word for word in words if not is_chain(word) and not is_begun(Path(word))]
     try:
         found = {word: queued_with(output_name(word), environ) for word in others}

@@ -32,7 +32,7 @@ from jobs.monitor.status import Status, state_of, status_of
 from jobs.output import fitted, put, wrapped
 from jobs.reports.ls import Run, run_at
 from jobs.stages import usage_of
-from pipeline.runs.facts import LEDGER, METRICS
+from pipeline.runs.facts import LEDGER, METRICS, SILENT_SECONDS
 from shards.config_values import Range
 from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import is_finite, is_step, object_in, read_tail
@@ -48,7 +48,7 @@ _TAIL_BYTES, _LOG_BYTES = 1 << 16, 1 << 14
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"running": "green", "done": "green", "failed": "red"}  # other states are yellow
 _SHARES = (("perf/mfu", "MFU"), ("perf/mfu_of_measured_peak", "of measured peak"))
-_LATE_SECONDS = 60.0
+_LATE_SECONDS = 60.0  # from then on, the age of Slurm's answer is shown
 _MOST_LOG = 200
 _MOST_RUNS = 256
 _RUNNING = "running"
@@ -163,7 +163,7 @@ class Asked:
 
     @property
     def silence(self) -> str:
-        """Why the newest answer is missing; empty if it is not."""
+        """The reason why there is no newer answer, or an empty text if nothing is wrong."""
         return self.complaint or "Slurm has not answered yet" * self.is_open
 
     @property
@@ -187,8 +187,8 @@ def answer_of(folder: Path, environ: Mapping[str, str] | None) -> Snapshot:
 
 
 def run_of(chain: ChainStatus) -> Path | None:
-    """Returns the run of the chain to draw: the one that is running. If several are running, it is the one seen last.
-    If none is, as between two tries, it is a run of a step that is running."""
+    """Returns the run of the chain that is drawn: the running one or, of several, the one seen last. If no run is
+    running, for example between two tries, returns a run of a running step, or None if there is none."""
     now, found = time.time(), []
     names = {step.name for step in chain.steps if step.state == _RUNNING}
     for path, unit in list(runs_of(chain.folder).items())[:_MOST_RUNS]:
@@ -228,8 +228,7 @@ def _keys() -> Iterator[int]:
 
 
 def _tell(asked: Asked) -> None:
-    """Writes a line every half minute, for a log. Returns once the run or chain is over: no job of it is pending or
-    running."""
+    """Writes a line every half minute, for a log. Returns once no job of the run or chain is pending or running."""
     deadline = time.monotonic() + _ANSWER_SECONDS
     while asked.is_open and (asked.is_chain or time.monotonic() < deadline):
         asked.renew()
@@ -294,7 +293,7 @@ def table_lines(chain: ChainStatus, *, columns: int, most: int) -> list[str]:
 
 
 def _view(asked: Asked) -> View | None:
-    """Returns the view of the run; None for a chain of which no run is running."""
+    """Returns the view of the run, or None for a chain without a run to draw."""
     asked.renew()
     answer = asked.answer
     if answer.run_dir is None:
@@ -391,7 +390,7 @@ def drawn(view: View, *, columns: int, rows: int) -> "list[Text]":
         lines += [_text(""), _text(f"log: {view.log_name}", "bold")]
         lines += [_text(fitted(line, columns)) for line in view.log[-room:]]
     lines += [_text("")] * (rows - 1 - len(lines))
-    lines.append(_text("q or Ctrl-C leaves; the run goes on", "dim"))
+    lines.append(_text("q or Ctrl-C leaves; the run continues", "dim"))
     for line in lines:
         line.truncate(columns, overflow="ellipsis")
     return lines
@@ -400,13 +399,14 @@ def drawn(view: View, *, columns: int, rows: int) -> "list[Text]":
 def drawn_chain(
     above: Sequence[str], view: View | None, *, columns: int, rows: int, complaint: str = ""
 ) -> "list[Text]":
-    """Draws a chain's table. Below it is the run that is running or, if there is none, why Slurm does not answer."""
+    """Draws a chain's table. Below it, draws the running run or, if there is none, the reason why Slurm does not
+    answer."""
     lines = [_text(line, "" if line[:1] == " " else "bold") for line in above]
     if view:
         lines += [_text(""), *drawn(view, columns=columns, rows=max(2, rows - len(lines) - 1))]
     else:
         lines += [_text(part, "yellow") for part in wrapped(complaint, columns, most_lines=2)] if complaint else []
-        lines += [_text("")] * (rows - 1 - len(lines)) + [_text("q or Ctrl-C leaves; the chain goes on", "dim")]
+        lines += [_text("")] * (rows - 1 - len(lines)) + [_text("q or Ctrl-C leaves; the chain continues", "dim")]
     for line in lines:
         line.truncate(columns, overflow="ellipsis")
     return lines[:rows]
@@ -433,7 +433,7 @@ def _head(view: View, columns: int) -> "list[Text]":
         bars = sparkline(view.losses[-max(1, columns - 6) :])
         lines.append(_text("loss  ").append(bars, style="cyan"))
     if seen:
-        is_late = facts.state == "running" and view.now - (facts.last_seen or 0) > _LATE_SECONDS
+        is_late = facts.state == "running" and view.now - (facts.last_seen or 0) > SILENT_SECONDS
         lines.append(_text(seen, "red" if is_late else "dim"))
     if facts.ranks:
         lines += [_text(part) for part in wrapped(f"ranks: {printable_name(facts.ranks)}", columns, most_lines=2)]

@@ -18,7 +18,7 @@ from jobs.planning.scaling import (
 )
 from jobs.recipes import pretrain
 from jobs.recipes.of_training import plan_of
-from jobs.settings.models import PlanJob
+from jobs.settings.runs import PlanJob
 from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Cost, Forecast, cost_of
 from pipeline.planning.step_time import slow_stage_3
 from pipeline.training.settings.schedule import steps_of
@@ -119,7 +119,7 @@ def _epochs_meant(recipe: str, steps: int) -> int:
 
 
 def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
-    """Returns the rows that a plan on GPUs has in addition."""
+    """Returns the rows that only a plan on GPUs has."""
     plan, memory, budget = found.fit.plan, found.fit.memory, found.budget
     parts = {
         "weights": memory.weights,
@@ -212,5 +212,6 @@ def _required_rate(cost: Cost) -> str:
 
 
 def _digits(number: float) -> int:
-    """Returns how many decimals to show: none from 100 on, as in the paper's table, and more for smaller numbers."""
+    """Returns the number of decimals to show: none from 100 on, as in the paper's table, and more for smaller
+    numbers."""
     return 0 if number >= 100 else 1 if number >= 10 else 4

@@ -10,7 +10,7 @@ from pathlib import Path
 from markupsafe import escape
 
 from jobs.planning.scaling import AtSize, summary
-from jobs.settings.models import PlanJob
+from jobs.settings.runs import PlanJob
 from pipeline.planning.cluster_plan import NodesPlan
 from shards.errors import UserError
 from shards.output.quantities import number
@@ -40,7 +40,7 @@ _RATES = ("joined line-1", "joined line-6", "joined line-2", "joined line-3", "j
 
 def write_plot(job: PlanJob, rows: Sequence[NodesPlan], sizes: Sequence[AtSize] = ()) -> None:
     """Draws the plots over the number of nodes and over the image size, and writes them to `job.out`. Raises UserError
-    if it cannot be written."""
+    if the file cannot be written."""
     path, panels, told = Path(job.out), [], f"{job.recipe or 'A run'} over the image size."
     if rows:
         panels, told = [_goodput(rows), _days(rows), _hours(rows, job.price)], summary(job, rows)

@@ -13,7 +13,7 @@ from rich import box
 from rich.table import Table
 
 from jobs.output import WIDTH
-from jobs.settings.models import PlanJob
+from jobs.settings.runs import PlanJob
 from pipeline.models.activations import activations_of
 from pipeline.models.flops import attention_flops, forward_flops
 from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes
@@ -27,7 +27,7 @@ from shards.output.quantities import duration, plural, short_count, size
 _DAY_SECONDS = 86_400.0
 _OF_TRAINING = re.compile(r"--(?=global-batch|micro-batch|data\.|engine\.)")
 _EFFICIENT = 0.5  # the share of a step that is spent on computing
-_MOST_DOUBLED = 8  # tries fewer doublings than this to find an efficient batch
+_MOST_DOUBLED = 8  # to find an efficient batch, fewer doublings than this are tried
 _LEAST = 0.1  # numbers from here on have at most two decimals
 _MOST = 999_999.5  # numbers below are written in full
 
@@ -38,7 +38,7 @@ def node_rows(job: PlanJob, cost: Cost) -> list[NodesPlan]:
     cluster = _cluster(job)
     rows = []
     for num_nodes in sorted(job.nodes):
-        gpu_named(job.gpu)  # an unknown one is refused without a number of nodes, which has no part in it
+        gpu_named(job.gpu)  # an unknown GPU is refused here, so that the message names no number of nodes
         try:
             found = forecast_of(job, cost, num_gpus=num_nodes * job.gpus_per_node)
         except UserError as error:
@@ -116,7 +116,7 @@ def _step_table(job: PlanJob, cost: Cost, rows: Sequence[NodesPlan]) -> Table:
 
 
 def scaling_advice(job: PlanJob, cost: Cost, *, num_gpus: int) -> str:
-    """Returns a sentence that says where strong scaling ends and, if `num_gpus` is beyond that, what to do."""
+    """Returns a sentence that says up to how many GPUs strong scaling works and, if `num_gpus` is more, what to do."""
     training, batch = job.training, job.training.global_batch
     numbers = [2**power for power in range(int(math.log2(batch)) + 1) if batch % 2**power == 0]
     efficient = [number for number in numbers if _compute_share(job, cost, training, number) >= _EFFICIENT]
@@ -256,8 +256,8 @@ def summary(job: PlanJob, rows: Sequence[NodesPlan]) -> str:
 @dataclass(frozen=True, kw_only=True)
 class AtSize:
     """The cost of an image with this side, in pixels: the number of tokens (0 for a BiT ResNet), the operations of a
-    forward pass, how many of these are in the products of attention, and the bytes that training needs for the
-    image."""
+    forward pass, how many of these operations are in the products of attention, and the bytes that training needs for
+    the image."""
 
     image_size: int
     num_tokens: int

@@ -6,7 +6,7 @@ big_vision's choice for each size. Neither has dropout or stochastic depth. All 
 1e-3 with 10,000 steps of warm-up and cosine decay, clipping at 1, sigmoid loss, head bias -10 (ImageNet-1k: -6.9), and
 weight decay 1e-4 that follows the schedule (0.1 in PyTorch's terms). The number of steps is computed for 14.2 million
 images without the first 51,200, which are not trained on (--data.subset.first 0 trains on all), or for 99 % of
-ImageNet-1k, the rest of which is held out. For a copy of another size, give the --steps that `patchline plan RECIPE
+ImageNet-1k, of which the rest is held out. For a copy of another size, give the --steps that `patchline plan RECIPE
 --num-images N` names for the N images that are trained on. In vit_i1k.py the class token has no position embedding;
 here it has one, which only adds a second vector to the same token. Precision differs as in paper_imagenet.py.
 big_vision also keeps Adam's first moment in bf16 (here: --optimizer.first-moment bf16). Images are prepared as in
@@ -14,11 +14,12 @@ paper_images.py.
 
 NAME_released are the recipes of the released checkpoints, with a class token and no hidden layer (vision_transformer's
 configs/models.py). The checkpoints' file names give the augmentation, weight decay (as a multiple of the learning
-rate), dropout and stochastic depth. The recipes on ImageNet-21k are of the checkpoints that vision_transformer's README
-and vit_jax_augreg.ipynb name as best; those on ImageNet-1k are of the checkpoints that timm lists. Values "on ImageNet"
-are from the README, after 20,000 steps of fine-tuning. All else is as above. [unverified] The code that trained them is
-not public: loss, head bias, clipping and splits are big_vision's here, and the initial deviation of position
-embeddings, 0.02, is vision_transformer's. Stochastic depth rises from 0 at the first block to its rate at the last.
+rate), dropout and stochastic depth. The recipes on ImageNet-21k repeat the checkpoints that vision_transformer's README
+and vit_jax_augreg.ipynb name as best; the recipes on ImageNet-1k repeat the checkpoints that timm lists. Values "on
+ImageNet" are from the README, after 20,000 steps of fine-tuning. All else is as above. [unverified] The code that
+trained them is not public: loss, head bias, clipping and splits are big_vision's here, and the initial deviation of
+position embeddings, 0.02, is vision_transformer's. Stochastic depth rises from 0 at the first block to its rate at the
+last.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
@@ -57,7 +58,6 @@ def vit_ti16_i21k_augreg() -> TrainingJob:
     """ViT-Ti/16 on ImageNet-21k, 300 epochs, crop and flip alone, average pooling.
 
     Source: big_vision's configs/vit_i21k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_ti16_i21k_augreg --data.url URL --run-dir DIR
     """
     return _i21k("vit_ti16", "none")
 
@@ -66,7 +66,6 @@ def vit_s32_i21k_augreg() -> TrainingJob:
     """ViT-S/32 on ImageNet-21k, 300 epochs, crop and flip alone, average pooling.
 
     Source: big_vision's configs/vit_i21k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_s32_i21k_augreg --data.url URL --run-dir DIR
     """
     return _i21k("vit_s32", "none")
 
@@ -75,7 +74,6 @@ def vit_s16_i21k_augreg() -> TrainingJob:
     """ViT-S/16 on ImageNet-21k, 300 epochs, light1, average pooling.
 
     Source: big_vision's configs/vit_i21k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_s16_i21k_augreg --data.url URL --run-dir DIR
     """
     return _i21k("vit_s16", "light1")
 
@@ -84,7 +82,6 @@ def vit_b32_i21k_augreg() -> TrainingJob:
     """ViT-B/32 on ImageNet-21k, 300 epochs, light2, average pooling.
 
     Source: big_vision's configs/vit_i21k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_b32_i21k_augreg --data.url URL --run-dir DIR
     """
     return _i21k("vit_b32", "light2")
 
@@ -94,7 +91,6 @@ def vit_b16_i21k_augreg() -> TrainingJob:
 
     Source: big_vision's configs/vit_i21k.py. Expected: not published for light2; the best released B/16, medium1
     with a class token, has 85.49 % on ImageNet at 384 px (vit_b16_i21k_augreg_released).
-    Command: patchline pretrain vit_b16_i21k_augreg --data.url URL --run-dir DIR
     """
     return _i21k("vit_b16", "light2")
 
@@ -104,7 +100,6 @@ def vit_l16_i21k_augreg() -> TrainingJob:
 
     Source: big_vision's configs/vit_i21k.py. Expected: not published for medium2; the best released L/16, strong1
     with a class token, has 85.59 % on ImageNet at 384 px (vit_l16_i21k_augreg_released).
-    Command: patchline pretrain vit_l16_i21k_augreg --data.url URL --run-dir DIR
     """
     return _i21k("vit_l16", "medium2")
 
@@ -113,7 +108,6 @@ def vit_ti16_i1k_augreg() -> TrainingJob:
     """ViT-Ti/16 on ImageNet-1k, 300 epochs, light1, class token and hidden layer.
 
     Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_ti16_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_ti16", "light1")
 
@@ -122,7 +116,6 @@ def vit_s32_i1k_augreg() -> TrainingJob:
     """ViT-S/32 on ImageNet-1k, 300 epochs, medium1, class token and hidden layer.
 
     Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_s32_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_s32", "medium1")
 
@@ -131,7 +124,6 @@ def vit_s16_i1k_augreg() -> TrainingJob:
     """ViT-S/16 on ImageNet-1k, 300 epochs, medium2, class token and hidden layer.
 
     Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_s16_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_s16", "medium2")
 
@@ -140,7 +132,6 @@ def vit_b32_i1k_augreg() -> TrainingJob:
     """ViT-B/32 on ImageNet-1k, 300 epochs, medium2, class token and hidden layer.
 
     Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_b32_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_b32", "medium2")
 
@@ -149,7 +140,6 @@ def vit_b16_i1k_augreg() -> TrainingJob:
     """ViT-B/16 on ImageNet-1k, 300 epochs, medium2, class token and hidden layer.
 
     Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_b16_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_b16", "medium2")
 
@@ -158,7 +148,6 @@ def vit_l16_i1k_augreg() -> TrainingJob:
     """ViT-L/16 on ImageNet-1k, 300 epochs, medium2, class token and hidden layer.
 
     Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_l16_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_l16", "medium2")
 
@@ -217,7 +206,6 @@ def vit_ti16_i21k_augreg_released() -> TrainingJob:
 
     Source: Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz.
     Expected: 78.22 % on ImageNet at 384 px.
-    Command: patchline pretrain vit_ti16_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("vit_ti16", "none", weight_decay=3e-5)
 
@@ -227,7 +215,6 @@ def vit_s32_i21k_augreg_released() -> TrainingJob:
 
     Source: S_32-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0.npz.
     Expected: 79.58 % on ImageNet at 384 px.
-    Command: patchline pretrain vit_s32_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("vit_s32", "none", weight_decay=1e-4)
 
@@ -237,7 +224,6 @@ def vit_s16_i21k_augreg_released() -> TrainingJob:
 
     Source: S_16-i21k-300ep-lr_0.001-aug_light1-wd_0.03-do_0.0-sd_0.0.npz.
     Expected: 83.73 % on ImageNet at 384 px.
-    Command: patchline pretrain vit_s16_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("vit_s16", "light1", weight_decay=3e-5)
 
@@ -247,7 +233,6 @@ def vit_b32_i21k_augreg_released() -> TrainingJob:
 
     Source: B_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0.npz.
     Expected: 83.59 % on ImageNet at 384 px.
-    Command: patchline pretrain vit_b32_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("vit_b32", "light1", weight_decay=1e-4)
 
@@ -257,7 +242,6 @@ def vit_b16_i21k_augreg_released() -> TrainingJob:
 
     Source: B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz.
     Expected: 85.49 % on ImageNet at 384 px.
-    Command: patchline pretrain vit_b16_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("vit_b16", "medium1", weight_decay=1e-4)
 
@@ -267,7 +251,6 @@ def vit_b8_i21k_augreg_released() -> TrainingJob:
 
     Source: B_8-i21k-300ep-lr_0.001-aug_medium2-wd_0.1-do_0.0-sd_0.0.npz.
     Expected: 85.58 % on ImageNet at 224 px (vit_jax_augreg.ipynb).
-    Command: patchline pretrain vit_b8_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("vit_b8", "medium2", weight_decay=1e-4)
 
@@ -277,7 +260,6 @@ def vit_l16_i21k_augreg_released() -> TrainingJob:
 
     Source: L_16-i21k-300ep-lr_0.001-aug_strong1-wd_0.1-do_0.0-sd_0.0.npz.
     Expected: 85.59 % on ImageNet at 384 px.
-    Command: patchline pretrain vit_l16_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("vit_l16", "strong1", weight_decay=1e-4)
 
@@ -287,7 +269,6 @@ def r_vit_ti16_i21k_augreg_released() -> TrainingJob:
 
     Source: R_Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz.
     Expected: 75.40 % on ImageNet at 384 px.
-    Command: patchline pretrain r_vit_ti16_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("r_vit_ti16", "none", weight_decay=3e-5)
 
@@ -297,7 +278,6 @@ def r26_vit_s32_i21k_augreg_released() -> TrainingJob:
 
     Source: R26_S_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0.npz.
     Expected: 83.85 % on ImageNet at 384 px.
-    Command: patchline pretrain r26_vit_s32_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("r26_vit_s32", "light1", weight_decay=1e-4)
 
@@ -307,7 +287,6 @@ def r50_vit_l32_i21k_augreg_released() -> TrainingJob:
 
     Source: R50_L_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1.npz.
     Expected: 85.99 % on ImageNet at 384 px.
-    Command: patchline pretrain r50_vit_l32_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("r50_vit_l32", "medium1", weight_decay=1e-4, dropout=0.1)
 
@@ -317,7 +296,6 @@ def vit_s16_i1k_augreg_released() -> TrainingJob:
 
     Source: S_16-i1k-300ep-lr_0.001-aug_medium2-wd_0.1-do_0.0-sd_0.0 (timm).
     Expected: the authors publish no number for it.
-    Command: patchline pretrain vit_s16_i1k_augreg_released --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return on_imagenet_1k(_released("vit_s16", "medium2", weight_decay=1e-4))
 
@@ -327,7 +305,6 @@ def vit_b32_i1k_augreg_released() -> TrainingJob:
 
     Source: B_32-i1k-300ep-lr_0.001-aug_medium2-wd_0.1-do_0.1-sd_0.1 (timm).
     Expected: the authors publish no number for it.
-    Command: patchline pretrain vit_b32_i1k_augreg_released --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return on_imagenet_1k(_released("vit_b32", "medium2", weight_decay=1e-4, dropout=0.1))
 
@@ -337,7 +314,6 @@ def vit_b16_i1k_augreg_released() -> TrainingJob:
 
     Source: B_16-i1k-300ep-lr_0.001-aug_strong2-wd_0.1-do_0.1-sd_0.1 (timm).
     Expected: the authors publish no number for it.
-    Command: patchline pretrain vit_b16_i1k_augreg_released --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return on_imagenet_1k(_released("vit_b16", "strong2", weight_decay=1e-4, dropout=0.1))
 

@@ -8,9 +8,10 @@ otherwise; the learning rate falls to a tenth several times. From 20,000 images 
 384 for all models but R152x4). Images are flipped at random, and resized directly for an evaluation.
 The ViT paper fine-tunes its ResNets both in this way and by its own sweep (--model.name bit_r50x1 with
 paper_finetune.py's recipes), and reports the better result (appendix B.1.1).
-What differs: mixup has one weight per pair, where BiT has one per batch. BiT's TensorFlow and JAX code trains on 98 %
-of CIFAR and 99 % of ImageNet (--data.held-out.share .02 or .01), flips every image rather than half of them, and leaves
-the last batch out of evaluations; its PyTorch code does none of this, but resizes with antialiasing.
+The recipes differ from BiT in mixup, which has one weight per pair here and one per batch in BiT. BiT's TensorFlow and
+JAX code trains on 98 % of CIFAR and 99 % of ImageNet (--data.held-out.share .02 or .01), flips every image rather than
+half of them, and leaves the last batch out of evaluations; its PyTorch code does none of this, but resizes with
+antialiasing.
 The model is R50x1; --model.name takes another. Expected values are for weights from ImageNet-21k (BiT-M).
 Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
 """
@@ -32,7 +33,6 @@ def imagenet_bit() -> TrainingJob:
     """ImageNet at 480 px by BiT-HyperRule, 20,000 steps.
 
     Source: big_transfer's bit_hyperrule.py. Expected: 80.68 % with R50x1, 85.15 % with R152x2 (its README).
-    Command: patchline finetune imagenet_bit --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _hyper_rule(IMAGENET_1K, image_size=480, resize_pixels=512)
 
@@ -41,8 +41,7 @@ def cifar10_bit() -> TrainingJob:
     """CIFAR-10 at 128 px by BiT-HyperRule, 10,000 steps.
 
     Source: big_transfer's bit_hyperrule.py. Expected: close to its README's 97.4 % with R50x1 and 98.5 % with R152x2,
-    which are of batch 128 and rate .001.
-    Command: patchline finetune cifar10_bit --initial.weights WEIGHTS --data.url URL --run-dir DIR
+    which were measured with batch 128 and rate .001.
     """
     return _hyper_rule(CIFAR10, image_size=128, resize_pixels=160)
 
@@ -51,8 +50,7 @@ def cifar100_bit() -> TrainingJob:
     """CIFAR-100 at 128 px by BiT-HyperRule, 10,000 steps.
 
     Source: big_transfer's bit_hyperrule.py. Expected: close to its README's 86.6 % with R50x1 and 91.3 % with R152x2,
-    which are of batch 128 and rate .001.
-    Command: patchline finetune cifar100_bit --initial.weights WEIGHTS --data.url URL --run-dir DIR
+    which were measured with batch 128 and rate .001.
     """
     return _hyper_rule(CIFAR100, image_size=128, resize_pixels=160)
 
@@ -61,7 +59,6 @@ def pets_bit() -> TrainingJob:
     """Oxford-IIIT Pets at 480 px by BiT-HyperRule, 500 steps, without mixup.
 
     Source: big_transfer's bit_hyperrule.py. Expected: not published for these models.
-    Command: patchline finetune pets_bit --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _hyper_rule(PETS, image_size=480, resize_pixels=512)
 
@@ -70,7 +67,6 @@ def flowers_bit() -> TrainingJob:
     """Oxford Flowers-102 at 480 px by BiT-HyperRule, 500 steps, without mixup.
 
     Source: big_transfer's bit_hyperrule.py. Expected: not published for these models.
-    Command: patchline finetune flowers_bit --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _hyper_rule(FLOWERS, image_size=480, resize_pixels=512)
 

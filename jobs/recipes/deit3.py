@@ -1,20 +1,20 @@
 """DeiT III: "DeiT III: Revenge of the ViT" (Touvron et al., 2022), README_revenge.md of facebookresearch/deit.
 
-What is the same as in the README's command lines: model sizes, LayerScale, image size, steps (its sampler makes 625
-steps of an epoch of ImageNet-1k), batch 2048, 3-Augment, colour jitter 0.3, the crop, mixup and CutMix, the loss and
-its targets, label smoothing, weight decay, and the final rate of 1e-5. DeiT III's BCEWithLogitsLoss is the mean over K
-classes, and our loss is the sum, K times as much. AdamW's updates do not depend on that factor, except for epsilon:
-1e-8 there is K x 1e-8 here, 1e-5 with the 1000 classes of ImageNet-1k.
-What differs: DeiT III trains with LAMB (apex's FusedLAMB, at a rate of 4e-3 for S, 3e-3 for B and 1e-3 on ImageNet-21k,
-with the gradient's norm clipped at 1), which is not implemented here. The recipes have AdamW without clipping, at
-DeiT's rate of 5e-4 x batch / 512 [unverified]. DeiT III's repeated augmentation on ImageNet-1k (three crops of each of
-a third of the images per epoch) is not implemented: each image is taken once per epoch. Pixels are normalised to [-1,
-1], where DeiT III has ImageNet's mean and deviation. In DeiT III, the class token has no position embedding; here it
-has one, which only adds a second vector to the same token. Stochastic depth rises to the rate of the last block, where
-DeiT III has this rate in every block. The learning rate follows the step and warms up from 0, where timm's follows the
-epoch and warms up from 1e-6. Mixup and CutMix have one weight or box per pair, where DeiT III has one per step.
-Matrices start as in the ViT paper's code, and the class token and the head at zero, where DeiT III starts all with a
-deviation of 0.02. The recipes have not been trained to their end here.
+The recipes take the following from the README's command lines: model sizes, LayerScale, image size, steps (its sampler
+makes 625 steps of an epoch of ImageNet-1k), batch 2048, 3-Augment, colour jitter 0.3, the crop, mixup and CutMix, the
+loss and its targets, label smoothing, weight decay, and the final rate of 1e-5. DeiT III's BCEWithLogitsLoss is the
+mean over K classes, and our loss is the sum, K times as much. AdamW's updates do not depend on that factor, except for
+epsilon: DeiT III's 1e-8 becomes K x 1e-8 here, which is 1e-5 with the 1000 classes of ImageNet-1k.
+The following differs. DeiT III trains with LAMB (apex's FusedLAMB, at a rate of 4e-3 for S, 3e-3 for B and 1e-3 on
+ImageNet-21k, with the gradient's norm clipped at 1), which is not implemented here. The recipes have AdamW without
+clipping, at DeiT's rate of 5e-4 x batch / 512 [unverified]. DeiT III's repeated augmentation on ImageNet-1k (three
+crops of each of a third of the images per epoch) is not implemented: each image is taken once per epoch. Pixels are
+normalised to [-1, 1], where DeiT III has ImageNet's mean and deviation. In DeiT III, the class token has no position
+embedding; here it has one, which only adds a second vector to the same token. Stochastic depth rises to the rate of the
+last block, where DeiT III has this rate in every block. The learning rate follows the step and warms up from 0, where
+timm's follows the epoch and warms up from 1e-6. Mixup and CutMix have one weight or box per pair, where DeiT III has
+one per step. Matrices start as in the ViT paper's code, and the class token and the head at zero, where DeiT III starts
+all of them with a deviation of 0.02. The recipes have not been trained to their end here.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
@@ -39,7 +39,6 @@ def deit3_s16_i1k() -> TrainingJob:
     """ViT-S/16 on ImageNet-1k as in DeiT III, 800 epochs at 224 px.
 
     Source: README_revenge.md, deit_small_patch16_LS. Expected: 81.4 % on the validation split, with LAMB.
-    Command: patchline pretrain deit3_s16_i1k --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _imagenet_1k("vit_s16", image_size=224, stochastic_depth=0.05)
 
@@ -49,7 +48,6 @@ def deit3_b16_i1k() -> TrainingJob:
 
     Source: README_revenge.md, deit_base_patch16_LS. Expected: 82.8 % on the validation split at 192 px (its log), and
     83.8 % after 20 more epochs at 224 px, both with LAMB.
-    Command: patchline pretrain deit3_b16_i1k --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _imagenet_1k("vit_b16", image_size=192, stochastic_depth=0.2)
 
@@ -58,7 +56,6 @@ def deit3_s16_i21k() -> TrainingJob:
     """ViT-S/16 on ImageNet-21k as in DeiT III, 240 epochs at 224 px with the simple random crop.
 
     Source: README_revenge.md, deit_small_patch16_LS. Expected: 83.1 % on ImageNet-1k after fine-tuning, with LAMB.
-    Command: patchline pretrain deit3_s16_i21k --data.url URL --run-dir DIR
     """
     return _imagenet_21k("vit_s16", stochastic_depth=0.05)
 
@@ -67,7 +64,6 @@ def deit3_b16_i21k() -> TrainingJob:
     """ViT-B/16 on ImageNet-21k as in DeiT III, 240 epochs at 224 px with the simple random crop.
 
     Source: README_revenge.md, deit_base_patch16_LS. Expected: 85.7 % on ImageNet-1k after fine-tuning, with LAMB.
-    Command: patchline pretrain deit3_b16_i21k --data.url URL --run-dir DIR
     """
     return _imagenet_21k("vit_b16", stochastic_depth=0.1)
 

@@ -1,6 +1,8 @@
 """Turns a training job, from any recipe or file, into the jobs of `patchline plan` and `patchline verify-resume`."""
 
+from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Literal
 
 from jobs.recipes import (
@@ -21,7 +23,7 @@ from jobs.recipes import (
     scaling,
 )
 from jobs.recipes.paper_images import PaperDataset
-from jobs.settings.models import PlanJob, VerifyResumeJob
+from jobs.settings.runs import PlanJob, VerifyResumeJob
 from pipeline.training.settings.job import TrainingJob
 
 _UNKNOWN = PaperDataset(name="", num_images=0, num_classes=0)
@@ -54,11 +56,14 @@ _DATASETS: dict[str, PaperDataset] = {
     **paper_vtab.DATASETS,
 }
 RECIPES = {**pretrain.RECIPES, **finetune.RECIPES}
+COMMAND_FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {}
+)  # help shows the same commands for all of these recipes
 
 
 def plan_of(word: str, training: TrainingJob) -> PlanJob:
-    """Returns the plan job for a training job. `word`: the recipe or file that it is from. The dataset is known only
-    for recipes."""
+    """Returns the plan job for a training job. `word`: the recipe or file that the training job is from. The dataset is
+    known only for recipes."""
     data = _DATASETS.get(word, _UNKNOWN)
     return PlanJob(
         recipe=word, training=training, dataset=data.name, num_images=data.num_images, num_classes=data.num_classes
@@ -66,7 +71,7 @@ def plan_of(word: str, training: TrainingJob) -> PlanJob:
 
 
 def trial_of(word: str, training: TrainingJob, *, command: Literal["pretrain", "finetune"]) -> VerifyResumeJob:
-    """Returns the job that verifies that a training job resumes, in a temporary folder. `word`: the recipe or file that
-    it is from."""
+    """Returns the job that verifies in a temporary folder that a training job resumes. `word`: the recipe or file that
+    the training job is from."""
     own = {field.name: getattr(training, field.name) for field in fields(TrainingJob)}
     return VerifyResumeJob(**{**own, "run_dir": ""}, recipe=word, command=command)

@@ -1,5 +1,5 @@
-"""The datasets of the papers, whose numbers of images and classes decide steps and costs; and how the papers prepare
-images for training and for an evaluation.
+"""Lists the datasets of the papers, whose numbers of images and classes decide steps and costs, and the ways in which
+the papers prepare images for training and for an evaluation.
 
 Sources: "An Image is Worth 16x16 Words", section 4.1 (JFT-300M: 303 million images, 18 thousand classes; ImageNet-21k:
 14 million, 21 thousand), Table 3 (epochs), the published weights' heads (21,843 classes), the datasets' own papers
@@ -15,10 +15,10 @@ Sources: "An Image is Worth 16x16 Words", section 4.1 (JFT-300M: 303 million ima
 - `PRETRAINING`: big_vision, configs/vit_i21k.py: inception crop, flip; central 224 out of a short side of 256 to
   evaluate. How the paper's own pre-training was evaluated is not published.
 
-big_vision averages areas when it resizes short sides; all other resizing is bilinear without antialiasing. None of them
-reads EXIF. big_vision's pre-training decodes only the crop of an image (decode_jpeg_and_inception_crop), and so do we;
-the others decode whole images. They decode JPEGs with TensorFlow's default, the fast integer DCT; we decode them with
-the accurate one, like Pillow and OpenCV.
+big_vision averages areas when it resizes short sides; all other resizing is bilinear without antialiasing. None of this
+code reads EXIF. big_vision's pre-training decodes only the crop of an image (decode_jpeg_and_inception_crop), and so do
+we; the others decode whole images. All of this code decodes JPEGs with TensorFlow's default, the fast integer DCT; we
+use the accurate DCT, like Pillow and OpenCV.
 """
 
 from dataclasses import dataclass, replace

@@ -2,14 +2,14 @@
 
 Every task has 1,000 images, and 2,500 steps at rate .01 and 384 px. Images are prepared as in "Big Transfer" (BiT), but
 at 384 px throughout: resize to 448 x 448, random 384 x 384, flip; direct resize to evaluate. BiT's supplementary
-section F leaves out what would make a label wrong: no flip if the label is a direction or a place (dSprites'
-orientation and location, small NORB's azimuth), and no crop if it is a count, a distance or a place (both CLEVR tasks,
-DMLab, KITTI, dSprites' location). Without a crop, the training image is resized to 384 directly. Scenic's configuration
-for VTAB (scenic/projects/baselines/plainvit/configs/vtab_plainvit_config.py) has the same table. `TASKS` is this table.
-The warm-up is BiT's for datasets below 20,000 images, 100 steps; the ViT paper does not name one, and Scenic has 200.
-The model is B/16; for L/16 and H/14, give --model.dropout 0.1 (paper_finetune.py). Expected values are Table 9's; their
-means over the 19 tasks are Table 2's: 77.63 % with H/14 and 76.28 % with L/16 from JFT, 72.72 % with L/16 from
-ImageNet-21k.
+section F leaves out changes that would make a label wrong: there is no flip if the label is a direction or a place
+(dSprites' orientation and location, small NORB's azimuth), and no crop if it is a count, a distance or a place (both
+CLEVR tasks, DMLab, KITTI, dSprites' location). Without a crop, the training image is resized to 384 directly. Scenic's
+configuration for VTAB (scenic/projects/baselines/plainvit/configs/vtab_plainvit_config.py) has the same table. `TASKS`
+is this table. The warm-up is BiT's for datasets below 20,000 images, 100 steps; the ViT paper does not name one, and
+Scenic has 200. The model is B/16; for L/16 and H/14, give --model.dropout 0.1 (paper_finetune.py). Expected values are
+Table 9's; their means over the 19 tasks are Table 2's: 77.63 % with H/14 and 76.28 % with L/16 from JFT, 72.72 % with
+L/16 from ImageNet-21k.
 Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
 """
 
@@ -96,7 +96,6 @@ def _recipe(task: VtabTask) -> Callable[[], TrainingJob]:
 
     Source: Table 4; images as in BiT, supplementary section F. Expected (Table 9): {huge} % with H/14,
     {large} % with L/16 (JFT), {open_large} % with L/16 (ImageNet-21k).
-    Command: patchline finetune vtab_{task.name} --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return recipe
 

@@ -1,7 +1,7 @@
 """Recipes for your own photographs: fine-tuning from published weights or a run's, and training from scratch.
 
-They are fitted to what they are given (jobs/fitted.py): the model is that of --initial.weights, the number of steps
-follows the number of images, and images that `pack --split-test` set aside at URL-test are scored. Flags override this.
+The recipes adapt to their inputs (jobs/fitted.py): the model is that of --initial.weights, the number of steps follows
+the number of images, and images that `pack --split-test` set aside at URL-test are scored. Flags override this.
 """
 
 from dataclasses import replace
@@ -28,10 +28,9 @@ def photos() -> TrainingJob:
     Source: ours, after the paper's fine-tuning (Table 4): SGD with momentum, cosine decay, no weight decay, clipping at
     1, a new zero head, and its rate of 0.03 for 512 images in proportion to the batch. The model, its image size, GELU
     and epsilon are those of the weights, and so is the preparation of scored images if the weights say it; else images
-    are resized with antialiasing, as other libraries do. 20 epochs, but 100 to 20,000 steps; a tenth of them, at most
-    500, warm up.
+    are resized with antialiasing, as other libraries do. The run has 20 epochs, but at least 100 and at most 20,000
+    steps. A tenth of the steps, at most 500, are warm-up.
     Expected: with weights of ImageNet-21k, 90 % and more on everyday classes of 50 images each [unverified].
-    Command: patchline finetune photos --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return with_steps(
         TrainingJob(
@@ -53,9 +52,9 @@ def photos_scratch_s16() -> TrainingJob:
     """A ViT-S/16 from scratch on your own photographs, for when no published weights may be used.
 
     Source: ours, after big_vision's plain ViT-S/16 (vit_s16_i1k_plain): average pooling, fixed sine positions,
-    RandAugment, mixup, AdamW; batch 64 and its rate in proportion, 300 epochs, but 1,000 to 300,000 steps. Expected:
-    well below photos. Vision Transformers need far more images than most collections have (section 4.3).
-    Command: patchline pretrain photos_scratch_s16 --data.url URL --run-dir DIR
+    RandAugment, mixup, AdamW; batch 64, a rate in proportion to it, and 300 epochs, but at least 1,000 and at most
+    300,000 steps. Expected: well below photos. Vision Transformers need far more images than most collections have
+    (section 4.3).
     """
     return _scratch("vit_s16")
 
@@ -63,8 +62,7 @@ def photos_scratch_s16() -> TrainingJob:
 def photos_scratch_b16() -> TrainingJob:
     """A ViT-B/16 from scratch on your own photographs, for 100,000 images and more.
 
-    Source: ours, as photos_scratch_s16. Expected: below photos, as there.
-    Command: patchline pretrain photos_scratch_b16 --data.url URL --run-dir DIR
+    Source: ours, as photos_scratch_s16. Expected: below photos, as with photos_scratch_s16.
     """
     return _scratch("vit_b16")
 

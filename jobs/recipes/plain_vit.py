@@ -1,5 +1,5 @@
 """Plain ViT-S/16 on ImageNet-1k: "Better plain ViT baselines for ImageNet-1k" (Beyer, Zhai and Kolesnikov, 2022) and
-big_vision's configs/vit_s16_i1k.py. It is the cheapest published result with which to show that training works.
+big_vision's configs/vit_s16_i1k.py. It is the cheapest published result that can show that training works.
 
 The model has fixed sines as positions, the mean of all tokens, the hidden tanh layer, softmax loss and no dropout.
 Images get an inception crop, a flip, RandAugment of 2 operations at 10, and mixup 0.2. Training has batch 1024, Adam at
@@ -7,9 +7,10 @@ Images get an inception crop, a flip, RandAugment of 2 operations at 10, and mix
 in PyTorch's terms). The run trains on 99 % of the training set and is scored on the rest and on --evaluation.url every
 2,500 steps. The number of steps is computed for 1,268,355 images; for a copy of another size, give the --steps that
 `patchline plan RECIPE --num-images N` names.
-What differs: big_vision holds out the last 1 % in TFDS's order; we hold out whole blocks by a hash. Its model computes
-in fp32, which TPUs multiply in bf16, and keeps Adam's first moment in bf16 (here: --optimizer.first-moment bf16). Here
-activations are bf16, and moments, master weights, head and loss fp32. Images are prepared as in paper_images.py.
+The held-out part and the precision differ: big_vision holds out the last 1 % in TFDS's order; we hold out whole blocks
+by a hash. Its model computes in fp32, which TPUs multiply in bf16, and keeps Adam's first moment in bf16 (here:
+--optimizer.first-moment bf16). Here activations are bf16, and moments, master weights, head and loss fp32. Images are
+prepared as in paper_images.py.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
@@ -34,7 +35,6 @@ def vit_s16_i1k_plain() -> TrainingJob:
 
     Source: big_vision's configs/vit_s16_i1k.py. Expected: 76.5 % on the validation split at 224 px (the same file), in
     6 to 7 hours on a TPUv3-8.
-    Command: patchline pretrain vit_s16_i1k_plain --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _plain(epochs=90)
 
@@ -44,7 +44,6 @@ def vit_s16_i1k_plain_300ep() -> TrainingJob:
 
     Source: as vit_s16_i1k_plain, with its total_epochs 300. Expected: 80 % on the validation split at 224 px (the
     abstract of the paper), in less than a day on a TPUv3-8.
-    Command: patchline pretrain vit_s16_i1k_plain_300ep --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _plain(epochs=300)
 
@@ -53,10 +52,9 @@ def cifar10_plain() -> TrainingJob:
     """The plain recipe on CIFAR-10: a ViT of 1.2 M parameters with patches of 4 px, fp32, 90 epochs. OURS.
 
     Source: ours, after vit_s16_i1k_plain: the same kind of model, loss, mixup and optimiser; batch 256, crops of 40 %
-    of the area or more, and the warm-up 9 % of the steps, as there. No RandAugment: its shifts of 100 pixels and its
-    squares of 80 would leave a third of images of 32 px grey. Expected: 67.1 % with --steps 3906
-    --schedule.warmup-steps 351, 20 epochs (docs/benchmarks.md); all 90 were not trained.
-    Command: patchline pretrain cifar10_plain --data.url URL --evaluation.url URL-test --run-dir DIR
+    of the area or more, and a warm-up of 9 % of the steps, as in that recipe. No RandAugment: its shifts of 100 pixels
+    and its squares of 80 would leave a third of images of 32 px grey. Expected: 67.1 % with --steps 3906
+    --schedule.warmup-steps 351, 20 epochs (docs/benchmarks.md); the full 90 epochs were not trained.
     """
     return TrainingJob(
         model=ModelConfig(

@@ -1,13 +1,13 @@
 """Pre-training on JFT-3B: "Scaling Vision Transformers" (Zhai et al., 2022), as in big_vision's train_vit_g.py.
 
-What is the same as in that file: the sizes of Table 2, 224 px, pooling by attention, positions with an initial
-deviation of 1 / sqrt(width) (models/vit.py), sigmoid loss summed over classes with a head bias of -10, batch 16,384,
-one million steps, the rate of 8e-4 with 10,000 steps of warm-up, decay by rsqrt at a timescale of 10,000 and a cooldown
-of 50,000 steps, clipping at 1, weight decay of 0.03 x 8e-4 that follows the schedule, 100 times as much of it for the
-head's matrix, inception crop, flip, and the central 224 of a short side of 256 to evaluate.
-What differs: the file has big_vision's Adafactor (factored second moments, whose decay rises to 0.999, and a first
-moment of 0.9 in bf16, taken after the division); the recipes have AdamW at 0.9 and 0.999, with its first moment in
-bf16, too. Images are prepared as in paper_images.py. JFT-3B is not public; the paper says "nearly three billion"
+The recipes take the following from that file: the sizes of Table 2, 224 px, pooling by attention, positions with an
+initial deviation of 1 / sqrt(width) (models/vit.py), sigmoid loss summed over classes with a head bias of -10, batch
+16,384, one million steps, the rate of 8e-4 with 10,000 steps of warm-up, decay by rsqrt at a timescale of 10,000 and a
+cooldown of 50,000 steps, clipping at 1, weight decay of 0.03 x 8e-4 that follows the schedule, 100 times as much of it
+for the head's matrix, inception crop, flip, and the central 224 of a short side of 256 to evaluate.
+The optimiser differs: the file has big_vision's Adafactor (factored second moments, whose decay rises to 0.999, and a
+first moment of 0.9 in bf16, taken after the division); the recipes have AdamW at 0.9 and 0.999, with its first moment
+in bf16, too. Images are prepared as in paper_images.py. JFT-3B is not public; the paper says "nearly three billion"
 images. The recipes have not been trained here.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
@@ -28,7 +28,6 @@ def vit_g14_jft3b() -> TrainingJob:
     """ViT-g/14 on JFT-3B, 1,000,000 steps.
 
     Source: big_vision's train_vit_g.py. Expected: the file gives no figure.
-    Command: patchline pretrain vit_g14_jft3b --data.url URL --fewshot.url URL --run-dir DIR
     """
     return _jft_3b("vit_g14")
 
@@ -38,7 +37,6 @@ def vit_bigg14_jft3b() -> TrainingJob:
 
     Source: big_vision's train_vit_g.py with its variant G/14. Expected: 90.45 % on ImageNet after fine-tuning and
     84.86 % with 10 images per class (the abstract); the steps behind these figures are not in the file [unverified].
-    Command: patchline pretrain vit_bigg14_jft3b --data.url URL --fewshot.url URL --run-dir DIR
     """
     return _jft_3b("vit_bigg14")
 

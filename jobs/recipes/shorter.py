@@ -1,5 +1,5 @@
-"""Makes recipes shorter: at a size that runs in seconds on a CPU (`patchline pretrain RECIPE_smoke`), or with fewer
-steps.
+"""Makes recipes smaller or shorter: at a size that runs in seconds on a CPU (`patchline pretrain RECIPE_smoke`), or
+with fewer steps.
 
 The smoke size of a recipe keeps its loss, optimiser, weight decay, schedule, clipping, augmentation, EMA, and kind of
 model and head. The model is tiny, images are small, the warm-up and the run are short, and bf16 is used only if the
@@ -18,7 +18,7 @@ _STEPS = 12
 _WARMUP_STEPS = 4  # also the steps of a cooldown
 _LANES = 8
 _BATCH = 32
-_PRETRAINING_PIXELS = 224  # recipes above it fine-tune at a higher resolution, and so do their smoke sizes
+_PRETRAINING_PIXELS = 224  # recipes with larger images fine-tune at a higher resolution, and so do their smoke sizes
 Job = TypeVar("Job", bound=TrainingJob)
 
 
@@ -53,7 +53,8 @@ def smoke(job: TrainingJob) -> TrainingJob:
 
 def _tiny(model: ModelConfig, *, image_size: int) -> ModelConfig:
     """Returns a tiny model of the same kind: two layers of width 32, with a small ResNet before them if the model is a
-    hybrid. A ResNet has two units (8 px per cell of its map) or, if the model has none, only its root (4 px)."""
+    hybrid. A ResNet has two units (8 px per cell of its map) or, if the model's ResNet has no units, only its root (4
+    px)."""
     units, factor = ((1, 1) if model.resnet.units else (), 1) if model.resnet else (None, None)
     if model.is_bit:
         return replace(model, image_size=image_size, resnet_units=units, resnet_factor=factor)
@@ -83,8 +84,8 @@ def _tiny(model: ModelConfig, *, image_size: int) -> ModelConfig:
 def scaled(recipe: TrainingJob, *, steps: int, keep: str) -> tuple[TrainingJob, str]:
     """Returns the recipe with its warm-up scaled to a run of `steps`, rounded to the nearest step, and a note for the
     user. The note names the flag `keep`, which keeps the recipe's warm-up. The warm-up never grows, because a longer
-    run does not need a longer one (the paper's 7 and 14 epochs have the same). Call it if the user gave steps but no
-    warm-up."""
+    run does not need a longer warm-up (the paper's 7 and 14 epochs have the same). Call this function if the user gave
+    steps but no warm-up."""
     own = recipe.schedule.warmup_steps
     warmup = min(own, round(own * steps / recipe.steps))
     if steps < 1 or warmup == own:

@@ -1,9 +1,10 @@
-"""`patchline compare RUN...`: accuracy over compute and over data for several runs, as one page and a table.
+"""`patchline compare RUN...`: shows the accuracy of several runs over compute and over data, on one page and in a
+table.
 
 The plots are like figures 3, 4 and 5 of "An Image is Worth 16x16 Words", with a line for each model. The page also has
-a plot of the training losses for each loss function. They are drawn as means over many steps, so that runs that differ
-by less than the noise of a step can be told apart. A script sorts the page's table. The command only reads the runs'
-files.
+a plot of the training losses for each loss function. Losses are drawn as means over many steps, so that runs can be
+told apart even if they differ by less than the noise of a step. A script sorts the page's table. The command only reads
+the runs' files.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Finds names that tell the points of a comparison apart: models of the same name are named by their sizes, and
-datasets by their folders. All functions are pure."""
+"""Finds names that tell the points of a comparison apart: models of the same name get their sizes added, and datasets
+their folders. All functions are pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,8 @@ from shards.config import HeldOutConfig, SubsetConfig
 from shards.output.quantities import plural
 
 _SIZES = ("patch", "depth", "width", "mlp_width", "num_heads", "resnet_units", "resnet_factor")
-# Fields that do not change the result, that other columns show, or that only say how a run is scored.
+# Fields that are not listed: they do not change the result, other columns show them, or they only say how a run is
+# scored.
 _NOT_TOLD = (
     *("run_dir", "device", "threads", "micro_batch", "engine.", "checkpoint.", "evaluation.", "fewshot.", "hang."),
     *("loggers.", "log_every_steps", "norms_every_steps", "similarity_every_steps", "max_skipped_updates", "guard."),
@@ -106,9 +107,9 @@ def model_name(name: str, sizes: Mapping[str, str], *, others: Sequence[Mapping[
 
 
 def what_differs(settings: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
-    """Returns the settings of each run that are not equal in all runs, such as `learning_rate 0.001`. `settings` has
-    the values of each run by field. Empty values are left out. A field is named by its last word if that is clear and
-    unique, otherwise by its whole path."""
+    """Returns for each run the settings in which the runs differ, such as `learning_rate 0.001`. `settings`: the values
+    of each run by field. Empty values are left out. A field is named by its last word if that word is clear and unique,
+    otherwise by its whole path."""
     fields = [name for name in dict.fromkeys(name for one in settings for name in one) if _is_told(name)]
     told = [name for name in fields if len({one.get(name) for one in settings}) > 1]
     words = {name: name.rpartition(".")[2] for name in told}

@@ -85,14 +85,15 @@ def last_try(run_dir: Path) -> tuple[Line | None, int]:
 
 
 def said_of_last_try(run_dir: Path) -> str:
-    """Returns how the newest try ended. Empty while the try runs, and for ends that the run's state already tells."""
+    """Returns how the newest try ended. The text is empty while the try runs, and if the run's state already says how
+    it ended."""
     line, _ = last_try(run_dir)
     is_said = line is None or line["end"] in _SAID_ALREADY or not is_newest(run_dir, line)
     return "" if is_said else f"its last try {try_words(line)}"  # type: ignore[arg-type]
 
 
 def is_newest(run_dir: Path, line: Line) -> bool:
-    """Whether no try has begun after the one in `line`. Each try has a folder from its beginning."""
+    """Whether no try has begun after the one in `line`. Each try makes a folder when it begins."""
     try:
         names = [entry.name for entry in os.scandir(run_dir / "submit")]
     except OSError:
@@ -245,7 +246,7 @@ def _record(run_dir: Path) -> Leaves:
 
 
 def _scored_on(leaves: Leaves) -> str:
-    """Returns what the run's accuracy is measured on; empty if the run is not scored during training."""
+    """Returns what the run's accuracy is measured on, or an empty text if the run is not scored during training."""
     if is_scored(leaves | {"job.evaluation.url": ""}):  # a held-out part takes precedence over a dataset
         return "on the held-out part"
     url = leaves.get("job.evaluation.url", "")

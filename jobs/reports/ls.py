@@ -19,7 +19,7 @@ from jobs import exit_codes
 from jobs.origin import Nearest, nearest, prepare_recipes
 from jobs.output import advice, fitted, put, wrapped
 from jobs.record import Leaves, is_scored, read_leaves
-from jobs.settings.models import LsJob, SortColumn
+from jobs.settings.runs import LsJob, SortColumn
 from jobs.stages import WITH_SMOKE
 from pipeline.runs.facts import SIGNS_OF_A_RUN, STATES, RunFacts, read_facts
 from shards.config_values import whole_number
@@ -38,7 +38,7 @@ _DESCENDING = ("step", "accuracy", "images", "goodput", "seen")
 _HEADS = ("run", "recipe", "state", "step", "loss", "accuracy", "images/s", "goodput", "seen")
 _LEFT = (True, True, True, False, False, False, False, False, False)
 _LEAST_NAME, _LEAST_RECIPE = 12, 8
-_LATEST_TO_GO = ("goodput", "images/s", "accuracy", "loss")  # what a narrow terminal leaves out, in order
+_LATEST_TO_GO = ("goodput", "images/s", "accuracy", "loss")  # columns that a narrow terminal leaves out, in this order
 _GAP, _INDENT = "  ", "    "
 _UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 Cells = list[str]
@@ -46,9 +46,9 @@ Cells = list[str]
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A run's folder. What its record does not say is empty (`stage`, `model`) or None (`num_steps`, `recipe`). If
-    `state` is not empty, it is shown instead of the state in `facts`. `findings`: about the run's jobs, if Slurm was
-    asked."""
+    """A run's folder. Fields that its record does not give are empty (`stage`, `model`) or None (`num_steps`,
+    `recipe`). If `state` is not empty, it is shown instead of the state in `facts`. `findings`: the findings about the
+    run's jobs, if Slurm was asked."""
 
     path: str
     stage: str
@@ -167,7 +167,7 @@ def _line(texts: Sequence[str], kept: Sequence[int], widths: Sequence[int]) -> s
 
 def in_order(runs: Sequence[Run], *, by: SortColumn, reverse: bool) -> list[Run]:
     """Sorts the runs by a column. Losses and words are in ascending order, other numbers and times in descending order;
-    `reverse` turns this around. Runs without a value always come last."""
+    `reverse` reverses both. Runs without a value always come last."""
     by_name = sorted(runs, key=lambda one: one.path)
     known = [one for one in by_name if _is_known(_key(one, by))]
     known.sort(key=lambda one: _key(one, by), reverse=(by in _DESCENDING) != reverse)
@@ -242,8 +242,8 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 
 
 def _may_be_run(names: set[str]) -> bool:
-    """Whether a folder with these names has a record, or at least two of a run's other files. One such file may be
-    another tool's."""
+    """Whether a folder with these names has a record, or at least two of a run's other files. A single file may come
+    from another tool."""
     return _RECORD in names or sum(name in names for name in SIGNS_OF_A_RUN) > 1
 
 

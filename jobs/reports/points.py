@@ -50,9 +50,10 @@ _OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 
 @dataclass(frozen=True, kw_only=True)
 class AlsoScored:
-    """A further score of a run. `shots`: the number of shots of a few-shot accuracy, else 0. `dataset`: the name of
-    what it is measured on. `weights`: the name of the weights if they are not the run's last. `deviation`: the standard
-    deviation over choices of shots or, for a point of several repetitions, over the repetitions."""
+    """A further score of a run. `shots`: the number of shots of a few-shot accuracy, else 0. `dataset`: the name of the
+    dataset that the score is measured on. `weights`: the name of the weights if they are not the run's last.
+    `deviation`: the standard deviation over choices of shots or, for a point of several repetitions, over the
+    repetitions."""
 
     on: ScoredOn
     score: float
@@ -62,7 +63,7 @@ class AlsoScored:
     dataset: str = ""
 
     def words(self) -> str:
-        """Returns words such as `digits-test: 0.4920 ± 0.0100 (5 shots, best)`."""
+        """Returns a text such as `digits-test: 0.4920 ± 0.0100 (5 shots, best)`."""
         spread = "" if self.deviation is None else f" ± {self.deviation:.4f}"
         shots = plural(self.shots, "shot") if self.shots else ""
         about = ", ".join(filter(None, (shots, self.weights)))
@@ -70,8 +71,8 @@ class AlsoScored:
 
 
 def accuracies(lines: Sequence[Line]) -> tuple[list[float], bool]:
-    """Returns all accuracies, and whether they are those of the averaged weights. They are if the last line with a
-    score has that of the averaged weights."""
+    """Returns all accuracies, and whether they are those of the averaged weights. The last line with a score decides
+    this."""
     key = _key(lines)
     return [float(line[key]) for line in lines if is_share(line.get(key))], key == _AVERAGED
 
@@ -111,8 +112,8 @@ def also_in(lines: Sequence[Line], job: TrainingJob, *, is_best: bool) -> list[A
 
 
 def fewshot_of(run_dir: Path) -> tuple[list[AlsoScored], str]:
-    """Returns the scores that `patchline fewshot ... --run-dir RUN/fewshot` measured for this run's weights, and the
-    reason why they cannot be used. Both are empty if the command was not run."""
+    """Returns the scores that `patchline fewshot ... --run-dir RUN/fewshot` measured for this run's weights, or no
+    scores and the reason why they cannot be used. Both are empty if the command was not run."""
     folder = run_dir / _FOLDER
     if not (folder / _RESULTS).exists():
         return [], ""
@@ -171,12 +172,12 @@ class Point:
     """A run, or the repetitions of a sweep. The scores of repetitions are means with a sample standard deviation.
 
     `num_images`: the size of the dataset that the model was pre-trained on. `exaflops`: the compute of the completed
-    steps, with that of pre-training. `accuracy`: the last accuracy. `is_averaged`: whether it is that of averaged
-    weights. `fewshot`: accuracy by the number of shots. `dataset`, `fewshot_dataset`: the names of what the two are
-    measured on. `also`: further scores. `label`: the model's name, with the sizes that tell it from others. `losses`:
-    means of the training loss `loss_name`, each with its last step. `settings`: values by field; for repetitions, only
-    those that all share. `differs`: its values of the settings in which the runs of its stage differ. `reasons`: why
-    something is not known.
+    steps, including pre-training. `accuracy`: the last accuracy. `is_averaged`: whether this is the accuracy of
+    averaged weights. `fewshot`: accuracy by the number of shots. `dataset`, `fewshot_dataset`: the names of the
+    datasets that these two are measured on. `also`: further scores. `label`: the model's name, with the sizes that tell
+    it from others. `losses`: means of the training loss `loss_name`, each with its last step. `settings`: values by
+    field; for repetitions, only those that all share. `differs`: the run's values of the settings in which the runs of
+    its stage differ. `reasons`: why something is not known.
     """
 
     name: str
@@ -226,7 +227,7 @@ class Point:
 
 @dataclass(kw_only=True)
 class _Sweep:
-    """The runs found of a sweep: the points of its repetitions, and the names of its other runs."""
+    """The runs of a sweep that were found: the points of its repetitions, and the names of its other runs."""
 
     name: str
     facts: dict[str, Any] | None
@@ -442,8 +443,8 @@ def _cost(
 
 
 def _num_images(lines: Sequence[Line], *, global_batch: int) -> int | None:
-    """Returns the number of samples in an epoch, computed from the step and the epoch in the run's metrics. It becomes
-    exact once the epoch has enough digits."""
+    """Returns the number of samples in an epoch, computed from the step and the epoch in the run's metrics. The number
+    is exact once the epoch has enough digits."""
     for line in reversed(lines):
         epoch = line.get("epoch")
         if epoch is not None and is_finite(epoch) and epoch > 0:

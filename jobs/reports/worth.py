@@ -106,10 +106,11 @@ class Repeats:
 @dataclass(frozen=True, kw_only=True)
 class Worth:
     """The cost and the quality of a run. `device_days`: the sum over all ranks and all starts. `dataset`: the dataset
-    of Table 2 on which the run is scored (empty: none), and `accuracy`: the accuracy on it. `is_held_out`: the point's
-    accuracy is that on a held-out part of the training data instead. `repeats`: the result of all repetitions, if the
-    run is one of a sweep's. `vtab`: the means in RUN/vtab over groups of tasks and over all tasks, with deviations over
-    seeds. `figures`: the title and the data URI of each figure. `reasons`: why something is not known."""
+    of Table 2 on which the run is scored (empty: none), and `accuracy`: the accuracy on it. `is_held_out`: whether the
+    point's accuracy is that on a held-out part of the training data instead. `repeats`: the result of all repetitions,
+    if the run is one of the repetitions of a sweep. `vtab`: the means in RUN/vtab over groups of tasks and over all
+    tasks, with deviations over seeds. `figures`: the title and the data URI of each figure. `reasons`: why something is
+    not known."""
 
     point: Point | None
     device_days: float | None
@@ -175,7 +176,7 @@ def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None
 
 
 def _repeats(run_dir: Path) -> Repeats | None:
-    """Returns the mean and the deviation in sweep.json, if the run is one of a sweep's repetitions; otherwise None."""
+    """Returns the mean and the deviation in sweep.json, or None if the run is not a repetition of a sweep."""
     sweep = sweep_of(run_dir)
     found = read_sweep(sweep) if sweep else None
     if found is None or not is_repetition(run_dir, found):
@@ -333,10 +334,10 @@ class ExampleImage:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreSheet:
-    """An evaluation of a run. `dataset`: its URL. `weights`: the evaluated weights; empty for the run's own.
-    `settings`: the flags that decide which images are scored and which answers are right. `is_part`: only a part of the
-    dataset is scored. `is_real`: ImageNet-ReaL's lists decide which answers are right. `facts`: the name and the text
-    of each score."""
+    """An evaluation of a run. `dataset`: the URL of the scored dataset. `weights`: the evaluated weights; empty for the
+    run's own. `settings`: the flags that decide which images are scored and which answers are right. `is_part`: whether
+    only a part of the dataset is scored. `is_real`: whether ImageNet-ReaL's lists decide which answers are right.
+    `facts`: the name and the text of each score."""
 
     dataset: str = ""
     weights: str = ""
@@ -406,7 +407,7 @@ def _others_weights(weights: str, run_dir: Path) -> str:
 
 
 def _settings(leaves: Leaves, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns those of the record's settings `names` that are not the default, as flags."""
+    """Returns the settings of the record that begin with one of `names` and are not the default, as flags."""
     usual = leaves_of(EvaluateJob())
     given = {name: leaves.get(f"job.{name}", value) for name, value in usual.items() if name.startswith(names)}
     flags = {f"--{name}".replace("_", "-"): value for name, value in given.items() if value != usual[name]}

@@ -1,8 +1,21 @@
-"""The jobs' dataclasses. These modules load no large library."""
+"""Holds the dataclasses of the jobs. These modules load no large library.
+
+A job composes settings. A setting's default, sentence and range are in the dataclass of the room that obeys it. A job
+takes the default of a single setting (`seed: int = PackSpec.seed`), or a whole dataclass as a group (`data:
+DataConfig`).
+"""
 
 from dataclasses import dataclass
 
 from shards.config_values import refuse_wrong_values
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """The setting of jobs that are recorded only on request."""
+
+    run_dir: str = ""
+    """Folder that job.yaml is written to; empty: nowhere."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,12 @@
-"""The jobs of the stages that make and check datasets: the settings of `pack`, `index`, `verify` and `card`.
+"""Defines the jobs of the stages that make and check datasets: the settings of `pack`, `index`, `verify` and `card`.
 
-The module has only configurations, so that help and mistakes are answered without loading what a stage needs.
+The module has only configurations, so that help and error messages appear without loading the libraries of a stage.
 """
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from jobs.settings import CheckedJob
+from jobs.settings import CheckedJob, Recorded
 from shards.adoption.foreign_samples import SampleRules
 from shards.class_labels import LabelRules
 from shards.config_values import Range, refuse_wrong_values, shown_value, whole_number
@@ -40,35 +40,22 @@ class PackJob:
         | VtabSource
     ) = field(default_factory=FolderSource)
     """Images to pack, and their labels."""
-    split: str = "train"
-    """Name of the split, such as train or test."""
-    split_test: Annotated[float, Range(0, below=1, zero="none")] = 0.0
-    """Share of each class to set aside as the test split, such as 0.2, which is packed first, to OUT-test. Equal images
-    stay together; the seed decides which."""
-    labels_file: str = ""
-    """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
-    labels: LabelRules = field(default_factory=LabelRules)
-    """How labels are read that could be meant two ways."""
-    description: str = ""
-    """Description of the dataset, for its manifest and card; can also be added after packing."""
-    licence: str = ""
-    """Licence of the images, for the manifest and card; can also be added after packing."""
+    split: str = DatasetSettings.split
+    split_test: Annotated[float, Range(0, below=1, zero="none")] = PackSpec.split_test
+    """Share of each class to set aside as the test split, such as 0.2. The test split is packed first, to OUT-test.
+    Copies of an image stay in one split; the seed chooses the images."""
+    labels_file: str = DatasetSettings.labels_file
+    labels: LabelRules = DatasetSettings.labels
+    description: str = About.description
+    licence: str = About.licence
     samples_per_shard: Annotated[int, Range(1)] = PackSpec.samples_per_shard
-    """Images per shard (a tar file)."""
     samples_per_block: Annotated[int, Range(1)] = DatasetSettings.samples_per_block
-    """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
-    seed: Annotated[int, Range(0, MOST_SEED)] = 0
-    """Seed for the order of the images in the shards."""
-    limits: ImageLimits = field(default_factory=ImageLimits)
-    """Largest images that are accepted; others are quarantined."""
-    images: ImageChecks = field(default_factory=ImageChecks)
-    """Damaged images to leave out."""
-    dedup: Dedup = field(default_factory=Dedup)
-    """Duplicates to leave out."""
-    resize: Resize = field(default_factory=Resize)
-    """Images to store as smaller copies."""
-    unlabeled: Literal["refuse", "keep"] = "refuse"
-    """Whether images without a label are quarantined, or packed: scores leave them out, as ImageNet-ReaL does."""
+    seed: Annotated[int, Range(0, MOST_SEED)] = PackSpec.seed
+    limits: ImageLimits = DatasetSettings.limits
+    images: ImageChecks = PackSpec.images
+    dedup: Dedup = PackSpec.dedup
+    resize: Resize = PackSpec.resize
+    unlabeled: Literal["refuse", "keep"] = PackSpec.unlabeled
     workers: Annotated[int, Range(1)] = 1
     """Worker processes."""
     phase: Phase = "all"
@@ -77,8 +64,7 @@ class PackJob:
     """Share I/N of the phases scan and shards, I from 0 to N-1: task I of a job array of N."""
     max_quarantined: Annotated[float, Range(0, 1)] = 0.01
     """Share of images, 0 to 1, that may be refused before the job stops; duplicates do not count."""
-    run_dir: str = ""
-    """Folder that job.yaml is written to; empty: nowhere."""
+    run_dir: str = Recorded.run_dir
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
@@ -120,32 +106,21 @@ class IndexJob:
     """Folder or s3://bucket/prefix that the index is written to; empty: beside the tars."""
     tars_file: str = ""
     """File that names the tars, one path below the URL per line; empty: all that are found."""
-    split: str = "train"
-    """Name of the split, such as train or test."""
+    split: str = DatasetSettings.split
     image_keys: tuple[str, ...] = SampleRules.image_keys
-    """Suffixes of a sample's image; the first one found is used."""
     label_key: str = SampleRules.label_key
-    """Suffix of the member whose text is the label, an integer or a name."""
-    label_field: str = ""
+    label_field: str = SampleRules.label_field
     """Field of the member json that is the label, or a list of labels; empty: --label-key is used."""
-    labels_file: str = ""
-    """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
-    labels: LabelRules = field(default_factory=LabelRules)
-    """How labels are read that could be meant two ways."""
-    description: str = ""
-    """Description of the dataset, for its manifest and card; can also be added after packing."""
-    licence: str = ""
-    """Licence of the images, for the manifest and card; can also be added after packing."""
+    labels_file: str = DatasetSettings.labels_file
+    labels: LabelRules = DatasetSettings.labels
+    description: str = About.description
+    licence: str = About.licence
     samples_per_block: Annotated[int, Range(1)] = DatasetSettings.samples_per_block
-    """Images per block, which training reads in one request; 8 to 16 MB suit most stores."""
-    limits: ImageLimits = field(default_factory=ImageLimits)
-    """Largest images that are accepted; others are quarantined."""
-    workers: Annotated[int, Range(1)] = 1
-    """Worker processes."""
-    max_quarantined: Annotated[float, Range(0, 1)] = 0.01
+    limits: ImageLimits = DatasetSettings.limits
+    workers: Annotated[int, Range(1)] = PackJob.workers
+    max_quarantined: Annotated[float, Range(0, 1)] = PackJob.max_quarantined
     """Share of samples, 0 to 1, that may be refused before the job stops."""
-    run_dir: str = ""
-    """Folder that job.yaml is written to; empty: nowhere."""
+    run_dir: str = Recorded.run_dir
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
@@ -164,10 +139,8 @@ class VerifyJob(CheckedJob):
     """Dataset to check: a folder or s3://bucket/prefix."""
     deep: bool = False
     """Decode every image as well."""
-    workers: Annotated[int, Range(1)] = 1
-    """Worker processes."""
-    run_dir: str = ""
-    """Folder that job.yaml is written to; empty: nowhere."""
+    workers: Annotated[int, Range(1)] = PackJob.workers
+    run_dir: str = Recorded.run_dir
 
 
 @dataclass(frozen=True, kw_only=True)

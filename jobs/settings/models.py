@@ -1,111 +1,22 @@
-"""The jobs of the stages around models and clusters: the settings of `evaluate`, `fewshot`, `plan`, `verify-resume`,
-`ls`, `weights`, `import`, `export`, `doctor`, `demo` and `preflight`.
+"""Defines the jobs that use, score and convert weights: the settings of `evaluate`, `fewshot`, `predict`, `inspect`,
+`weights`, `import` and `export`.
 
-The module has only configurations, so that help and mistakes are answered without loading torch. The settings of
+The module has only configurations, so that help and error messages appear without loading torch. The settings of
 training are in pipeline/training/settings/job.py.
 """
 
-from dataclasses import dataclass, fields
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Annotated
 
-from jobs.settings import CheckedJob
-from pipeline.evaluation.config import EvaluatedData, FewshotConfig, FewshotImages
+from jobs.settings import CheckedJob, Recorded
+from pipeline.data.config import DataConfig
+from pipeline.evaluation.config import NUM_CLASSES_SHOWN, EvaluatedData, FewshotConfig, FewshotImages
 from pipeline.models.conversion.config import Change, Format, Hints
 from pipeline.shared_settings import Device, LossName
 from pipeline.training.settings.job import MOST_THREADS, TrainingJob
 from shards.config import HeldOutConfig, SubsetConfig
-from shards.config_values import Range, refuse_wrong_values, shown_value
+from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
-
-SUFFIXES = (".svg", ".html")
-SortColumn = Literal["run", "recipe", "state", "step", "loss", "accuracy", "images", "goodput", "seen"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnNodes:
-    """Nodes to plan for, and what is assumed about them."""
-
-    nodes: tuple[Annotated[int, Range(1, 1_000_000)], ...] = ()
-    """Numbers of nodes to compare, such as --nodes 8 16 32: for each, S3 traffic, checkpoint interval, goodput, days
-    and GPU-hours; empty: none."""
-    gpus_per_node: Annotated[int, Range(1, 1024)] = 8
-    """GPUs of a node, one for each rank."""
-    max_time: Annotated[float, Range(0, 1e6, zero="no limit")] = 0.0
-    """Hours after which the queue ends a job, which then continues as another (Slurm's MaxTime); 0: no limit."""
-    price: Annotated[float, Range(0, 1e9, zero="not known")] = 0.0
-    """Price of a GPU-hour, in any currency; 0: not known, and no cost is shown."""
-    failures_per_node_day: Annotated[float, Range(1e-9, 1000)] = 0.0065
-    """Failures per node and day (0.0065: Meta's RSC-1, arXiv 2410.21680). Goodput is also shown at other published
-    rates."""
-    startup_seconds: Annotated[float, Range(0, 1e6)] = 180.0
-    """Seconds from a job's start to its first step; 180 is an estimate, RUN/ledger.jsonl has yours."""
-    queue_seconds: Annotated[float, Range(0, 1e8)] = 122.0
-    """Seconds in the queue before a job continues; 122 was measured for a requeued job in an empty queue (Slurm
-    22.05)."""
-    restart_seconds: Annotated[float, Range(0, 1e8, zero="300, the queue and the start-up")] = 0.0
-    """Seconds from a failure to the next step; 0: 300 until Slurm misses the node (SlurmdTimeout), the wait in the
-    queue, and the start-up."""
-    writer_gb_per_second: Annotated[float, Range(1e-3, 1e4)] = 1.0
-    """GB/s at which a node writes checkpoints; BLOOM's wrote 1.2 (2.3 TB in 40 s on 48 nodes)."""
-    image_bytes: Annotated[int, Range(1, 1_000_000_000)] = 110_000
-    """Mean bytes of an image; 110,000 is ImageNet's."""
-    samples_per_block: Annotated[int, Range(1, 1_000_000)] = 64
-    """Images per block of the dataset, which training reads in one request (`pack --samples-per-block`)."""
-    out: str = ""
-    """File to draw goodput, days and GPU-hours over the nodes in, or the cost over the image size, .svg or .html;
-    empty: none."""
-
-
-def refuse_wrong_nodes(job: OnNodes, *, gpu: str, is_num_gpus_given: bool, is_drawn: bool) -> None:
-    """Raises UserError if flags contradict each other, or have no effect without --nodes. `is_drawn`: whether --out has
-    an effect without --nodes."""
-    if job.out and not job.out.lower().endswith(SUFFIXES):
-        raise UserError(f"--out is {job.out!r}; allowed: a name that ends in {' or '.join(SUFFIXES)}")
-    for field in fields(OnNodes):
-        value = getattr(job, field.name)
-        if not job.nodes and value != field.default and not (is_drawn and field.name == "out"):
-            flag = f"--{field.name.replace('_', '-')}"
-            said = flag if value is True else f"{flag} {value}"
-            raise UserError(f"{said} says nothing without --nodes; add --nodes 8, or yours")
-    if not job.nodes:
-        return
-    shown = f"--nodes {' '.join(map(str, job.nodes))}"
-    if not gpu:
-        raise UserError(f"{shown} says nothing without --gpu; add --gpu h100, or yours")
-    if is_num_gpus_given:
-        raise UserError(f"{shown} with --num-gpus: nodes have --gpus-per-node GPUs each; leave out --num-gpus")
-    if len(set(job.nodes)) != len(job.nodes):
-        raise UserError(f"--nodes is {shown_value(job.nodes)}; allowed: different numbers, such as --nodes 8 16 32")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PreflightJob:
-    """What to check of a cluster before the first job is submitted. An empty field leaves its check out."""
-
-    cluster: str = ""
-    """YAML file of your cluster's settings, as `patchline example cluster.yaml` prints it; empty: Slurm is left out."""
-    run_dir: str = ""
-    """Run directory, or a folder above it: a short job on two nodes checks that they share it."""
-    url: str = ""
-    """Where datasets or checkpoints will be, s3://bucket/prefix: small objects are written below it, and deleted."""
-    nodes: Annotated[int, Range(1, 100_000)] = 1
-    """Nodes that a job will ask for."""
-    deep: bool = False
-    """Also run a short job on all nodes: a timed matrix product on each, and an exchange between all."""
-    wait_seconds: Annotated[int, Range(1, 86_400)] = 60
-    """How long these short jobs may wait in the queue."""
-    json: bool = False
-    """Write the checks to standard output as one JSON object, for scripts."""
-    out: str = ""
-    """File to write the same JSON object to; empty: none."""
-
-    def __post_init__(self) -> None:
-        refuse_wrong_values(self, where="")
-        if self.url and not self.url.startswith("s3://"):
-            raise UserError(f"--url is {shown_value(self.url)}; allowed: s3://bucket/prefix, or nothing")
-        for flag, is_given in (("--deep", self.deep), ("--run-dir", self.run_dir)):
-            if is_given and not self.cluster:
-                raise UserError(f"{flag} says nothing without --cluster; add --cluster cluster.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +32,10 @@ class EvaluateJob:
     subset: SubsetConfig = SubsetConfig()
     """Part of the dataset to evaluate on."""
     held_out: HeldOutConfig = HeldOutConfig()
-    """Part to evaluate on: what a training run with these values of --data.held-out holds out of the dataset."""
-    loss: LossName = "softmax"
+    """Part to evaluate on, which a training run with these values of --data.held-out holds out of the dataset."""
+    loss: LossName = TrainingJob.loss
     """Loss that the weights were trained with: softmax (one label per image) or sigmoid (any number of labels)."""
-    label_weights: bool = False
+    label_weights: bool = DataConfig.label_weights
     """Use the weights that the dataset's labels were packed with as targets, as --data.label-weights does in training;
     a label of weight 0 is then no label."""
     class_map: str = ""
@@ -132,15 +43,14 @@ class EvaluateJob:
     ["class", ...]} or {"label": "class; class"}; images of other labels do not count. Empty: labels are matched by
     name."""
     real: str = ""
-    """ImageNet-ReaL's real.json: the right classes of each image of ImageNet's validation set. Empty: its labels."""
+    """ImageNet-ReaL's real.json: the right classes of each image of ImageNet's validation set. Empty: the dataset's
+    labels are used."""
     run_dir: str = ""
     """Folder that scores.json, classes.json, examples.json and job.yaml are written to; empty: nowhere. RUN/scores is
     shown in the report of RUN."""
     examples: Annotated[int, Range(0, 32)] = 8
-    """Images to keep in examples.json with what the model says of them: this many right answers, and as many of the
-    most confident mistakes."""
-    device: Device = "auto"
-    """Where to compute; auto: the GPU if there is one, else the CPU."""
+    """Right answers, and most confident mistakes, to keep in examples.json: this number of images of each kind."""
+    device: Device = TrainingJob.device
     threads: Annotated[int, Range(0, MOST_THREADS, zero="each rank's share of the cores")] = 0
     """Threads of each rank; 0: OMP_NUM_THREADS if it is set, else the rank's share of the cores."""
     json: bool = False
@@ -164,152 +74,27 @@ class FewshotJob(FewshotConfig):
     """Images to learn the classes from and to measure on."""
     run_dir: str = ""
     """Folder that fewshot.json and job.yaml are written to; empty: nowhere."""
-    device: Device = "auto"
-    """Where to compute; auto: the GPU if there is one, else the CPU."""
-    threads: Annotated[int, Range(0, MOST_THREADS, zero="each rank's share of the cores")] = 0
-    """Threads of each rank; 0: OMP_NUM_THREADS if it is set, else the rank's share of the cores."""
-    json: bool = False
-    """Write the scores to standard output as one JSON object, for scripts."""
+    device: Device = TrainingJob.device
+    threads: Annotated[int, Range(0, MOST_THREADS, zero="each rank's share of the cores")] = EvaluateJob.threads
+    json: bool = EvaluateJob.json
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanJob(OnNodes):
-    """The job to plan, and the dataset that it is meant for."""
+class PredictJob:
+    """The weights to use, and the images to predict. Images are prepared as in the run's own evaluation."""
 
-    recipe: str = ""
-    """Name to show in the table's title."""
-    training: TrainingJob = TrainingJob()
-    """Training job to plan."""
-    dataset: str = ""
-    """Name of the dataset to show in the table."""
-    num_images: Annotated[int, Range(0, zero="not known")] = 0
-    """Images of the training split; 0: not known."""
-    num_classes: Annotated[int, Range(0, zero="not known")] = 0
-    """Classes of the training split; 0: not known."""
-    days: Annotated[float, Range(above=0)] = 7.0
-    """Days that the run may take."""
-    gpu: str = ""
-    """GPU to plan the memory and the time of the run for: a100, a100-40, h100, h200, b200, l40s or rtx4090; empty:
-    none."""
-    num_gpus: Annotated[int, Range(1)] = 8
-    """Number of these GPUs, one for each rank."""
-    mfu: Annotated[float, Range(above=0, most=1)] = 0.28
-    """Share of a GPU's nominal operations that it reaches while it computes (MFU), without exchanges between GPUs; 0.28
-    is what NVIDIA published for ViT-g/14 on H100 nodes (NeMo; 0.43 on A100)."""
-    network_gbits: Annotated[float, Range(0.1, 1e6)] = 3200.0
-    """Gbit/s of all network adapters of a node together; 3,200 is eight of 400 Gb/s. It counts beyond one node."""
-    image_sizes: tuple[Annotated[int, Range(1, 16_384)], ...] = ()
-    """Image sizes in pixels to compare the operations and the memory of an image at, such as 224 384 512."""
+    weights: str = ""
+    """A run (RUN), a weights folder, a timm or Hugging Face folder, or a .npz, .safetensors or .pth file."""
+    images: tuple[str, ...] = ()
+    """Files to predict, JPEG, PNG or WebP, and folders of such files. They may follow WEIGHTS without the flag."""
+    top: Annotated[int, Range(1)] = NUM_CLASSES_SHOWN
+    """Classes to show per image."""
     json: bool = False
-    """Write the plan to standard output as one JSON object, for scripts."""
+    """Write one JSON object per line: the image, and the label and probability of each class."""
+    device: Device = TrainingJob.device
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
-        for name in ("num_gpus", "mfu", "network_gbits"):
-            value = getattr(self, name)
-            if not self.gpu and value != getattr(PlanJob, name):
-                raise UserError(
-                    f"--{name.replace('_', '-')} {value} says nothing without --gpu; add --gpu h100, or yours"
-                )
-        if len(set(self.image_sizes)) != len(self.image_sizes):
-            shown = shown_value(self.image_sizes)
-            raise UserError(f"--image-sizes is {shown}; allowed: different sizes, such as --image-sizes 224 384 512")
-        refuse_wrong_nodes(
-            self,
-            gpu=self.gpu,
-            is_num_gpus_given=self.num_gpus != PlanJob.num_gpus,
-            is_drawn=bool(self.image_sizes),
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifyResumeJob(TrainingJob):
-    """The training job whose continuation is verified, and how: every flag of training, and those of
-    `verify-resume`."""
-
-    kills: Annotated[int, Range(1, 1000)] = 3
-    """Times that each run is killed with SIGKILL, in saves and between them."""
-    ranks: tuple[Annotated[int, Range(1, 1024)], ...] = (1,)
-    """Numbers of ranks on this machine to try."""
-    stages: tuple[Annotated[int, Range(1, 3)], ...] = ()
-    """ZeRO stages to try; empty: that of --engine.zero-stage."""
-    kill_seed: Annotated[int, Range(0)] = 0
-    """Seed of the moments of the kills."""
-    compare: Literal["all", "last"] = "all"
-    """Checkpoints to keep and compare: all, which names the first step that differs, or last, for little disk space."""
-    tolerance: Annotated[float, Range(0, 1, zero="1e-5 in fp32, 1e-2 in bf16")] = 0.0
-    """Largest relative difference of losses that counts as rounding if the topology changes; on the same one, none
-    does. 0: 1e-5 in fp32, 1e-2 in bf16, or four times what unbroken runs differ by."""
-    run_dir: str = ""
-    """Folder in which the runs get a temporary folder of their own; empty: the system's."""
-    keep: bool = False
-    """Keep the runs; they are always kept if they differ."""
-    json: bool = False
-    """Write the result to standard output as one JSON object, for scripts."""
-    recipe: str = ""
-    """Name to show in the table's title."""
-    command: Literal["pretrain", "finetune"] = "pretrain"
-    """Stage that trains the recipe."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("ranks", "stages"):
-            given = getattr(self, name)
-            if len(set(given)) != len(given) or (name == "ranks" and not given):
-                raise UserError(
-                    f"--{name} is {shown_value(given)}; allowed: one or more different numbers, such as --{name} 1 2"
-                )
-        if self.kills >= self.steps:
-            raise UserError(f"--kills is {self.kills} with --steps {self.steps}; allowed: fewer kills than steps")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LsJob(CheckedJob):
-    """The settings of `patchline ls`: the folder of the runs, and their order."""
-
-    dir: str = ""
-    """Folder to look for runs in, three levels down; or a run directory."""
-    sort: SortColumn = "seen"
-    """Column to sort by, best or latest first; rows without a value come last."""
-    reverse: bool = False
-    """Sort the other way round."""
-    json: bool = False
-    """Write one JSON object per line and run to standard output, for scripts."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportJob(CheckedJob):
-    """Which run to report on, and where to write the page."""
-
-    run: str = ""
-    """Run directory; the run may still be training."""
-    out: str = ""
-    """HTML file to write; empty: RUN/report.html."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DoctorJob(CheckedJob):
-    """What to check in addition to the machine itself."""
-
-    run: str = ""
-    """Run directory: what went wrong with this run, instead of the machine."""
-    folder: str = "."
-    """Folder whose disk is checked: where runs or datasets will be."""
-    s3_url: str = ""
-    """Objects to list, s3://bucket/prefix; empty: S3 is left out."""
-    seconds: Annotated[float, Range(1, 600)] = 60.0
-    """Longest time that a check may take; one that takes longer is a fault."""
-    gpu: bool = False
-    """Measure training on this machine's GPU part by part, in about ten minutes, instead of checking the machine."""
-    device: Device = "auto"
-    """With --gpu, where to measure; cpu tries every part at a small size."""
-    data_url: str = ""
-    """With --gpu, the packed dataset that the loader is measured on; empty: 256 generated pictures."""
-    out: str = "gpu.json"
-    """With --gpu, the file of results, which a page that draws them is written beside. Parts that it has of the same
-    device are not measured again."""
-    json: bool = False
-    """Write the checks to standard output as one JSON object, for scripts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -319,21 +104,21 @@ class InspectJob(CheckedJob):
     weights: str = ""
     """Weights folder (RUN/weights), or the run directory."""
     images: str = ""
-    """Folder of JPEG, PNG or WebP files, also in folders below it, to show attention on; empty: only figures that need
+    """Folder of JPEG, PNG or WebP files, also in subfolders, on which attention is shown; empty: only figures that need
     no image."""
     out: str = ""
     """Folder for the figures and inspect.json; empty: inspect/ in the run directory or weights folder."""
     max_images: Annotated[int, Range(1, 4096)] = 128
-    """Images to average attention distances over, the first of the folder by name; the paper has 128."""
+    """Number of images over which attention distances are averaged, the first in the folder by name; the paper has
+    128."""
     resample_to: Annotated[int, Range(0, 16_384, zero="384/224 of the model's size")] = 0
     """Image size in pixels to show resampled position embeddings for; 0: 384/224 of the model's size."""
-    device: Device = "auto"
-    """Where to compute; auto: the GPU if there is one, else the CPU."""
+    device: Device = TrainingJob.device
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightsJob:
-    """From which checkpoint of a run to take weights, and where to write them."""
+    """The checkpoint of a run to take weights from, and where to write them."""
 
     run: str = ""
     """Run directory; the run may still be training."""
@@ -358,17 +143,15 @@ class WeightsJob:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportJob(Hints, Change):
-    """Weights of other libraries, and what their file does not say."""
+    """Weights of another library, and facts that their file does not contain."""
 
     path: str = ""
     """Weights to import: a published .npz file (vision_transformer's, big_vision's or big_transfer's), a timm or
     Hugging Face folder, or a bare .safetensors, .bin, .pth, .pth.tar, .pt or .ckpt file."""
-    out: str = ""
-    """Weights folder to write."""
+    out: str = WeightsJob.out
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names in the weights, else numbers."""
-    run_dir: str = ""
-    """Folder that job.yaml is written to; empty: nowhere."""
+    run_dir: str = Recorded.run_dir
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -382,21 +165,4 @@ class ExportJob(Change):
     format: Format = "hugging_face"
     """vision_transformer and big_vision: an .npz file; timm, hugging_face and patchline: a folder that timm,
     transformers or patchline loads."""
-    run_dir: str = ""
-    """Folder that job.yaml is written to; empty: nowhere."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class DemoJob(CheckedJob):
-    """How long the demo's runs are, and on how many processes."""
-
-    run_dir: str = "demo-run"
-    """Folder for everything that the demo writes; emptied first if an earlier demo made it."""
-    steps: Annotated[int, Range(1)] = 300
-    """Training steps of the pre-training run."""
-    finetune_steps: Annotated[int, Range(1)] = 100
-    """Training steps of the fine-tuning run."""
-    num_ranks: Annotated[int, Range(1)] = 2
-    """Processes that train together."""
-    least_accuracy: Annotated[float, Range(0, 1)] = 0.95
-    """Accuracy after fine-tuning, 0 to 1, below which the demo has failed."""
+    run_dir: str = Recorded.run_dir

@@ -1,1 +1,1 @@
-"""The commands that train: pretrain, finetune, sweep, vtab, verify-resume and demo."""
+"""Holds the commands that train: pretrain, finetune, sweep, vtab, verify-resume and demo."""

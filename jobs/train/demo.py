@@ -20,7 +20,7 @@ from rich.table import Table
 from jobs import exit_codes
 from jobs.output import show_table
 from jobs.ranks import Ranks, start_ranks
-from jobs.settings.models import DemoJob
+from jobs.settings.runs import DemoJob
 from pipeline.ranks.host import free_port
 from pipeline.training.reporting.metrics import read_metrics
 from shards.errors import UserError
@@ -37,8 +37,8 @@ _STEPS_PAST_A_CHECKPOINT = 10  # so that the continued run repeats some steps
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A continued run beside the unbroken one: the number of losses after the continuation, and how many of them are
-    bit-identical."""
+    """A comparison of a continued run with the unbroken one: the number of losses after the continuation, and how many
+    of them are bit-identical."""
 
     killed_at: int
     continued_from: int

@@ -1,10 +1,11 @@
-"""The verdict of `patchline verify-resume` on interrupted runs: a table, a JSON object for scripts, and lines that
-explain differences.
+"""Makes the verdict of `patchline verify-resume` on interrupted runs: a table, a JSON object for scripts, and lines
+that explain differences.
 
 On the same topology, every loss and every tensor must have the same bits. Another topology adds numbers in another
-order, so losses may differ by rounding: by `tolerance` if it is given; otherwise by ROUNDING, or by a few times the
-difference between unbroken runs on these topologies, if that is more. Tensors are then compared, but not judged: if a
-gradient is zero in theory, such as that of a key's bias, Adam turns its rounding error into a full step.
+order, so losses may differ by rounding. They may differ by `tolerance` if it is given, otherwise by ROUNDING or, if
+that is more, by a few times the difference between unbroken runs on these topologies. Tensors are then compared, but
+not judged: if a gradient is zero in theory, such as that of a key's bias, Adam turns its rounding error into a full
+step.
 """
 
 import math
@@ -14,7 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
-from jobs.settings.models import VerifyResumeJob
+from jobs.settings.runs import VerifyResumeJob
 from pipeline.checkpoints.attempts import read_attempts
 from pipeline.runs.comparison import (
     CheckpointComparison,
@@ -104,8 +105,8 @@ def outcome_of(
 
 
 def _steps_to_compare(job: VerifyResumeJob, expected: StoredRun, found: StoredRun) -> list[int]:
-    """Returns the steps of the checkpoints to compare: those that both runs have, or the last step alone. The last step
-    is always compared."""
+    """Returns the steps of the checkpoints to compare. With --compare all, these are the steps that both runs have and
+    the last step; otherwise only the last step."""
     common = expected.checkpoints().keys() & found.checkpoints().keys()
     return sorted({*common, job.steps}) if job.compare == "all" else [job.steps]
 

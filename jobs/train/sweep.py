@@ -1,8 +1,8 @@
-"""`patchline sweep STAGE RECIPE --flag A B C ...`: a run for each point of a grid, then the best with several seeds.
+"""`patchline sweep STAGE RECIPE --flag A B C ...`: runs each point of a grid, then repeats the best with several seeds.
 
-Each run is a separate command in its own folder. If the sweep is started again, it runs what is not done and continues
-what was interrupted. With more values or seeds, it runs only the new ones. With other values or fewer seeds, old runs
-stay in `seeds` and `earlier`, but only the repetitions that sweep.json lists, with the values given there, count.
+Each run is a separate command in its own folder. If the sweep is started again, it starts missing runs and continues
+interrupted ones. With more values or seeds, it runs only the new ones. With other values or fewer seeds, old runs stay
+in `seeds` and `earlier`. Only the repetitions that sweep.json lists count, and only with the values given there.
 """
 
 import json
@@ -149,7 +149,7 @@ def read_sweep(sweep: Path) -> dict[str, Any] | None:
 
 
 def is_repetition(run_dir: Path, facts: Mapping[str, Any] | None) -> bool:
-    """Returns whether the sweep's facts list the run among its repetitions, with the values that the run has."""
+    """Whether the sweep's facts list the run among the repetitions, with the run's values."""
     name = name_in_sweep(run_dir)
     own = [one for one in facts["seeds"] if isinstance(one, dict) and one.get("folder") == name] if facts else []
     return bool(own) and all(_has_values(run_dir, one.get("values", {})) for one in own)
@@ -165,8 +165,7 @@ def left_out(names: Sequence[str], facts: Mapping[str, Any] | None) -> str:
 
 
 def _has_values(folder: Path, values: Any) -> bool:
-    """Returns whether the run's record has these flags' values. A flag that the record does not have is not
-    compared."""
+    """Whether the run's record has the values of these flags. A flag that the record does not have is not compared."""
     if not isinstance(values, dict):
         return False
     try:
@@ -195,9 +194,9 @@ def _is_same(recorded: str | None, given: Any) -> bool:
 
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
-    """Runs what is not done, writes sweep.json and prints the table. Returns the exit code of the first run that
-    failed. Runs that cannot succeed do not count as failed; they only have no score. Raises UserError if a run would
-    refuse its settings."""
+    """Runs the trials that are not done, writes sweep.json and prints the table. Returns the exit code of the first run
+    that failed. Runs that cannot succeed do not count as failed; they only have no score. Raises UserError if a run
+    would refuse its settings."""
     if len(words) < 2 or words[0] not in WITH_SMOKE or words[1].startswith("-"):
         raise UserError(f"usage: {usage_of('sweep')}")
     plan = plan_of(words, default_job(words[0], words[1]))
@@ -256,8 +255,8 @@ def swept_fields(plan: SweepPlan, override: Override) -> set[str]:
 
 
 def _shown(plan: SweepPlan, tries: Sequence[TrialScore]) -> tuple[tuple[str, str], ...]:
-    """Returns the values that --dry-run shows for the repetitions: the best ones or, if these are not known yet, the
-    first ones, with a note."""
+    """Returns the values that --dry-run shows for the repetitions: the best values or, if these are not known yet, the
+    first ones. In that case, also logs a note."""
     best = best_of(tries)
     if best and all(one.state in ("done", "failed") for one in tries):
         return best.trial.values

@@ -32,7 +32,7 @@ _NOT_SWEPT = {"--run-dir": "the sweep has one folder", "--seed": "the best is re
 
 @dataclass(frozen=True, kw_only=True)
 class SweepPlan:
-    """The arguments of a sweep, parsed. `grid`: the values of each swept flag; if it is empty, there are only
+    """The arguments of a sweep, parsed. `grid`: the values of each swept flag; an empty grid means that there are only
     repetitions. The tries are scored on the dataset `select_on`, or on the part of the training data that the flags
     `held_out` hold out. All runs are compared by `metric`. A task of an array takes every `parts`-th run of `phase`,
     starting at number `part`."""
@@ -173,7 +173,7 @@ def _different(flag: Flag, values: list[str]) -> tuple[str, ...]:
     name = flag.name
     if name in _NOT_SWEPT:
         raise UserError(f"{name} cannot be swept: {_NOT_SWEPT[name]}")
-    # what two values may share: the words for it, and its value for each
+    # two values must not share any of these: the reason -> what each value has
     shared = {"are the same number": [_number(flag, value) for value in values]}
     shared |= {"would share a folder": [_in_folder(value) for value in values]}
     for why, found in shared.items():
@@ -185,7 +185,7 @@ def _different(flag: Flag, values: list[str]) -> tuple[str, ...]:
 
 
 def _number(flag: Flag, value: str) -> float | str:
-    """Returns the number that a flag's value spells; otherwise the value's text."""
+    """Returns the value of a numeric flag as a number, and any other value as it is."""
     with suppress(ValueError):
         return float(value) if without_range(flag.kind) in (int, float) else value
     return value

@@ -1,6 +1,6 @@
-"""The runs of a command that starts several, one after the other, each in its own folder, and their scores.
+"""Starts the runs of a command that needs several, one after the other, each in its own folder, and reads their scores.
 
-Chains, sweeps, VTAB and `patchline submit` share one rule for whether an existing run has a job's own values.
+Chains, sweeps, VTAB and `patchline submit` share one rule for whether an existing run has the values of a job.
 """
 
 import logging
@@ -37,14 +37,17 @@ _OFF = ("0", "0.0")
 
 
 def run_changes(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: bool, extends: bool) -> list[Difference]:
-    """Returns what differs between a run's recorded job and another one: what `other_values` compares, and the data:
+    """Returns the fields in which another job differs from a run's recorded job and must not.
 
-    seed, global_batch, data must stay, apart from how the data is read, which training does not compare either
-    data.url, data.mix compared as text: a dataset may move, and the caller decides about its content steps must stay;
-    more steps are not a difference if the job `extends` the run schedule.warmup_steps must stay; not compared if the
-    job `extends` the run, which keeps its warm-up model.num_classes must stay; 0 now stands for what the run took from
-    its dataset paths of other inputs may be spelled differently (training itself is stricter), but must not become
-    empty
+    These are the differences that `other_values` finds, and the following ones of the data:
+
+    - `seed`, `global_batch` and `data` must stay the same. How the data is read may change, as training allows, too.
+    - `data.url` and `data.mix` are compared as text. A dataset may move, so the caller decides whether its content has
+      changed.
+    - `steps` must stay the same, but may grow if the job `extends` the run.
+    - `schedule.warmup_steps` must stay the same. It is not compared if the job `extends` the run, which keeps its own.
+    - `model.num_classes` must stay the same, but may be 0 now, which stands for the classes of the dataset.
+    - Paths of other inputs may be spelled differently (training itself is stricter), but must not become empty.
     """
     own = [each for each in differences(before, now) if each.field.startswith((*OF_POSITION, STEPS))]
     found = other_values(before, now, is_done=is_done) + own
@@ -62,15 +65,15 @@ def _is_free(change: Difference, *, extends: bool) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A run of a command that starts several. `values`: its values of the grid, by flag. `words`: its whole command
-    after `patchline`. `metric`: the score by which runs are compared."""
+    """A run of a command that starts several. `values`: the run's values of the grid, by flag. `words`: the run's whole
+    command after `patchline`. `metric`: the score by which runs are compared."""
 
     folder: Path
     values: tuple[tuple[str, str], ...]
     words: tuple[str, ...]
     metric: Metric = "accuracy"
     seed: int | None = None
-    """Of a repetition of the best."""
+    """The seed of a repetition of the best try; None for other runs."""
 
     @property
     def name(self) -> str:
@@ -81,7 +84,8 @@ class Trial:
 @dataclass(frozen=True, kw_only=True)
 class TrialScore:
     """What is known of a run. `accuracy`: the last score by the trial's metric; None if the run is not done or has no
-    score. If the run averages its weights, as in RUN/weights, it is the score of the averaged weights."""
+    score. If the run averages its weights, this is the score of the averaged weights, which are those in
+    RUN/weights."""
 
     trial: Trial
     state: State
@@ -178,8 +182,8 @@ def _earlier(trial: Trial) -> Path:
 
 
 def run_all(trials: Sequence[Trial], environ: Mapping[str, str], override: Override) -> int:
-    """Runs the trials that are not done. Stops at the first one that fails but may still succeed, and returns its exit
-    code. Returns 0 otherwise."""
+    """Runs the trials that are not done. Stops at the first trial that fails but may still succeed, and returns its
+    exit code. Otherwise returns 0."""
     for number, trial in enumerate(trials, start=1):
         if _is_done(trial, override):
             log.info("run %s of %s, %s: done before", number, len(trials), printable_name(trial.name))
@@ -191,14 +195,14 @@ def run_all(trials: Sequence[Trial], environ: Mapping[str, str], override: Overr
         if code == exit_codes.WILL_NOT_SUCCEED:
             log.warning("%s cannot succeed, and is no candidate", printable_name(trial.name))
         elif code:
-            advice = "" if code == exit_codes.USER_MISTAKE else "; the same command goes on"
+            advice = "" if code == exit_codes.USER_MISTAKE else "; the same command continues it"
             log.info("%s ended with %s%s", printable_name(trial.name), code, advice)
             return code
     return exit_codes.DONE
 
 
 def _is_done(trial: Trial, override: Override) -> bool:
-    """Returns whether the trial is done. Returns False if its dataset has moved or it has more steps: the command
-    itself then decides."""
+    """Whether the trial is done. Returns False if its dataset has moved or it has more steps, since the command itself
+    then decides."""
     facts = _facts(trial)
     return facts is not None and facts.state == "done" and not _changes(trial, override, is_done=True, exactly=True)

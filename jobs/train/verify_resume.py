@@ -1,8 +1,8 @@
 """`patchline verify-resume`: checks whether a killed run of this recipe continues exactly on this machine.
 
 Each topology trains once without a break, and once with kills; the two runs must have the same bits. If there are
-several topologies, one more run changes from each to the next; it can only be equal to rounding. The ranks are real
-processes, killed with SIGKILL.
+several topologies, one more run changes from each to the next. Its losses can only be equal up to rounding. The ranks
+are real processes, killed with SIGKILL.
 """
 
 import json
@@ -22,7 +22,7 @@ from jobs import exit_codes
 from jobs.output import put, show_table
 from jobs.ranks import Ranks, log_of, start_ranks
 from jobs.record import record_text
-from jobs.settings.models import VerifyResumeJob
+from jobs.settings.runs import VerifyResumeJob
 from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, outcome_of, outcome_table, resumed_from
 from pipeline.runs.comparison import StoredRun
 from pipeline.training.reporting.metrics import read_metrics
@@ -66,8 +66,8 @@ class TrialTopology:
 @dataclass(frozen=True, kw_only=True)
 class Moment:
     """When a run is killed: after the metrics of `step` are written, or while the checkpoint of `step` is saved
-    (`is_in_save`). `save_steps`: the steps between two checkpoints. `delay`: how long to wait then, as a share of a
-    step or of a short time."""
+    (`is_in_save`). `save_steps`: the steps between two checkpoints. `delay`: how long to wait before the kill, as a
+    share of a step or, in a save, of a short time."""
 
     step: int
     save_steps: int
@@ -77,8 +77,8 @@ class Moment:
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """A run: its words, and what it writes. `start`: starts its ranks. `tick`: called with the latest step while it
-    runs."""
+    """A run: the words of its command, and the files that it writes. `start`: a function that starts its ranks. `tick`:
+    a function that is called with the latest step during the run."""
 
     name: str
     words: tuple[str, ...]
@@ -170,8 +170,8 @@ def _wait_for(command: Command, ranks: Ranks, moment: Moment) -> bool:
 
 
 def _is_between(run: StoredRun, moment: Moment, step: int, *, saved: int) -> bool:
-    """Returns whether the moment's step is reached and the last save before it is committed. It does not wait for that
-    save any more once the next one is due. `saved`: the newest checkpoint when the ranks were started."""
+    """Whether the moment's step is reached and the last save before it is committed. The save no longer matters once
+    the next one is due. `saved`: the newest checkpoint when the ranks were started."""
     if step < moment.step:
         return False
     due = (moment.step - 1) // moment.save_steps * moment.save_steps
@@ -179,7 +179,7 @@ def _is_between(run: StoredRun, moment: Moment, step: int, *, saved: int) -> boo
 
 
 def _is_saving(run: StoredRun, step: int, latest: int) -> bool:
-    """Returns whether a file of this step's checkpoint exists, finished or not."""
+    """Whether a file of this step's checkpoint exists, finished or not."""
     if run.store.url.startswith("s3:"):
         return latest >= step - 1 and any(True for _ in run.store.list(f"step-{step:08d}"))
     return any(Path(run.store.url).glob(f"step-{step:08d}/*/*"))
@@ -307,8 +307,8 @@ class _Trial:
         return command.run, kills
 
     def _same_micro_batch(self, expected: StoredRun) -> tuple[str, ...]:
-        """Returns the flag for the unbroken run's micro-batch. Another one, chosen by the memory that is free now,
-        would change the bits."""
+        """Returns the flag for the unbroken run's micro-batch. Without it, the run would choose a micro-batch by the
+        memory that is free now, which could change the bits."""
         return ("--micro-batch", str(expected.engine()[0]))
 
     @contextmanager
@@ -336,8 +336,8 @@ def _shown(steps: list[int]) -> str:
 
 
 def _training_job(job: VerifyResumeJob) -> TrainingJob:
-    """Returns the job of all runs. It saves often enough for each kill to find a new checkpoint, and has no loggers,
-    since these are not the user's runs."""
+    """Returns the job of all runs. The job saves often enough for each kill to find a new checkpoint, and has no
+    loggers, since these are not the user's runs."""
     training = TrainingJob(**{field.name: getattr(job, field.name) for field in fields(TrainingJob)})
     every = training.checkpoint.every_steps
     if not every or every * job.kills >= job.steps:

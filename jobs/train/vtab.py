@@ -2,8 +2,9 @@
 
 A task is a dataset URL/TASK of 1,000 images with a test set URL/TASK-test, as `patchline pack vtab` makes them. The
 tasks are run one after the other, with `patchline finetune vtab_TASK` in DIR/TASK or, with --seeds N, in
-DIR/seed-0/TASK and so on. The same command again runs what is missing, and continues what was interrupted. With several
-seeds there is a mean for each seed, and the mean and deviation of these, as in the last row of the paper's Table 2.
+DIR/seed-0/TASK and so on. If the command is repeated, it runs missing tasks and continues interrupted ones. With
+several seeds, there is a mean for each seed, and the mean and deviation of these means, as in the last row of the
+paper's Table 2.
 """
 
 import json
@@ -37,7 +38,7 @@ _NUM_IMAGES = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class TaskRow:
-    """A task and its run. `lacks`: what is missing of its data, in words."""
+    """A task and its run. `lacks`: which part of its data is missing, in words."""
 
     task: VtabTask
     score: TrialScore | None = None
@@ -66,8 +67,8 @@ def task_facts(rows: Sequence[TaskRow]) -> dict[str, Any]:
 
 
 def task_table(rows: Sequence[TaskRow]) -> str:
-    """Returns the table: a line for each task, and for each group and all 19 tasks the mean, or how many have a
-    score."""
+    """Returns the table. It has a line for each task and, for each group and for all 19 tasks, the mean or the number
+    of tasks with a score."""
     return lines_of(rows, words=words_of, summary=partial(_summary, rows))
 
 
@@ -167,7 +168,7 @@ def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> 
 
 
 def _shown(rows: Mapping[int | None, Sequence[TaskRow]]) -> tuple[dict[str, Any], str]:
-    """Returns what vtab.json says, and the table."""
+    """Returns the content of vtab.json, and the table."""
     if None in rows:
         return task_facts(rows[None]), task_table(rows[None])
     by_seed = {seed: found for seed, found in rows.items() if seed is not None}
@@ -185,8 +186,8 @@ def _seeds(flags: VtabFlags, more: Sequence[str]) -> tuple[int | None, ...]:
 
 
 def _lacks(root: str, task: VtabTask) -> str:
-    """Returns what is missing of a task's data, or empty text. Warns if the training set does not have VTAB-1k's
-    size."""
+    """Returns which part of a task's data is missing, or an empty text. Warns if the training set does not have
+    VTAB-1k's size."""
     try:
         train, _ = (open_dataset(f"{root}/{task.name}{ending}") for ending in ("", "-test"))
     except UnreachableError:
@@ -221,8 +222,8 @@ Rows = Mapping[int, Sequence[TaskRow]]
 
 
 def seed_facts(by_seed: Rows) -> dict[str, Any]:
-    """Returns the scores as vtab.json has them: the mean over the seeds of each group and of all tasks, their
-    deviations in `deviations`, and in `seeds` the scores of each seed."""
+    """Returns the scores as vtab.json has them: the mean over the seeds for each group and for all tasks, the
+    deviations of these means in `deviations`, and the scores of each seed in `seeds`."""
     spans: dict[str, Sequence[VtabTask]] = {**GROUPS, "mean": TASKS}
     found = {name: _spread(_means(by_seed, tasks)) for name, tasks in spans.items()}
     return {
@@ -262,8 +263,8 @@ def _means(by_seed: Rows, tasks: Sequence[VtabTask]) -> list[float | None]:
 
 
 def _spread(found: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Returns the mean and the standard deviation. Both are None if a value is missing; the deviation is None for a
-    single value."""
+    """Returns the mean and the standard deviation. Both are None if a value is missing. The deviation is also None for
+    a single value."""
     known = [one for one in found if one is not None]
     if len(known) < len(found):
         return None, None

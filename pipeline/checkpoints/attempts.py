@@ -7,7 +7,7 @@ Processes that survive a restart of their run must not interfere with it. The fe
 and relies on no feature of the store. Attempts are numbered, and each records what it resumed from. A manifest is
 ignored if a later attempt exists that did not resume from it or from its descendant. Before a writer commits, it checks
 that no later attempt has taken over the run, and that the run was not deleted. For that it needs only the names of the
-records: one listing and one request, however often the run was started.
+records: one listing and one request, no matter how often the run was started.
 """
 
 import re
@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, Token, id_from_path
 from pipeline.data.position import Skipped, StepRange, joined, refuse_disorder
 from shards.errors import InvalidDataError
+from shards.files.looks import is_a_folder
 from shards.files.typed_json import sealed, unsealed
 from shards.pool import each_at_once
 from shards.store import MissingObjectError, Store
@@ -33,8 +34,8 @@ _MOST_BYTES = 1 << 16  # the largest record of an attempt
 
 def gone_message(what: object, *, is_run: bool = False) -> str:
     """Returns the message of a run that cannot be continued because its files were deleted while it ran. `is_run`:
-    whether the whole folder of the run was deleted. Then the same command starts from the beginning; if the ledger were
-    still there, the command would be refused."""
+    whether the whole folder of the run was deleted, so that the same command starts from the beginning. If only the
+    checkpoints were deleted, the ledger is still there, and the command is refused."""
     again = "run the same command to start from the beginning" if is_run else "start again in another --run-dir"
     return (
         f"{what} was deleted or moved while the run was using it, so nothing saved from now on could be continued; "
@@ -44,10 +45,11 @@ def gone_message(what: object, *, is_run: bool = False) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One start of the run. `token` begins with its number.
+    """One start of the run. `token`: the attempt's number and a nonce, which identify it.
 
-    `resumed_from` is None for a start from scratch. `skipped`: the data steps that it leaves out. `is_unreadable`:
-    whether its record is damaged, so that it is unknown what it resumed from.
+    `resumed_from` is None for a start from scratch. `skipped`: the data steps that it leaves out. `unread`: newer
+    checkpoints that storage could not read at this start; retention leaves them alone. `is_unreadable`: whether this
+    record is damaged, so that it is unknown what the attempt resumed from.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -55,6 +57,7 @@ class Attempt:
     token: Token
     resumed_from: CheckpointId | None
     skipped: Skipped
+    unread: tuple[CheckpointId, ...] = ()
     is_unreadable: bool = False
 
     def __post_init__(self) -> None:
@@ -66,7 +69,7 @@ _ATTEMPT = TypeAdapter(Attempt)
 
 def attempt_to_json(attempt: Attempt) -> bytes:
     """Returns an attempt's record as UTF-8 JSON that contains its own digest."""
-    return sealed(_ATTEMPT.dump_json(attempt, exclude={"is_unreadable"}))
+    return sealed(_ATTEMPT.dump_json(attempt, exclude={"is_unreadable"}, exclude_defaults=True))
 
 
 def attempt_from_json(data: bytes) -> Attempt:
@@ -121,7 +124,7 @@ def token_order(token: str) -> tuple[int, str]:
 
 def next_token(attempts: list[Attempt], *, nonce: str) -> str:
     """Returns the token of a new attempt: a number above all others, and a nonce in case two attempts start at once.
-    Raises InvalidDataError if the highest number is taken, as by a record that somebody put there."""
+    Raises InvalidDataError if the highest possible number is taken, for example by a record that somebody put there."""
     last = max((attempt.token for attempt in attempts), key=token_order, default="0-")
     number = token_order(last)[0] + 1
     if number >= 10**MOST_TOKEN_DIGITS:
@@ -133,7 +136,7 @@ def next_attempt(
     attempts: list[Attempt], *, token: str, origin: CheckpointManifest | None, skip: StepRange | None
 ) -> Attempt:
     """Returns a new attempt that resumes from `origin`. It leaves out the data steps that this checkpoint left out,
-    those that the latest attempt was going to leave out after it (that attempt may have ended before it saved
+    those that the latest attempt was going to leave out after this checkpoint (it may have ended before it saved
     anything), and `skip`."""
     if origin is None:
         return Attempt(token=token, resumed_from=None, skipped=())
@@ -146,10 +149,9 @@ def next_attempt(
 def standing_checkpoints(committed: list[CheckpointId], attempts: list[Attempt]) -> list[CheckpointId]:
     """Returns the committed checkpoints that the fence lets through ("standing"), newest first.
 
-    It follows the line from the latest attempt back through what each attempt resumed from. Of each attempt on this
-    line, the checkpoints stand up to the one from which its successor resumed. All others were written by attempts that
-    were overtaken. If no attempt is recorded, all checkpoints stand: they were copied here from a backup or another
-    run.
+    It follows the line from the latest attempt back through what each attempt resumed from. An attempt on this line
+    keeps its checkpoints up to the one from which the next attempt resumed. All other checkpoints were overtaken. If no
+    attempt is recorded, all checkpoints stand: they were copied here from a backup or another run.
     """
     if not attempts:
         return sorted(committed, key=lambda c: (c.step, c.attempt), reverse=True)
@@ -193,7 +195,7 @@ def why_over(store: Store, own: str, *, run_dir: Path) -> str:
             f"attempt {own} of {run_dir} ends here: a later one, {later}, took over the run; "
             "leave the run to it, or end it and start again"
         )
-    if not run_dir.is_dir():
+    if not is_a_folder(run_dir):
         return gone_message(run_dir, is_run=True)
     if not store.exists(record_path(own)):  # asked for by name, since the listing may be late
         return gone_message(f"{store.url}/{record_path(own)}")

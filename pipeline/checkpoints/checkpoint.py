@@ -9,7 +9,7 @@ import hashlib
 import logging
 import secrets
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -32,6 +32,8 @@ from pipeline.checkpoints.manifest import (
     MANIFEST_NAME,
     CheckpointId,
     CheckpointManifest,
+    OtherFormatError,
+    id_from_path,
     manifest_from_json,
     overlapping,
 )
@@ -41,7 +43,7 @@ from pipeline.data.position import StepRange
 from pipeline.ranks.collectives import all_agree, broadcast_json, gather_json
 from pipeline.ranks.host import available_bytes
 from pipeline.ranks.world import World
-from shards.errors import StorageError, UserError, WillNotSucceedError
+from shards.errors import StorageError, UserError, WillNotSucceedError, disk_fault
 from shards.store import Store
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,8 @@ _UNREADABLE = (
     "%s cannot be read, so it is unknown which checkpoint this attempt resumed from: its number counts, and what the "
     "attempt before it saved is used up to the first checkpoint of this one"
 )
+_SKIPPED = "skipping checkpoint %s: %s"
+_UNREAD = "checkpoint %s cannot be read for now: %s; it stays as it is, and an older one is used"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,12 +94,16 @@ class Checkpoints:
         self.store, self.world, self.run_dir = store, world, run_dir
         self._last_recorded, self._has_records = recorded, has_records
         self.attempt = Attempt(token="", resumed_from=None, skipped=())
+        self._unread: list[str] = []  # the checkpoints that could not be read when the newest was last looked for
         self._files: RankFiles | None = None  # the files of the checkpoint that was found, until it is loaded
 
     def newest(self, *, at_most: int | None = None) -> CheckpointManifest | None:
         """Returns the newest standing checkpoint that every rank can verify. Returns None if none was ever committed;
         raises an error if there are checkpoints but none can be used. `at_most`: only checkpoints of this step or an
-        earlier one count, and None is returned if none of them can be used."""
+        earlier one count, and None is returned if none of them can be used.
+
+        A checkpoint that storage has failed to read for longer than a read's patience counts as damaged. Raises
+        StorageError if it was the last hope, or if the store can no longer be listed: then the fault may pass."""
         candidates, foreign = list[str](), list[str]()
         if self.world.is_first:
             recorded = self._recorded()
@@ -110,13 +118,23 @@ class Checkpoints:
         candidates, foreign = broadcast_json([candidates, foreign], device=self.world.device)
         if foreign and not candidates and at_most is None:
             raise UserError(_FOREIGN.format(folder=foreign[-1], where=self.store.url))
+        self._unread, fault = [], ""
         for folder in candidates:
-            manifest = self._usable(folder)
+            manifest, fault_of_storage = self._usable(folder)
             if manifest:
                 return manifest
+            if fault_of_storage:
+                self._unread.append(folder)
+                fault = fault or f"{folder}: {fault_of_storage}"
+        where = self.store.url
+        if fault:
+            raise StorageError(
+                f"none of the {len(candidates)} checkpoints in {where} can be used for now, and nothing was changed; "
+                f"storage cannot read {fault}",
+                todo="check the disk or the server",
+            )
         if at_most is not None:
             return None
-        where = self.store.url
         if candidates:
             raise WillNotSucceedError(
                 f"none of the {len(candidates)} checkpoints in {where} can be used (see above); nothing was changed. "
@@ -138,10 +156,11 @@ class Checkpoints:
         log.warning(_NOT_THERE, last.folder, self.run_dir, self.store.url)
         return None
 
-    def _usable(self, folder: str) -> CheckpointManifest | None:
-        """Returns the manifest in a folder if every rank can verify it and its share of the files. Otherwise logs why
-        not, and returns None. Collective."""
-        data, fault, manifest = b"", "", None
+    def _usable(self, folder: str) -> tuple[CheckpointManifest | None, str]:
+        """Returns the manifest in a folder if every rank can verify it and its share of the files, else None and logs
+        why not. Also returns the fault of storage that kept a rank from reading; empty if the files are damaged. Raises
+        WillNotSucceedError if another version of Patchline wrote the checkpoint. Collective."""
+        data, fault, manifest, is_read, other_format = b"", "", None, True, ""
         try:
             data = self.store.read(f"{folder}/{MANIFEST_NAME}")
             manifest = manifest_from_json(data)
@@ -151,29 +170,45 @@ class Checkpoints:
             self._files = RankFiles(self.store, manifest, most_held_bytes=most)
             for name, first, end in Shares(manifest.files, num_ranks=self.world.num_ranks).of(self.world.rank):
                 self._files.verify_parts(name, first, end)
+        except OtherFormatError as error:
+            fault = other_format = str(error)
         except FAULTS as error:
             fault = str(error)
+        except (OSError, StorageError) as error:
+            if not isinstance(error, StorageError) and not disk_fault(error):
+                raise
+            fault, is_read = _words(error), False
         digest = hashlib.sha256(data).hexdigest()
         is_same = broadcast_json(digest, device=self.world.device) == digest
         fault = fault or ("" if is_same else "its manifest changed while it was read")
         if all_agree(not fault, device=self.world.device) and manifest:
-            return manifest
+            return manifest, ""
         self.loaded()
-        faults = [f for f in gather_json(fault, device=self.world.device) if f]
+        if all_agree(bool(other_format), device=self.world.device):  # an older checkpoint would give this one up
+            raise WillNotSucceedError(f"checkpoint {folder} in {self.store.url}: {other_format}, or another --run-dir")
+        faults = [
+            (text, was_read) for text, was_read in gather_json([fault, is_read], device=self.world.device) if text
+        ]
+        of_storage = [text for text, was_read in faults if not was_read]
         if self.world.is_first:
-            log.warning("skipping checkpoint %s: %s", folder, "; ".join(dict.fromkeys(faults)))
-        return None
+            said, words = ([text for text, _ in faults], _SKIPPED) if not of_storage else (of_storage, _UNREAD)
+            log.warning(words, folder, "; ".join(dict.fromkeys(said)))
+            if of_storage:
+                next(iter(self.store.list()), "")  # raises if the whole store fails, not this checkpoint alone
+        return None, next(iter(of_storage), "")
 
     def begin_attempt(self, resumed_from: CheckpointManifest | None, *, skip: StepRange | None = None) -> bool:
         """Registers this attempt, which resumes from a checkpoint that was found (None: a start from scratch). Returns
         False if that checkpoint has been deleted in the meantime, so that another one must be found. The attempt leaves
-        out the data steps that the checkpoint and the latest attempt left out, and those of `skip`. Call this only once
-        the job is accepted: a refused command must not take over a run."""
+        out the data steps that the checkpoint and the latest attempt left out, and the steps in `skip`. Call this only
+        once the job is accepted: a refused command must not take over a run."""
         record = b""
         if self.world.is_first:
             attempts = read_attempts(self.store, recorded=self._last_recorded())
             token = next_token(attempts, nonce=secrets.token_hex(4))
-            record = attempt_to_json(next_attempt(attempts, token=token, origin=resumed_from, skip=skip))
+            unread = tuple(found for folder in self._unread if (found := id_from_path(f"{folder}/{MANIFEST_NAME}")))
+            own = next_attempt(attempts, token=token, origin=resumed_from, skip=skip)
+            record = attempt_to_json(replace(own, unread=unread))
         self.attempt = attempt_from_json(broadcast_json(record.decode(), device=self.world.device).encode())
         is_registered: bool = self._register() if self.world.is_first else True
         return bool(broadcast_json(is_registered, device=self.world.device))
@@ -221,6 +256,13 @@ class Checkpoints:
     def loaded(self) -> None:
         """Frees what was kept in memory while verifying."""
         self._files = None
+
+
+def _words(error: OSError | StorageError) -> str:
+    """Returns what failed, with the path."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.strerror} at {error.filename}"
+    return str(error)
 
 
 def _wanted(manifest: CheckpointManifest, wanted: Iterable[tuple[Fragment, str]]) -> list[Wanted]:

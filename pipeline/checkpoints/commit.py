@@ -53,17 +53,19 @@ def retire(
     retention: Retention,
 ) -> None:
     """Deletes the checkpoints that retention does not keep, and files that killed or overtaken attempts left behind.
-    Files that no attempt of this run has written stay, such as a checkpoint copied from another run.
+    Files that no attempt of this run has written stay, such as a checkpoint copied from another run. So do checkpoints
+    that an attempt could not read: the disk or the server may recover.
 
     `attempt` is the attempt of this process, and `newest` its newest committed checkpoint. Files of later attempts, and
-    of later steps of this attempt, stay, since they may still be being written. Raises what the store raises.
+    of later steps of this attempt, stay, since another writer may not have finished them. Raises what the store raises.
     """
     paths = list(store.list())
     records = [path for path in paths if token_from_path(path)]
     attempts = {each.token: each for each in [*each_at_once(lambda path: read_attempt(store, path), records), attempt]}
     committed = {found for path in paths if (found := id_from_path(path))} | ({newest} if newest else set())
     standing = standing_checkpoints(list(committed), list(attempts.values()))
-    kept = kept_folders(standing, retention)
+    unread = {checkpoint.folder for each in attempts.values() for checkpoint in each.unread}
+    kept = kept_folders(standing, retention) | unread
     files = [path for path in paths if is_checkpoint_file(path) and _token_of(path) in attempts]
     unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
     unwanted = [path for path in unwanted if not _may_be_written(path, attempt, newest)]
@@ -75,8 +77,8 @@ def retire(
 def kept_folders(standing: list[CheckpointId], retention: Retention) -> set[str]:
     """Returns the folders that stay. `standing`: the standing checkpoints, newest first.
 
-    For rewinds, two checkpoints stay: the newest of those at least `rewind_steps` before the newest of all, and the one
-    after it, which takes its place later.
+    For rewinds, two checkpoints stay: the newest one that is at least `rewind_steps` steps before the newest of all,
+    and the one after it, which takes its place later.
     """
     last = max((each.step for each in standing), default=0) - retention.rewind_steps
     far = [each for each in standing if each.step <= last]

@@ -38,8 +38,9 @@ def best_interval(*, stall_seconds: float, commit_seconds: float, mean_seconds: 
 
 
 def daly_interval(*, stall_seconds: float, mean_seconds: float) -> float:
-    """Returns Daly's estimate of the interval with the least wall time. It is within 2 % of the true one for a stall up
-    to the mean time between failures, and within 6 % up to twice that mean. For a longer stall, it is the mean."""
+    """Returns Daly's estimate of the interval with the least wall time. It is within 2 % of the true interval for a
+    stall up to the mean time between failures, and within 6 % up to twice that mean. For a longer stall, it is the
+    mean."""
     if stall_seconds >= 2 * mean_seconds:
         return mean_seconds
     ratio = stall_seconds / (2 * mean_seconds)

@@ -24,7 +24,7 @@ from pipeline.models.config import ModelConfig
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
 from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.files.typed_json import sealed, unsealed
+from shards.files.typed_json import is_sealed, sealed, unsealed
 
 STEPS = "steps"
 MASTER = "master"
@@ -47,7 +47,7 @@ Loss = Annotated[float, Field(allow_inf_nan=False)]
 class SavedJob:
     """What a manifest says about the job. `model` has the fields of the model's configuration, `job` those of the whole
     resolved job, and `optimizer` is the optimiser's name. Raises ValueError for a model that this version cannot build,
-    or whose fields are not those that this version knows."""
+    or whose fields are not the fields that this version knows."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
@@ -75,8 +75,8 @@ class SavedJob:
 class FragmentLocation:
     """Elements `start` .. `start + length - 1` of a flattened tensor, at byte `offset` of `file`, float32.
 
-    `num_files`: the number of files of consecutive ranks that hold `length` elements at this byte. Each file has the
-    elements that follow those in the file before it.
+    `num_files`: the number of files of consecutive ranks that hold `length` elements at this byte. The elements of each
+    file follow the elements of the file before it.
     """
 
     __pydantic_config__ = _STRICT
@@ -127,7 +127,8 @@ class CheckpointId:
 class CheckpointManifest:
     """Everything that a run needs to continue. `position`: the position of the stream of batches. `job`: what
     determines which jobs may continue the run. `losses`: the latest losses, by which the guard judges the next ones.
-    `record` is for people and reports; when a run continues, only the micro-batch is taken from it."""
+    `record` is for people and reports; a run that continues takes only its micro-batch, its attention kernel and its
+    seconds so far from the record."""
 
     __pydantic_config__ = _STRICT
 
@@ -148,6 +149,10 @@ class CheckpointManifest:
             raise ValueError(f"the checkpoint is of step {self.id.step}, its position of {self.position.next_step}")
 
 
+class OtherFormatError(ValueError):
+    """Another version of Patchline wrote the checkpoint. It is not damaged."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Format:
     """The format of a manifest, which is read before anything else."""
@@ -166,13 +171,14 @@ def manifest_to_json(manifest: CheckpointManifest) -> bytes:
 
 
 def manifest_from_json(data: bytes) -> CheckpointManifest:
-    """Returns the manifest. Raises ValueError if the JSON is broken, has a format that this version does not know, does
-    not match its digest, or contradicts itself."""
+    """Returns the manifest. Raises OtherFormatError for an intact manifest of another format. Raises ValueError if the
+    JSON is broken, does not match its digest, or contradicts itself."""
     try:
         found = _FORMAT.validate_json(data)
         if found.format != FORMAT:
             todo = "use the version of Patchline that wrote it"
-            raise ValueError(f"its manifest has format {found.format}, this version reads {FORMAT}; {todo}")
+            kind = OtherFormatError if is_sealed(data) else ValueError  # the damage may be in the format itself
+            raise kind(f"its manifest has format {found.format}, this version reads {FORMAT}; {todo}")
         manifest = _MANIFEST.validate_json(unsealed(data))
     except ValidationError as error:
         first = error.errors()[0]
@@ -210,7 +216,7 @@ def _refuse_contradictions(manifest: CheckpointManifest) -> None:
 
 
 class _FileSizes:
-    """The sizes of a checkpoint's files by rank. Raises ValueError if a file's name is not that of its rank."""
+    """The sizes of a checkpoint's files by rank. Raises ValueError if a file's name does not fit its rank."""
 
     def __init__(self, files: Mapping[str, FileRecord]) -> None:
         for name in files:
@@ -261,7 +267,7 @@ def id_from_path(path: str) -> CheckpointId | None:
 
 
 def is_checkpoint_file(path: str) -> bool:
-    """Returns whether a path is that of a file of a checkpoint, committed or not. Files with other names are not
+    """Returns whether a path belongs to a file of a checkpoint, committed or not. Files with other names are not
     Patchline's and are never deleted."""
     folder, _, name = path.rpartition("/")
     return bool(_FOLDER.fullmatch(folder) and _FILE.fullmatch(name))

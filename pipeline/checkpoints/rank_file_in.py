@@ -99,7 +99,7 @@ def _ranges_of(
     name: str, own: NDArray[np.int64], parts: NDArray[np.int64], most_parts: int, gap: int
 ) -> Iterator[PartRange]:
     """Yields the ranges of one file. `own`: the numbers of its pieces, in rising order of their first part. `parts`,
-    int64[2, pieces]: the first part of each piece, and the one after its last."""
+    int64[2, pieces]: the first part of each piece, and the part after its last one."""
     firsts, ends = parts
     reached = np.maximum.accumulate(ends)
     breaks = np.flatnonzero(firsts[1:] > reached[:-1] + gap) + 1

@@ -41,7 +41,7 @@ class DirectFile:
         self.is_direct = self._switch(on=True)
 
     def write(self, piece: memoryview) -> None:
-        """Writes all of it. Raises the OSError of write(2)."""
+        """Writes the whole piece. Raises the OSError of write(2)."""
         while piece:
             if self.is_direct and len(piece) % mmap.PAGESIZE:
                 self.is_direct = self._switch(on=False)
@@ -97,8 +97,8 @@ class PartDigests:
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
     """The size of one file of a checkpoint, and the sha256 of each part of `part_bytes`; the last part may be shorter.
-    Raises ValueError if a value is out of range or they contradict each other: pydantic, which reads manifests, does
-    not know Range."""
+    Raises ValueError if a value is out of range or contradicts another one. Ranges are checked here, too, since
+    pydantic, which reads manifests, does not know Range."""
 
     __pydantic_config__: ClassVar[dict[str, Any]] = {"strict": True, "extra": "forbid"}
 

@@ -2,8 +2,8 @@
 
 A save begins with a copy of each rank's state, laid out as one safetensors file of fragments. Then every rank writes
 its file, and rank 0 commits once the ranks have agreed that all files are there. Agreeing needs no extra collective:
-the sums that each step reduces anyway carry the state of the save. Only `wait`, at the end of a run, has reductions of
-its own.
+the sums that each step reduces anyway carry the state of the save. Only `wait` makes extra reductions; it is called
+when training cannot continue before the save has ended.
 
     writing      each rank reports written, failed or overtaken; the sums decide once all ranks have reported
     committing   all files are written; rank 0 reports committed, failed or overtaken
@@ -40,10 +40,8 @@ _FLAGS = {"written": WRITTEN, "failed": FAILED, "committed": COMMITTED, "overtak
 
 @dataclass(frozen=True, kw_only=True)
 class RankFile:
-    """A rank's file, laid out but not copied: its head, the live views that follow it, and one of the `pieces` for each
-    view, which has its offset.
-
-    """
+    """A rank's file, laid out but not copied: its head, the engine's live tensors that follow the head, and the place
+    of each in the file."""
 
     head: SafetensorsHead
     views: tuple[torch.Tensor, ...]
@@ -156,7 +154,7 @@ class Saves:
         self._num_begun = 0  # saves are numbered, so that the writer can tell them apart
         self._answer: SaveResult | None = None
         self._failed = ""  # the folder of the newest save, if not all of its files were written
-        self._maybe_committed = ""  # the newest folder with a commit, which may have succeeded whatever was answered
+        self._maybe_committed = ""  # the folder of the newest commit, which may have succeeded despite a bad answer
 
     @property
     def is_under_way(self) -> bool:
@@ -252,6 +250,6 @@ class Saves:
 
 
 def _fault_of_all(own: SaveResult | None, world: World) -> str:
-    """Returns why a save failed, from all ranks on which it failed. Collective."""
+    """Returns why a save failed, with the reasons of all ranks. Collective."""
     mine = own.message if own and own.what in ("failed", "overtaken") else ""
     return "; ".join(dict.fromkeys(filter(None, gather_json(mine, device=world.device))))

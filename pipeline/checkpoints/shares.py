@@ -1,13 +1,13 @@
-"""Ranks that resume read every byte of a checkpoint once, each its own share, and exchange their shares.
+"""When a run resumes, its ranks together read every byte of a checkpoint once, a share each, and exchange their shares.
 
 If the number of ranks or the ZeRO stage has changed, a rank needs many short pieces: under ZeRO-3, each of 512 ranks
 holds 13 KB of each of a thousand tensors. To verify a piece, a rank must read the 1 MiB part that contains it, because
 checksums are per part. If every rank read its pieces by itself, the ranks would read the checkpoint a hundred times
-over. So each rank reads and verifies a share: consecutive whole parts of the files, about as many as every other rank.
-If nothing has changed, its share is its own file. It also reads what it needs from other shares, if that is little for
-all ranks together. Otherwise, the shares are gathered on all ranks, some megabytes at a time, and each rank copies what
-it needs. For ViT-H/14, each rank then receives 8 GB. An all-to-all would send less, but NCCL keeps buffers for each
-pair of ranks that has ever exchanged anything: gigabytes of a GPU's memory at 512 ranks.
+over. So each rank reads and verifies a share: consecutive whole parts of the files, about the same number for every
+rank. If nothing has changed, its share is its own file. It also reads what it needs from other shares, if that is
+little for all ranks together. Otherwise, the shares are gathered on all ranks, some megabytes at a time, and each rank
+copies what it needs. For ViT-H/14, each rank then receives 8 GB. An all-to-all would send less, but NCCL keeps buffers
+for each pair of ranks that has ever exchanged anything: gigabytes of a GPU's memory at 512 ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ from pipeline.ranks.collectives import gather_into, sums
 from pipeline.ranks.world import World
 
 _GATHERED_BYTES = 64 << 20  # bytes of all ranks' shares that are gathered at once
-MOST_AGAIN = 0.4  # the most that ranks read from others' shares, as a share of all bytes
+MOST_AGAIN = 0.4  # the ranks read from each other's shares up to this part of all bytes
 
 
 class Shares:
@@ -76,8 +76,8 @@ class Shares:
         return found
 
     def stretch(self, rank: int, number: int, size: int) -> FilePieces:
-        """Returns the pieces of files that a rank shows to the others in this round: `size` bytes of its share, or
-        fewer at its end. They all go to one target."""
+        """Returns the pieces of files that a rank shows to the others in round `number`: `size` bytes of its share, or
+        fewer at its end. All pieces go to one target."""
         low = min(self.bounds[rank] + number * size, self.bounds[rank + 1])
         high = min(low + size, self.bounds[rank + 1])
         files = np.arange(np.searchsorted(self.bases, low, side="right") - 1, np.searchsorted(self.bases, high))
@@ -134,7 +134,7 @@ class Reads:
 
 
 def foreign_reads(pieces: FilePieces, shares: Shares, rank: int) -> Reads:
-    """Returns what a rank would have to read for those of its pieces that are not in its share."""
+    """Returns what a rank would have to read to get the pieces that are not in its share."""
     begins, ends = (shares.bases[pieces.files] + each for each in (pieces.begins, pieces.ends))
     is_own = (begins >= shares.bounds[rank]) & (ends <= shares.bounds[rank + 1])
     parts = {name: record.part_bytes for name, record in shares.files.items()}
@@ -146,7 +146,7 @@ def foreign_reads(pieces: FilePieces, shares: Shares, rank: int) -> Reads:
 
 
 def fill_together(files: RankFiles, shares: Shares, wanted: Sequence[Wanted], *, world: World) -> None:
-    """Copies what each rank wants from its own share and those of others. Collective."""
+    """Fills what each rank wants, from its own share and from the other ranks' shares. Collective."""
     pieces, targets = pieces_of(wanted, shares.names), Targets(each.target for each in wanted)
     (again,) = sums([float(foreign_reads(pieces, shares, world.rank).num_bytes)], device=world.device)
     if again <= MOST_AGAIN * shares.bounds[-1]:

@@ -1,4 +1,4 @@
-"""Chooses a stored checkpoint for a command that only reads: the newest, that of a step, or the best.
+"""Chooses a stored checkpoint for a command that only reads: the newest, the checkpoint of a given step, or the best.
 
 The run may still be active and delete checkpoints in the meantime. Which checkpoints count is decided in the same way
 as by the run itself (attempts.py).
@@ -17,8 +17,9 @@ from typing import Annotated
 from pipeline.checkpoints.attempts import list_committed, read_attempts, standing_checkpoints
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, id_from_path
 from shards.config_values import Range, shown_value
-from shards.errors import InvalidDataError, UserError
+from shards.errors import InvalidDataError, UserError, disk_fault
 from shards.files.local_files import read_local_file, write_whole
+from shards.files.looks import patiently
 from shards.files.typed_json import read_record, sealed, unsealed
 from shards.store import Store
 
@@ -30,7 +31,7 @@ _MOST_SHOWN = 10
 @dataclass(frozen=True, kw_only=True)
 class Best:
     """A checkpoint's folder, relative to the root of the checkpoints, and its scores on the held-out dataset with the
-    fingerprint `dataset`. Raises ValueError if the folder is not that of a checkpoint of this step."""
+    fingerprint `dataset`. Raises ValueError if the folder does not belong to a checkpoint of this step."""
 
     step: Annotated[int, Range(1)]
     checkpoint: str
@@ -45,7 +46,7 @@ class Best:
 
     @property
     def id(self) -> CheckpointId:
-        """The id of the checkpoint. Raises ValueError if the folder is not that of a checkpoint."""
+        """The id of the checkpoint. Raises ValueError if the folder does not belong to a checkpoint."""
         found = id_from_path(f"{self.checkpoint}/{MANIFEST_NAME}")
         if found is None:
             raise ValueError(f"checkpoint is {shown_value(self.checkpoint)}; allowed: step-N/attempt-TOKEN")
@@ -61,11 +62,13 @@ def read_best(run_dir: Path) -> Best | None:
     """Returns the content of RUN/best.json; None if there is no such file. Raises InvalidDataError if it is damaged."""
     path = run_dir / FILE_NAME
     try:
-        data = read_local_file(path, most_bytes=_MOST_BYTES)
+        data = patiently(path, lambda: read_local_file(path, most_bytes=_MOST_BYTES))
         return read_record(Best, unsealed(data))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, InvalidDataError) as error:
+        if disk_fault(error):
+            raise
         raise InvalidDataError(f"{path} cannot be read ({error})") from error
 
 
@@ -76,7 +79,7 @@ def write_best(run_dir: Path, best: Best) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointChoice:
-    """Which checkpoint to take: that of `step`, the one that RUN/best.json names, or by default the newest."""
+    """The choice of a checkpoint: by its step, as the best one (RUN/best.json), or by default the newest."""
 
     step: Annotated[int, Range(0)] = 0
     is_best: bool = False

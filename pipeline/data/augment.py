@@ -4,8 +4,8 @@ The draws are counter-based and keyed by (seed, epoch, sample id), so they are t
 
 Crops. The training crop is the paper's: area 5 to 100 %, ratio 3/4 to 4/3, bilinear without antialiasing. The paper's
 code draws it with TensorFlow's sample_distorted_bounding_box (core/kernels/image/sample_distorted_bounding_box_op.cc).
-There, the ratio is uniform, and the height is uniform between those of the smallest and the largest area that fit. If
-no try gives a rectangle inside the bounds, the crop is the whole image. torchvision's RandomResizedCrop draws
+There, the ratio is uniform, and the height is uniform between the heights of the smallest and the largest area that
+fit. If no try gives a rectangle inside the bounds, the crop is the whole image. torchvision's RandomResizedCrop draws
 differently: the area and the logarithm of the ratio are uniform, and tries that do not fit are discarded. At 375 x 500,
 the mean area is 34 % of the image with TensorFlow's crop and 42 % with torchvision's. Both crops are implemented here,
 with Patchline's own random numbers.
@@ -23,7 +23,7 @@ Plans. The crop of the upright image is turned back to the way the image is stor
 if the crop at that scale still covers the view in both directions. The crop's edges are then rounded to whole pixels of
 the decoded image, with halves rounded up.
 
-Colours. 3-Augment and the colour jitter are those of DeiT III (Touvron et al., arXiv 2204.07118; augment.py of
+Colours. 3-Augment and the colour jitter follow DeiT III (Touvron et al., arXiv 2204.07118; augment.py of
 facebookresearch/deit). 3-Augment applies one of three operations with equal chances:
 
     grey        the luma of ITU-R 601-2, in all channels   torchvision's Grayscale(3)
@@ -143,8 +143,8 @@ def _random_resized_crop(
 @dataclass(frozen=True, kw_only=True)
 class Viewport:
     """A view of a crop. The crop is resized to height x width, and `num_reflected` pixels are reflected at each edge;
-    the output shows the part of that which begins at (top, left). `is_cut_off`: bilinear values are cut off to whole
-    grey levels, not rounded."""
+    the output shows the part of the result that begins at (top, left). `is_cut_off`: whether bilinear values are cut
+    off to whole grey levels instead of rounded."""
 
     height: int
     width: int

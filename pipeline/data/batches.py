@@ -1,9 +1,9 @@
 """Batches of uint8 images in the planned order, decoded and augmented in threads a few steps ahead.
 
 One thread plans: it takes the samples of a step from the reader and hands them to the decoding threads in small chunks.
-Each chunk is one call of the library of crop_decoder.py. It writes directly into the batch's buffer, without the
-interpreter lock. Samples that it leaves out are decoded in Python, one by one. There are no worker processes, shared
-memory or lock files, so a killed run leaves nothing behind.
+Each chunk is one call of the library of crop_decoder.py, which writes directly into the batch's buffer, without the
+interpreter lock. Samples that the library leaves out are decoded in Python, one by one. There are no worker processes,
+shared memory or lock files, so a killed run leaves nothing behind.
 """
 
 import logging
@@ -90,7 +90,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """A dataset that is read. `labels`: maps its labels to those of all datasets."""
+    """A dataset that is read. `labels`: maps its labels to the labels of all datasets together."""
 
     dataset: Dataset
     reader: SampleReader
@@ -382,7 +382,7 @@ class TrainBatches:
         return found
 
     def _recolour(self, view: Pixels, draws: _Draws) -> None:
-        """Applies 3-Augment, the colour jitter and RandAugment, as far as they are on. Raises DecodeError."""
+        """Applies 3-Augment, the colour jitter and RandAugment, if they are on. Raises DecodeError."""
         with image_faults():
             if self.config.augment.num_colour_draws:
                 view[...] = recoloured(view, draws.colours, config=self.config.augment)

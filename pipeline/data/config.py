@@ -1,4 +1,4 @@
-"""Where training samples come from, and how they are shuffled, read, decoded and augmented.
+"""The settings of training data: where samples come from, and how they are shuffled, read, decoded and augmented.
 
 This module has only configurations, so the command line can read them without loading torch, OpenCV or a decoder.
 """

@@ -179,7 +179,7 @@ class CropDecoder:
         if self._library.crop_decoder_sources().decode() != digest:
             named = ", ".join(source.name for source in sources)
             raise ValueError(f"{path} is made of other sources than the {named} beside it")
-        address = self._library.crop_decoder_libjpeg()  # 0: libjpeg is linked statically, with its headers' version
+        address = self._library.crop_decoder_libjpeg()  # 0 if libjpeg is linked statically
         headers = self._library.crop_decoder_headers().decode()
         self.name = loaded_libjpeg(address) if address else f"libjpeg-turbo {headers}"
         self.leaves_huffman = is_newer_than_known(self.name)
@@ -188,10 +188,10 @@ class CropDecoder:
 
     def fill(self, data: bytes | memoryview, plan: ViewPlan, *, out: Pixels, leaves_huffman: bool = False) -> bool:
         """Fills `out`, uint8[height, width, 3], with the planned view of a JPEG, and returns whether it succeeded.
-        `leaves_huffman`: whether libjpeg-turbo decodes the Huffman codes. If it returns False, the content of `out` is
-        undefined and another decoder must try. That happens for damage, another size, a rare kind of JPEG, the area and
-        bicubic filters, values that are cut off, and reflected edges. Releases the interpreter lock; any number of
-        threads may call it at once."""
+        `leaves_huffman`: whether libjpeg-turbo decodes the Huffman codes. If the result is False, the content of `out`
+        is undefined, and another decoder must make the view. That happens for damage, another size, a rare kind of
+        JPEG, the area and bicubic filters, values that are cut off, and reflected edges. Releases the interpreter lock;
+        any number of threads may call it at once."""
         box, turn, viewport, (height, width) = plan.box, plan.turn, plan.viewport, out.shape[:2]
         if out.dtype != np.uint8 or out.shape[2:] != (3,) or not out.flags.c_contiguous or not out.flags.writeable:
             raise ValueError(f"out is {out.dtype}{list(out.shape)}; needed is a contiguous uint8[height, width, 3]")
@@ -213,9 +213,9 @@ class CropDecoder:
 
     def fill_all(self, samples: NDArray[Any], settings: ViewSettings, *, out: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Fills `out`, uint8[n, size, size, 3], with the views of `samples`, SAMPLE[n]. Returns bool[n]: which views
-        are done. The content of the others is undefined: they are views that `fill` would refuse, or of samples that
-        have no bytes or a different CRC-32 than in the index. The caller must keep the bytes in memory until the call
-        returns. Releases the interpreter lock; any number of threads may call it at once."""
+        are done. The content of the other views is undefined: `fill` would refuse them, or their samples have no bytes
+        or another CRC-32 than in the index. The caller must keep the bytes in memory until the call returns. Releases
+        the interpreter lock; any number of threads may call it at once."""
         shape = (samples.size, settings.size, settings.size, 3)
         if samples.dtype != SAMPLE or samples.ndim != 1 or not samples.flags.c_contiguous:
             raise ValueError(f"samples is {samples.dtype}{list(samples.shape)}; needed is a contiguous SAMPLE[n]")

@@ -1,7 +1,7 @@
 """Decodes image bytes to uint8[height, width, 3] RGB, in threads (the decoders release the interpreter lock).
 
-Pillow decides what is an image, as in `verify --deep` and nearly every other loader. What Pillow refuses, mostly
-truncated files, raises DecodeError. The fast JPEG decoder refuses even slightly damaged files; Pillow decodes what is
+Pillow decides what is an image, as in `verify --deep` and nearly every other loader. Files that Pillow refuses, mostly
+truncated ones, raise DecodeError. The fast JPEG decoder refuses even slightly damaged files; Pillow decodes what is
 left of them.
 
 Pillow alone decodes all other formats, here as in packing and in predictions, so that transparency, 16 bits and the
@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from shards.errors import ImageRefusedError, PrintableError
-from shards.images.config import DEFAULT_LIMITS, ImageLimits
+from shards.images.config import DEFAULT_LIMITS, WIDEST_LIMITS, ImageLimits
 from shards.images.decoding_cost import refuse_costly
 from shards.images.resize import flattened
 from shards.orientation import TURNS, Turn
 
 DECODER_VERSION = 4  # part of the position: a run with other pixels is a different run
-_MAX_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs
 _FORMATS = ("JPEG", "PNG", "WEBP")  # the formats that datasets may contain
 _BAND_PIXELS = 1 << 22  # the most pixels that are copied out of Pillow at once
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -45,9 +44,9 @@ def image_faults() -> Iterator[None]:
     """Turns any exception raised in its `with` block by a decoding or resizing library into DecodeError.
 
     Every call of simplejpeg, Pillow and OpenCV with an image's bytes or pixels is made in such a block. For damaged
-    images, and for sound but unusual ones, these libraries raise nearly any of Python's exceptions. MemoryError is
-    turned into it, too: the memory that a view takes is bounded (SECURITY.md), so the image is too large for this
-    machine.
+    images, and for sound but unusual ones, these libraries raise nearly any of Python's exceptions. MemoryError becomes
+    DecodeError, too: the memory that a view takes is bounded (SECURITY.md), so an image that needs more memory than
+    this machine has cannot be used on it.
     """
     try:
         yield
@@ -69,7 +68,7 @@ def turn_of(orientation: int) -> Turn:
 
 
 def turned(stored: Pixels, turn: Turn) -> Pixels:
-    """Returns a view of the pixels as they are seen. It copies nothing, so only what is cropped later needs a copy."""
+    """Returns the pixels turned upright, as a view without a copy. Only what is cropped later must be copied."""
     upright = stored.transpose(1, 0, 2) if turn.is_exchanged else stored
     return upright[:: -1 if turn.is_upside_down else 1, :: -1 if turn.is_leftright else 1]
 
@@ -85,9 +84,9 @@ def decode_stored(
     """Returns the image as stored, uint8[height, width, 3]. Greyscale and CMYK become RGB, and transparent pixels are
     blended with white.
 
-    `height` and `width` are those in the index. `denominator`: a JPEG is decoded at 1/1, 1/2, 1/4 or 1/8 of its size,
-    with its sides rounded up; other formats allow only 1. Raises DecodeError if the image is damaged, has another size,
-    or would cost more to decode than `limits` allow (a dataset's limits are in its manifest).
+    `height`, `width`: the size in the index. `denominator`: a JPEG is decoded at 1/1, 1/2, 1/4 or 1/8 of its size, with
+    its sides rounded up; other formats allow only 1. Raises DecodeError if the image is damaged, has another size, or
+    would cost more to decode than `limits` allow (a dataset's limits are in its manifest).
     """
     try:
         refuse_costly(data, limits)
@@ -146,8 +145,8 @@ def _pixels_of(image: Image.Image) -> Pixels:
 
 def _refuse_size(found: tuple[int, int], expected: tuple[int, int]) -> None:
     """Raises DecodeError for a wrong size before a decoder allocates what a broken or hostile header declares."""
-    if found[0] * found[1] > _MAX_PIXELS:
-        raise DecodeError(f"{found[0]} x {found[1]} pixels are above {_MAX_PIXELS}")
+    if found[0] * found[1] > WIDEST_LIMITS.max_pixels:
+        raise DecodeError(f"{found[0]} x {found[1]} pixels are above {WIDEST_LIMITS.max_pixels}")
     _refuse_other_size(found, expected)
 
 

@@ -32,7 +32,7 @@ _FEW_SLICES = 2
 
 BeforeBatch = Callable[[Exception | None], None]
 """Called on every rank before each batch, with the error of reading that batch, if there is one, so that ranks can
-agree to leave an evaluation together. It leaves by raising; if it returns, the error of the batch is raised."""
+agree to leave an evaluation together. To leave, it raises an error; if it returns, the error of the batch is raised."""
 Item = TypeVar("Item")
 
 

@@ -3,7 +3,7 @@
     photos = patchline.open_dataset("data/photos")
     photos[0].image.show(), photos[0].label, len(photos), photos.classes
 
-Each image is read with a request of its own. That suits browsing, small evaluations and other libraries' loops. For
+Each image is read with a separate request. That suits browsing, small evaluations and other libraries' loops. For
 training, use `train_batches`: it reads blocks and decodes only what a crop needs, which is several times faster.
 """
 

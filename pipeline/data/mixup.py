@@ -123,8 +123,8 @@ class MixOnDevice:
 @dataclass(frozen=True, kw_only=True)
 class Mix:
     """The draws for entries in whole pairs. `weights`, float32[n]: the weight of an entry's own pixels in mixup, 1 if
-    its pair gets CutMix. `shares`, float32[n]: the weight of its own target. `boxes`, int64[n, 4]: the top, bottom,
-    left and right of the pixels that it takes from its partner, all 0 if its pair gets mixup."""
+    its pair gets CutMix. `shares`, float32[n]: the weight of the entry's own target. `boxes`, int64[n, 4]: the top,
+    bottom, left and right of the pixels that it takes from its partner, all 0 if its pair gets mixup."""
 
     weights: NDArray[np.float32] | None
     shares: NDArray[np.float32]

@@ -1,8 +1,8 @@
 """A position: which batch of a stream comes next, and everything that determines its pixels. All functions are pure.
 
-Steps count updates, and schedules follow them; data steps count the batches of the sample order. Both are equal until a
-run leaves out data steps, for example those around a loss spike. From then on, step s takes the s-th of the remaining
-data steps.
+Steps count updates, and schedules follow them; data steps count the batches of the sample order. The two numbers are
+equal until a run leaves out data steps, for example the data steps around a loss spike. From then on, step s takes the
+s-th of the remaining data steps.
 """
 
 import json
@@ -91,12 +91,12 @@ class StreamPosition:
     """The position of a stream.
 
     Streams at equal positions yield equal batches. `next_step` is the step of the next batch, and `data_step` is the
-    data step whose samples that batch has. They differ once data steps were `skipped` (some of these may lie ahead).
-    `augment`, `randaugment` and `mixup` hold the settings and the version of the code that applies them; RandAugment
-    and mixup are None if they are off. `decoder` holds the versions of the decoding libraries, the libjpeg of the crop
-    decoder and what decodes Huffman codes ("" without the crop decoder). `dataset` is the dataset's fingerprint or, for
-    a mix, the fingerprints of all its datasets, whose quotas are in `mix`. `subset` and `held_out` say which part is
-    trained on.
+    data step whose samples that batch has. They differ once data steps have been `skipped` (some of these may lie
+    ahead). `augment`, `randaugment` and `mixup` hold the settings and the version of the code that applies them;
+    RandAugment and mixup are None if they are off. `decoder` holds the versions of the decoding libraries, the libjpeg
+    of the crop decoder and what decodes Huffman codes ("" without the crop decoder). `dataset` is the dataset's
+    fingerprint or, for a mix, the fingerprints of all its datasets, whose quotas are in `mix`. `subset` and `held_out`
+    say which part is trained on.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -187,7 +187,8 @@ def is_of_decoder(change: Difference) -> bool:
 
 
 def _by_field(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values under the names of the job's fields, without those that say how far the stream has come."""
+    """Returns the values under the names of the job's fields, without the values that say how far the stream has
+    come."""
     outside = {name: value for name, value in values.items() if name in _OUTSIDE_DATA}
     inside = {name: value for name, value in values.items() if name not in (*_OUTSIDE_DATA, *_WHERE)}
     return outside | {"data": inside}

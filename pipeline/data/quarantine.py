@@ -22,12 +22,12 @@ def quarantine_path(run_dir: Path, *, rank: int) -> Path:
 
 
 class Quarantine:
-    """A rank's list of replaced samples, in a JSON Lines file of its own.
+    """A rank's list of replaced samples, in a JSON Lines file that no other rank writes.
 
     A sample that is replaced again in a later epoch is counted again, but this process does not list it again; a
-    continued run may list it once more. `replace` raises WillNotSucceedError if more than ten samples, and more than
-    `max_share` of those that this rank has read since it started, were replaced. Samples of other ranks and of earlier
-    attempts do not count.
+    continued run may list it once more. `replace` raises WillNotSucceedError if more than ten samples were replaced,
+    and they are more than `max_share` of the samples that this rank has read since it started. Samples of other ranks
+    and of earlier attempts do not count.
     """
 
     _ALWAYS_ALLOWED = 10
@@ -47,8 +47,8 @@ class Quarantine:
     def replace(self, sample: RawSample, *, url: str, substitute: int, is_first: bool) -> None:
         """Records that `substitute` replaces `sample` of the dataset at `url`, which has a `fault`.
 
-        `is_first`: `sample` is from the order, not itself a substitute. An unusable substitute is listed but not
-        counted.
+        `is_first`: whether `sample` comes from the sample order and is not itself a substitute. An unusable substitute
+        is listed but not counted.
         """
         line = {
             "url": url,

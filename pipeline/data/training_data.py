@@ -46,7 +46,7 @@ class TrainingData:
 
     @cached_property
     def label_names(self) -> tuple[str, ...]:
-        """The names of all classes: those of the first dataset, then those that the others add."""
+        """The names of all classes: the first dataset's names, then the names that the others add."""
         return tuple(dict.fromkeys(name for dataset in self.datasets for name in dataset.label_names))
 
     @property

@@ -43,8 +43,8 @@ _TRIAL_SIZE = (75, 101)
 
 
 class Encoded(Protocol):
-    """An image as stored in the shards. Height and width are those before the orientation (1 to 8) is applied. `data`
-    is None if the bytes could not be read; making a view of it raises DecodeError."""
+    """An image as stored in the shards. Height and width are as stored, before the orientation (1 to 8) is applied.
+    `data` is None if the bytes could not be read; making a view of it raises DecodeError."""
 
     @property
     def data(self) -> bytes | memoryview | None: ...
@@ -196,7 +196,8 @@ def _fill_from_all(
 
 
 def _gives_the_right_pixels(decoder: CropDecoder) -> bool:
-    """Returns whether the library's views of a few small images are right. Another libjpeg or OpenCV could differ."""
+    """Returns whether the library's views of a few small images are right. With another version of libjpeg or OpenCV,
+    they could differ."""
     crop = Crop(top=15, left=9, height=43, width=39, flip=True)
     *usual, progressive = _trial_images()
     for data, denominator, orientation in product((*usual, progressive), (1, 2), (1, 8)):

@@ -1,8 +1,9 @@
-"""Resizes a crop and cuts out the part that its viewport shows. Of large resized images, only that part is computed.
+"""Resizes a crop and cuts out the part that its viewport shows. If the resized image is large, only that part is
+computed.
 
 - The plain resize is OpenCV's INTER_LINEAR, with half-pixel centres. It equals torch's interpolate(antialias=False)
   within 1 grey level. Since its weights have 11 bits, it is 0.13 levels lower on average.
-- The antialiased resize is Pillow's crop and resize(BILINEAR). Its bits are equal to those of Pillow up to version 12.
+- The antialiased resize is Pillow's crop and resize(BILINEAR). Pillow gives the same bits up to version 12.
   Pillow 13 resizes the height first if it shrinks more, and may differ by 1 grey level. The same holds for the bicubic
   resize.
 - `area_resize`: each output pixel is the average of the input pixels that it covers; a pixel that is covered in part
@@ -37,7 +38,7 @@ _MOST_BROAD_VALUES = 1 << 28  # the most values in all covered rows, at the widt
 _PLAIN_BITS = 11  # bits of OpenCV's weights
 _COVER_BITS = 22  # bits of Pillow's weights
 _BICUBIC_A = -0.5  # Pillow's value
-_MOST_WHOLE_PIXELS = 1 << 24  # of a larger resized image, only the part that is shown is computed
+_MOST_WHOLE_PIXELS = 1 << 24  # the most pixels of a resized image that is computed as a whole
 
 
 def show(pixels: Pixels, viewport: Viewport, *, out: Pixels) -> None:

@@ -11,6 +11,7 @@ from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 _MOST_ALSO = 32
+NUM_CLASSES_SHOWN = 5  # by a prediction: the most probable ones
 FewshotTransform = Literal["fewshot", "weights", "resize", "central_crop"]
 
 
@@ -39,10 +40,8 @@ class EvaluationConfig:
     """More datasets to score on at the same steps, each under the name of its folder."""
     every_steps: Annotated[int, Range(0, zero="only at the end")] = 0
     """Steps between two evaluations during training; 0: only at the end."""
-    batch_size: Annotated[int, Range(1)] = 100
-    """Images per batch on each rank."""
-    transform: EvaluationTransform = EvaluationTransform()
-    """How images are brought to the model's size."""
+    batch_size: Annotated[int, Range(1)] = EvaluatedData.batch_size
+    transform: EvaluationTransform = EvaluatedData.transform
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="evaluation.")
@@ -90,8 +89,7 @@ class FewshotImages:
     transform: FewshotTransform = "fewshot"
     """How images are brought to the model's size: fewshot, as big_vision does; weights, as in the evaluations of the
     run that made them."""
-    batch_size: Annotated[int, Range(1)] = 100
-    """Images per batch on each rank."""
+    batch_size: Annotated[int, Range(1)] = EvaluatedData.batch_size
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="data.")
@@ -129,16 +127,12 @@ class FewshotInTraining(FewshotConfig):
     """What to measure with a few images per class while a run trains."""
 
     shots: tuple[Annotated[int, Range(1)], ...] = (10,)
-    """Numbers of training images per class."""
     url: str = ""
     """Dataset to take the shots from: a folder or s3://bucket/prefix; empty: no few-shot scores."""
-    test_url: str = ""
-    """Dataset to measure on; empty: the part that is held out, or the test split beside the first, URL-test."""
-    subset: SubsetConfig = SubsetConfig()
-    """Part of the dataset to take the shots from."""
-    held_out: HeldOutConfig = HeldOutConfig()
-    """Part of the dataset that no shots are taken from, to measure on."""
-    transform: FewshotTransform = "fewshot"
+    test_url: str = FewshotImages.test_url
+    subset: SubsetConfig = FewshotImages.subset
+    held_out: HeldOutConfig = FewshotImages.held_out
+    transform: FewshotTransform = FewshotImages.transform
     """How images are brought to the model's size: fewshot, as big_vision does; weights, as in the evaluations of the
     run."""
     every_steps: Annotated[int, Range(0, zero="only at the end")] = 0

@@ -3,13 +3,13 @@
 The classifier is fitted by ridge regression and, as a cross-check, by a linear probe, over several choices of images.
 First all ranks compute the representations (`represented`); then one rank computes `measured`, a pure function.
 
-The representation is what goes into the model's head. For a ViT it is y of equation 4 (the class token after the last
+The representation is the input of the model's head. For a ViT it is y of equation 4 (the class token after the last
 LayerNorm, or the mean over all tokens), after the hidden layer of pre-training if the model has one: big_vision's
 `pre_logits`. For a BiT ResNet it is the mean over the last map. For a model of masked patches it is the mean over the
 patches after the last LayerNorm, since the class token of such a model is not trained.
 
-Each class's samples are ranked by a keyed hash of their ids, and the first k are its k shots. So 5 shots are among the
-10 of the same seed, whatever else is asked for, and nothing depends on the order in which samples are read.
+Each class's samples are ranked by a keyed hash of their ids, and the first k are its k shots. So 5 shots are always
+among the 10 shots of the same seed, and the choice does not depend on the order in which samples are read.
 """
 
 import statistics
@@ -67,7 +67,8 @@ class Represented:
 
 @dataclass(frozen=True, kw_only=True)
 class ShotScores:
-    """The accuracies for each seed with `shots` images per class. The probe's are empty if it was not requested."""
+    """The accuracies for each seed with `shots` images per class. The probe's accuracies are empty if no probe was
+    requested."""
 
     shots: int
     ridge: tuple[float, ...]
@@ -88,8 +89,8 @@ class FewshotScores:
 def open_splits(
     images: FewshotImages | FewshotInTraining, *, group: str, ranks: LocalRanks | None = None
 ) -> tuple[Dataset, Dataset]:
-    """Opens the dataset to take the shots from, and the one to measure on. The latter is the held-out part of the
-    former, `test_url`, or URL-test.
+    """Opens the dataset to take the shots from, and the dataset to measure on: the held-out part of the first,
+    `test_url`, or URL-test.
 
     `group`: the prefix of the flags in messages. `ranks`: the ranks of this host that open the datasets, too. Raises a
     UserError that says where the second was looked for.
@@ -222,7 +223,7 @@ def features_of(
 
 
 def before_head(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what goes into the head, [B, D], and the model's output. The whole model is called, since ZeRO-3 gathers
+    """Returns the input of the head, [B, D], and the model's output. The whole model is called, since ZeRO-3 gathers
     parameters for the modules that are called."""
     kept: list[torch.Tensor] = []
     hook = model.head.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))

@@ -1,6 +1,6 @@
-"""Accuracy over a whole dataset: every sample is counted exactly once, in sums that the ranks add up.
+"""Computes the accuracy over a whole dataset: every sample is counted exactly once, in sums that the ranks add up.
 
-It also collects images to look at: some that the model gets right, and its most confident mistakes.
+Also collects images to look at: some that the model gets right, and its most confident mistakes.
 """
 
 import heapq
@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 
 
 class Counts:
-    """Sums in float64 over images. `groups` are the dataset's labels, and `classes` are the model's.
+    """Sums in float64 over images. `num_groups`: the number of the dataset's labels. `num_classes`: the number of the
+    model's classes.
 
     An image with several labels counts for each of them, and as right if the highest logit is one of its targets.
     Images without a target are counted, but not scored. `loss`: the sum over images with a target.
@@ -105,8 +106,8 @@ class Counts:
         return float((confidence - right).abs().sum() / images.sum())
 
     def of_classes(self, labels: Sequence[str], classes: Sequence[str]) -> dict[str, Any]:
-        """Returns the number of images and of right ones for each label of the dataset, and the confusion matrix, with
-        [label, class, images] for each entry that is not 0.
+        """Returns the numbers of images and of right answers for each label of the dataset, and the confusion matrix,
+        with [label, class, images] for each entry that is not 0.
 
         `confusion_right` is the same for right answers only. Labels and classes are given as indices in `labels` and
         `classes`. There is no matrix if it would have more than 4 million entries.
@@ -237,13 +238,13 @@ def evaluate(
     targets: Targets | None = None,
     examples: Examples | None = None,
 ) -> tuple[Scores, Counts]:
-    """Scores a model that maps uint8[B, H, W, 3] to logits of the classes `labels`. Returns the scores and the counts
-    that they are made of, the same on every rank. This is a collective: all ranks must call it.
+    """Scores a model that maps uint8[B, H, W, 3] to logits of the classes `labels`. Returns the scores, and the counts
+    from which they are computed, the same on every rank. This is a collective: all ranks must call it.
 
-    `targets`: what is right for an image; None: its labels, found by name among the model's. Raises UserError if the
-    dataset then has a label that the model lacks, or if no image has a label. `label_weights`: compute the loss from
-    the labels' weights; a label of weight 0 does not count. `before_batch` is explained at BeforeBatch. `examples`:
-    collects images of this rank.
+    `targets`: returns the right classes of each image; None: its labels, found by name among the model's. Raises
+    UserError if the dataset then has a label that the model lacks, or if no image has a label. `label_weights`: compute
+    the loss from the labels' weights; a label of weight 0 does not count. `before_batch` is explained at BeforeBatch.
+    `examples`: collects images of this rank.
     """
     targets = targets or by_name(dataset, labels)
     batches = evaluation_batches(

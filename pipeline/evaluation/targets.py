@@ -1,5 +1,5 @@
-"""The answers that are right for an image: its labels by name, the classes that a map has for them, or the image's own
-list of classes.
+"""Decides which answers are right for an image: its labels by name, the classes that a map has for its labels, or the
+classes in the image's own list.
 
 A map serves datasets with other classes than the model's (ObjectNet, Barbu et al., 2019): an answer is right if it is
 one of the classes that stand for the image's label. Lists are ImageNet-ReaL's ("Are we done with ImageNet?", Beyer et

@@ -1,4 +1,4 @@
-"""Where a Vision Transformer's attention looks: its weights, how far they reach, and their product over the layers.
+"""Computes where a Vision Transformer's attention looks: its weights, their reach, and their product over the layers.
 
 Sources: "An Image is Worth 16x16 Words", section 4.5 and appendices D.7 (attention distance) and D.8 (attention
 rollout: Abnar and Zuidema, "Quantifying Attention Flow in Transformers", 2020).
@@ -64,7 +64,7 @@ def pool_weights(pool: AttentionPool, x_BMD: torch.Tensor) -> torch.Tensor:
 
 
 def each_layer(model: ViT, images_BHW3: torch.Tensor, take: Shares) -> None:
-    """Runs the model on images and passes `take` the attention weights of one layer at a time, since those of all
+    """Runs the model on images and passes `take` the attention weights of one layer at a time, since the weights of all
     layers would fill the memory. The model's output does not change."""
 
     def taken(number: int, module: Attention, inputs: tuple[torch.Tensor, ...]) -> None:

@@ -1,4 +1,5 @@
-"""The figures of one model and the numbers in them. Each function draws what the model has, and logs what it lacks.
+"""The figures of one model and the numbers in them. If a model lacks the part that a figure shows, the figure is left
+out and the reason is logged.
 
 The shift figure shows how much the output changes when an image moves. Convolutions have stability under shifts built
 in; a Vision Transformer must learn it. The measure is from Zhang, "Making Convolutional Networks Shift-Invariant Again"
@@ -40,8 +41,8 @@ _PAPERS_RATIO = 384 / 224  # the paper's image size in fine-tuning, relative to 
 
 @dataclass(frozen=True, kw_only=True)
 class Consistency:
-    """How much of the output stays the same at each shift. `similar`: the cosine similarity of the features with those
-    of the image before the shift, float32[N, B]; `is_same`: whether the class is the same, bool[N, B]."""
+    """How much of the output stays the same at each shift. `similar`: the cosine similarity of the features with the
+    features before the shift, float32[N, B]; `is_same`: whether the class is the same, bool[N, B]."""
 
     similar: torch.Tensor
     is_same: torch.Tensor

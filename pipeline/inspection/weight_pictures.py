@@ -1,8 +1,9 @@
 """Pictures of weights, as in Figure 7 of "An Image is Worth 16x16 Words": filters and position embeddings.
 
-Left: the principal components of the filters that embed patches. Centre: how similar position embeddings are to each
-other. That picture has a tile for each patch of the grid, at the patch's place in the image. A tile shows the cosine
-similarity of the patch's position embedding with that of every patch, from -1 (dark) to 1 (bright).
+The figure's left part shows the principal components of the filters that embed patches. Its centre shows how similar
+position embeddings are to each other: it has a tile for each patch of the grid, at the patch's place in the image. A
+tile shows the cosine similarity of the patch's position embedding with the embedding of every patch, from -1 (dark) to
+1 (bright).
 
 Shape letters: D width (the number of filters), P patch, K components, N tokens (class token, patches), H W the grid,
 T U the tiles that are shown, down and across.
@@ -43,7 +44,7 @@ def patch_filters(model: ViT) -> torch.Tensor | None:
 
 
 def principal_components(filters_DPP3: torch.Tensor, *, most: int = 28) -> Components:
-    """Returns the first `most` principal components of the filters about their mean, or as many as there are.
+    """Returns the first `most` principal components of the filters about their mean, or all of them if there are fewer.
 
     The sign of a component is arbitrary; here the weight that is largest in magnitude is positive.
     """
@@ -59,8 +60,8 @@ def principal_components(filters_DPP3: torch.Tensor, *, most: int = 28) -> Compo
 
 
 def similarities(table_ND: torch.Tensor, *, grid: Grid) -> torch.Tensor:
-    """Returns the cosine similarities of each tile's position embedding with those of all patches: float32[T, U, H, W].
-    `table_ND`: the embeddings, float[N, D].
+    """Returns the cosine similarities of each tile's position embedding with all patches' embeddings: float32[T, U, H,
+    W]. `table_ND`: the embeddings, float[N, D].
 
     The class token, which comes first, has no position in the image. In a large grid only every second (third ...)
     patch has a tile, so that the picture fits MOST_SIDE.

@@ -133,8 +133,8 @@ def judge_disk(folder: str, free_bytes: int, fault: str) -> Finding:
 
 
 def fits(found: str, bounds: str) -> bool:
-    """Says whether a version is within bounds such as `<2.14,>=2.11`. The part after a plus sign names the build and is
-    ignored."""
+    """Returns whether a version is within bounds such as `<2.14,>=2.11`. The part after a plus sign names the build and
+    is ignored."""
     compare: dict[str, Callable[[tuple[int, ...], tuple[int, ...]], bool]] = {
         ">=": lambda one, other: one >= other,
         "<": lambda one, other: one < other,

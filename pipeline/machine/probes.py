@@ -3,8 +3,8 @@ the speed of a node.
 
     python -P -m pipeline.machine.probes torch|decoder|disk FOLDER|s3 URL
 
-`patchline doctor` runs each of these probes in a process of its own, which writes each finding as a line of JSON as
-soon as it is known. A driver or a file server that does not answer blocks only its own probe. A process that cannot be
+`patchline doctor` runs each of these probes in a separate process, which writes each finding as a line of JSON as soon
+as it is known. A driver or a file server that does not answer blocks only its own probe. A process that cannot be
 killed, because the kernel waits for such a device, is left behind. `product_seconds` and `exchange` are run by each
 rank of `patchline preflight --deep`.
 """

@@ -40,7 +40,7 @@ class Pass:
 
 @dataclass(frozen=True, kw_only=True)
 class Activations:
-    """The bytes that a pass keeps: a number per image, and a fixed number however many images there are.
+    """The bytes that a pass keeps: a number per image, and a fixed number that does not depend on the number of images.
 
     `working_bytes` and `fixed_working_bytes` are the most that its backward pass needs in addition, counted in the same
     way: the gradients of one block and, with activation checkpointing, everything that this block keeps when it is
@@ -107,7 +107,8 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
     factors = 2 * how.element_bytes if config.stochastic_depth else 0
     if config.position == "relative":  # the logits' relative term before and after its gather, and the weights
         factors += 4 * size.num_heads * num_tokens**2 * how.element_bytes
-    # LayerScale keeps what it scales. If attention has its own q and k, it keeps them beside those of the product.
+    # LayerScale keeps what it scales. If attention has its own q and k, it keeps them beside the q and k of the
+    # product.
     num_wide = 8 + (2 if config.layer_scale else 0) + (2 if has_own_q_and_k else 0)
     num_statistics = 4 + (4 * size.num_heads if config.qk_norm else 0)
     each_token = how.element_bytes * (num_wide * d + 2 * m) + num_statistics * _statistic_bytes(how) + sums + masks
@@ -243,7 +244,7 @@ def _post_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]
 
 
 def _pre_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]:
-    """Returns the numbers of `_post_activation` for a unit of BiT, whose convolutions pad without a copy."""
+    """Returns the same numbers as `_post_activation`, for a unit of BiT, whose convolutions pad without a copy."""
     if unit.is_basic:
         return unit.channels * before**2 + 2 * unit.outer * after**2, 2
     return (unit.channels + 2 * unit.inner) * before**2 + 2 * unit.inner * after**2, 3
@@ -262,7 +263,8 @@ def _statistic_bytes(how: Pass) -> int:
 
 
 def _mask_bytes(config: ModelConfig, how: Pass) -> int:
-    """Returns the bytes of dropout's mask per element: 1 on a GPU, those of the element on a CPU, 0 without dropout."""
+    """Returns the bytes of dropout's mask per element: 1 on a GPU, the element's own size on a CPU, 0 without
+    dropout."""
     return 0 if not config.dropout else 1 if how.is_on_gpu else how.element_bytes
 
 

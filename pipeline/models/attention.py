@@ -38,8 +38,8 @@ KERNELS = {
 }
 """PyTorch's kernels by their names in `engine.attention`. Its compiler makes flex."""
 Layer = Callable[[], nn.Module]
-"""Makes what a model computes between the product of q, k and v and that of its result: q, k and v in one tensor
-[3, B, h, N, d] to [B, h, N, d]."""
+"""Makes the part of a layer's attention between its two dense layers. It maps q, k and v in one tensor, [3, B, h, N,
+d], to [B, h, N, d]."""
 _OPERATORS = {
     "aten::_scaled_dot_product_flash_attention": "flash",
     "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
@@ -78,8 +78,8 @@ def kernel_seconds(
     and are views of one product, as in a layer.
 
     Returns the median seconds, or a text that says why the kernel cannot be used. `layer`: makes the attention of a
-    model's layer, with its masks and norms; None: `attend` alone. `is_compiled`: time attention as it is in a compiled
-    block.
+    model's layer, with its masks and norms; None: `attend` alone. `is_compiled`: whether to time attention as in a
+    compiled block.
     """
     batch, heads, tokens, width = shape
     product_BN3hd = torch.randn(batch, tokens, 3, heads, width, dtype=dtype, device=device, requires_grad=True)
@@ -91,7 +91,7 @@ def kernel_seconds(
         _computes[0] = F.scaled_dot_product_attention if backend is not None else _compiled_flex(device)
         with nullcontext() if backend is None else sdpa_kernel(backend):
             for number in range(1 + _WARM_UP_ROUNDS + _ROUNDS):
-                # Uncompiled, the first pass says in PyTorch's words why a kernel cannot be used.
+                # The first pass is not compiled, so that PyTorch's own error says why a kernel cannot be used.
                 if number == 1 and is_compiled:
                     key_caches_by_kernel(name)
                     torch.compiler.reset()
@@ -143,8 +143,9 @@ def use_kernel(name: str) -> None:
 
 
 def key_caches_by_kernel(name: str) -> None:
-    """Adds to the key of the compiler's caches all that decides attention's kernel while a block is traced. PyTorch
-    leaves it out (pytorch #185449), so a process would otherwise run the kernel that an earlier process chose.
+    """Adds to the key of the compiler's caches everything that decides attention's kernel while a block is traced.
+    PyTorch leaves this out (pytorch #185449), so a process would otherwise run the kernel that an earlier process
+    chose.
 
     The instruction set of this CPU is added, too: code for wider vectors computes something else. All other state that
     is set before compiling is in the key already (deterministic algorithms, the precision of products, reductions in

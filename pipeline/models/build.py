@@ -48,7 +48,7 @@ def initial_of(config: ModelConfig, name: str, shape: tuple[int, ...], *, seed: 
 def initial_tensor(
     name: str, shape: tuple[int, ...], *, seed: int, position_std: float = 0.02, layer_scale: float = 0.0
 ) -> torch.Tensor:
-    """Returns the float32 initial value of the parameter `name`; `position_std` and `layer_scale` are those of
+    """Returns the float32 initial value of the parameter `name`; `position_std` and `layer_scale` are as in
     ModelConfig. Raises ValueError for an unknown name."""
     generator = torch.Generator().manual_seed(derive_key(seed, zlib.crc32(name.encode())) >> 1)
     layer, kind = name.split(".")[-2:] if "." in name else ("", name)
@@ -150,9 +150,9 @@ def compile_blocks(
 
 
 def compile_fault(device: torch.device) -> str:
-    """Returns in one line why torch.compile cannot make kernels for this device; empty if it can.
+    """Returns a line that says why torch.compile cannot make kernels for this device; empty if it can.
 
-    A small kernel is compiled to find out. This takes a few seconds, most of which a run that compiles spends anyway.
+    To find out, it compiles a small kernel. This takes a few seconds, most of which a run that compiles spends anyway.
     """
     try:
         torch.compile(_doubled, dynamic=False)(torch.ones(8, device=device))

@@ -1,4 +1,4 @@
-"""The configuration of a model, and the sizes of known ones.
+"""The configuration of a model, and the sizes of known models.
 
 Most sizes come from "An Image is Worth 16x16 Words" (Dosovitskiy et al., ICLR 2021), Table 1 and section 4.1. Ti, S,
 B/8, R26 and R come from "How to train your ViT?" (AugReg; Steiner et al., 2021) and vision_transformer's
@@ -25,8 +25,8 @@ ModeOrNone = Literal["paper", "bicubic", "timm", "none"]  # none: embeddings of 
 MaskedTarget = Literal["mean", "parts", "pixels"]
 MEAN_COLOURS = 512  # classes of masked patch prediction: 3 bits of each channel
 PARTS_PER_SIDE = 4  # a patch is cut into 4 x 4 parts if the colour of each part is predicted
-# Upper limits for the sizes of a model. They are far above any published model, and bound what a damaged file or a
-# typing error can ask for.
+# Upper limits for the sizes of a model. They are far above the sizes of any published model, and bound what a damaged
+# file or a typing error can ask for.
 MOST_LAYERS, MOST_STAGES, MOST_PIXELS, MOST_CLASSES, MOST_WIDTH = 1_000, 8, 16_384, 10_000_000, 65_536
 MOST_REGISTERS = 1_024
 _MOST_UNSKIPPED = 0.1
@@ -225,7 +225,7 @@ class ModelConfig:
 
     @property
     def size(self) -> Size:
-        """The transformer's sizes: those of the name, overridden by the fields that are given.
+        """The transformer's sizes: the name's sizes, overridden by the fields that are given.
 
         Raises ValueError for BiT, which has no transformer, and UserError if a size is neither known nor given.
         """
@@ -331,7 +331,7 @@ class ModelConfig:
         self._refuse_positions()
 
     def _refuse_axial(self) -> None:
-        """Raises UserError for settings that do not go together with axial attention."""
+        """Raises UserError for settings that axial attention does not support."""
         if self.pooling == "token":
             raise UserError(
                 "model.attention is 'axial' with model.pooling 'token', whose class token is in no row or column of "

@@ -1,6 +1,6 @@
 """Dense layers that multiply in float8 ("FP8 Formats for Deep Learning", Micikevicius et al., 2022), with torchao.
 
-torchao's Float8Linear scales both factors of each of a layer's products, forward and backward, and rounds them to 8
+For every product of a layer, forward and backward, torchao's Float8Linear scales both factors and rounds them to 8
 bits. Parameters keep their values and names: DeepSpeed and checkpoints see no difference, and readers of the weights
 need no torchao. Only this module loads torchao, and only for a run that asks for it.
 """

@@ -5,8 +5,8 @@ layers, convolutions, attention), as is usual. Training costs three times the fo
 
 With 303 million images per epoch, the formulas give the pre-training costs of the paper's Table 6; for its ResNets,
 taps that fall on padding do not count (`skip_padding`). 10 of 18 rows agree to their rounding or within 0.2 %, and the
-tests compare every row. No other way of counting that was tried gives all rows. The closest is XLA's cost analysis (of
-the models in JAX, forward and backward, 8 images at a time), which the paper probably used. It also skips padding, but
+tests compare every row. No other tried way of counting gives all rows. The closest is XLA's cost analysis (of the
+models in JAX, forward and backward, 8 images at a time), which the paper probably used. It also skips padding, but
 counts additions, norms, activations and the standardising of weights: 12 rows agree, and all are within 0.4 % except
 ViT-B/32 (1.8 % above), R50x1 (1.4 %) and R50+ViT-L/16 at 7 epochs (2.8 % below).
 
@@ -90,7 +90,7 @@ def attention_flops(config: ModelConfig, *, image: tuple[int, int] | None = None
     height, width = image or (config.image_size, config.image_size)
     rows, columns = height // config.stride, width // config.stride
     num_tokens = config.num_prefix_tokens + rows * columns
-    # An axial layer has a block that sees the tokens of a row, and one that sees those of a column.
+    # An axial layer has two blocks: one attends along rows, the other along columns.
     num_seen = columns + rows if config.attention == "axial" else num_tokens
     return 2 * config.size.depth * 2 * num_tokens * num_seen * config.size.width
 
@@ -123,7 +123,7 @@ def training_flops(
 
 
 def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
-    """Returns the number of parameters. Without the head, the hidden layer before it is not counted either."""
+    """Returns the number of parameters. If `head` is false, the hidden layer before the head is not counted either."""
     resnet = config.resnet
     total = _num_resnet_parameters(resnet, is_hybrid=not config.is_bit) if resnet else 0
     if config.is_bit and resnet:

@@ -25,7 +25,7 @@ def centred(images_BHW3: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class MLP(nn.Module):
-    """Two dense layers with a GELU between them (its tanh approximation in the JAX code), and dropout after each."""
+    """Two dense layers with a GELU between them (in the JAX code, its tanh approximation), and dropout after each."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

@@ -1,20 +1,20 @@
 """Position embeddings: the kinds that a model may have, and how they are resampled for another resolution.
 
 "An Image is Worth 16x16 Words", appendix D.4, describes learned tables, for the input or for each layer, and embeddings
-of the distance between two tokens. The fixed sines are those of "Better plain ViT baselines for ImageNet-1k" (Beyer et
-al., 2022; big_vision's models/vit.py, posemb_sincos_2d).
+of the distance between two tokens. The fixed sines follow "Better plain ViT baselines for ImageNet-1k" (Beyer et al.,
+2022; big_vision's models/vit.py, posemb_sincos_2d).
 
 Rotary embeddings are RoPE-Axial of "Rotary Position Embedding for Vision Transformer" (Heo et al., 2024), as in timm's
 vit_base_patch16_rope_224. Pairs of neighbouring channels of queries and keys are turned, the first half of them by
 angles that grow with a patch's column and the second half with its row, so that their products depend only on the
-distance between two patches. The class token and registers are not turned. The frequencies are those of the paper's
-ViTs: from 1 down to almost 1 / 100. EVA-02 goes down to almost 1 / 10,000, as language models do.
+distance between two patches. The class token and registers are not turned. As in the paper's ViTs, the frequencies go
+from 1 down to almost 1 / 100. EVA-02's go down to almost 1 / 10,000, like those of language models.
 
 Three methods of resampling a learned table (section 3.2) are in use, and the same weights give different logits with
 each:
 - `paper`: scipy.ndimage.zoom(order=1) of the reference code, which is bilinear interpolation with aligned corners.
 - `bicubic`: Hugging Face transformers' ViT, bicubic without aligned corners or antialiasing.
-- `timm`: timm's resample_abs_pos_embed, bicubic with antialiasing (another cubic, and smoother if the grid shrinks).
+- `timm`: timm's resample_abs_pos_embed, bicubic with antialiasing (another kernel, and smoother if the grid shrinks).
 The class token's embedding has no position in the grid and stays as it is.
 
 Shape letters: B images, H W rows and columns of patches, L positions along one axis, N tokens, O distances (2 N - 1),
@@ -46,7 +46,7 @@ def position_tables(config: ModelConfig) -> tuple[Table, Table, Table]:
 
 
 class Positions(nn.Module):
-    """Learned position embeddings of a layer for the model's own grid, in the same form as those of the input."""
+    """Learned position embeddings of a layer for the model's own grid, in the form of the input's embeddings."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -63,8 +63,8 @@ class Positions(nn.Module):
 
 
 def from_axes(x_WD: torch.Tensor, y_HD: torch.Tensor, *, num_prefix_tokens: int) -> torch.Tensor:
-    """Makes 2-D position embeddings [1, N, D] from those of columns and rows, D/2 each. The class token gets zeros,
-    since it is learned itself and needs no position."""
+    """Makes 2-D position embeddings [1, N, D] from embeddings of columns and rows, D/2 each. The class token gets
+    zeros, since it is learned itself and needs no position."""
     height, width = len(y_HD), len(x_WD)
     both_HWD = torch.cat([x_WD[None].expand(height, -1, -1), y_HD[:, None].expand(-1, width, -1)], dim=-1)
     # (H, W, D) -> (1, prefix + H * W, D)

@@ -29,7 +29,7 @@ from pipeline.models.positions import (
 )
 from pipeline.models.resnet import HybridResNet
 
-# The images for which a block's attention, and its MLP, are computed: int64[K] each.
+# The images for which a block's attention is computed, and the images for which its MLP is: int64[K] each.
 Kept = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -37,8 +37,8 @@ class ViT(nn.Module):
     """A plain Vision Transformer or a hybrid. It maps uint8[B, H, W, 3] images to float32[B, K] logits.
 
     `checkpoint_blocks`: keep only the input of each block and recompute the block in the backward pass. In training
-    with stochastic depth, `branches_LB2` holds the factors of each block's two branches for each image, and `kept_L`
-    holds, for each block, the images for which its two branches are computed (None: all of them).
+    with stochastic depth, `branches_LB2` of `forward` holds the factors of each block's two branches for each image,
+    and `kept_L` holds, for each block, the images for which its two branches are computed (None: all of them).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -279,8 +279,8 @@ class Attention(nn.Module):
     (appendix B.1).
 
     `q_norm` and `k_norm` normalise each head's queries and keys ("Scaling Vision Transformers to 22 Billion
-    Parameters", Dehghani et al., 2023, section 2). ViT-22B's norms have no bias and do not subtract the mean. The ones
-    here have a bias and subtract the mean, as in timm.
+    Parameters", Dehghani et al., 2023, section 2). ViT-22B's norms have no bias and do not subtract the mean. The norms
+    here do both, as in timm.
     """
 
     def __init__(self, config: ModelConfig) -> None:

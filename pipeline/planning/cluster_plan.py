@@ -1,4 +1,4 @@
-"""Plans a run on N nodes of GPUs: S3 traffic, checkpoints, failures, the queue, GPU-hours, cost. All functions are
+"""Plans a run on N nodes of GPUs: S3 traffic, checkpoints, failures, the queue, GPU-hours and cost. All functions are
 pure.
 
 The plan adds to a forecast (forecast.py) the traffic that feeds a run and the events that interrupt it. The share of
@@ -36,7 +36,7 @@ PUBLISHED_RATES = {
     "RSC 1k GPUs": 0.0237,  # jobs of 1,024 GPUs there had a failure every 7.9 hours
 }
 MISSED_SECONDS = 300.0  # until Slurm notices that a node is gone: the default of SlurmdTimeout
-MARGIN_SECONDS = 120.0  # how long before the limit slurm/stage.sbatch asks for the last save
+MARGIN_SECONDS = 120.0  # between the last save and the time limit; the default of `margin_seconds` in cluster.yaml
 TAR_BYTES = 2_816  # a sample's bytes besides its image: three tar headers, padding, label and names
 _DAY_SECONDS, _HOUR_SECONDS = 86_400.0, 3_600.0
 
@@ -157,8 +157,9 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreTraffic:
-    """The range reads of images by all ranks, and the uploads of checkpoints: on average, and at the peak while one is
-    uploaded. `read_bytes`: the size of a range read. `times_read`: how many ranks read each lane, on average."""
+    """The range reads of images by all ranks, and the uploads of checkpoints: on average, and at the peak while a
+    checkpoint is uploaded. `read_bytes`: the size of a range read. `times_read`: how many ranks read each lane, on
+    average."""
 
     read_bytes_per_second: float
     reads_per_second: float

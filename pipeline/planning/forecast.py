@@ -19,9 +19,9 @@ COPY_BYTES_PER_SECOND = 20e9
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """The size of a job in parameters and operations. A multiply-add counts as 2 operations. A training step counts as
-    three forward passes or, if the backbone is frozen, as one and the head's gradients; branches that stochastic depth
-    skips do not count. `num_epochs` is None if the number of images is not known. `num_head_parameters` is 0 if the
-    number of classes is not known."""
+    three forward passes or, if the backbone is frozen, as one forward pass and the head's gradients; branches that
+    stochastic depth skips do not count. `num_epochs` is None if the number of images is not known.
+    `num_head_parameters` is 0 if the number of classes is not known."""
 
     num_parameters: int
     num_head_parameters: int

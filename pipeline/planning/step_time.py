@@ -1,6 +1,6 @@
 """Predicts how long a step takes on many GPUs, and has the table of GPUs that a plan can name. All functions are pure.
 
-The time of a step is that of its operations, of the host that launches them, and of the exchanges between ranks. With a
+A step takes the time of its operations, of the host that launches them, and of the exchanges between ranks. With a
 fixed global batch, more GPUs leave each of them less to compute, while the exchanges stay the same and the host
 launches as many operations as before. Strong scaling ends where these two outweigh the operations. No overlap is
 assumed: `engine.overlap` sends gradients during the backward pass, but its gain has not been measured.
@@ -10,9 +10,9 @@ assumed: `engine.overlap` sends gradients during the backward pass, but its gain
     communication    (R - 1) / R x bytes / bus bandwidth, twice for sums over ranks, and the latency of each collective
 
 A GPU's memory is the total capacity that CUDA reports, a little less than the name says. For A100, L40S and RTX 4090 it
-is from out-of-memory messages of PyTorch in public issues; for the others it is [unverified]. Its speed is that of
-dense bf16 without sparsity, from NVIDIA's data sheets (H100 SXM, B200 on a HGX board); the share of it that kernels
-reach is the MFU. Its bus bandwidth is that of nccl-tests. For eight H100 on one node it was measured
+is from out-of-memory messages of PyTorch in public issues; for the others it is [unverified]. Its speed is for dense
+bf16 without sparsity, from NVIDIA's data sheets (H100 SXM, B200 on a HGX board); the share of this speed that kernels
+reach is the MFU. Its bus bandwidth is counted as in nccl-tests. For eight H100 on one node it was measured
 (NVIDIA/nccl-tests, issue 290); for the others it is [unverified] and proportional to the rate of their NVLink, or of
 PCIe 4 without NVLink. Across nodes, adapters reach 92 % of their nominal rate: 46 GB/s per adapter of 400 Gb/s (issue
 290), and 366 GB/s per node with eight adapters (issue 309).
@@ -41,6 +41,7 @@ _NAMES = {  # the names that CUDA reports, [unverified] for GPUs on which nothin
     r"NVIDIA GeForce RTX 4090": "rtx4090",
 }
 ADAPTER_SHARE = 0.92
+PLANNED_MFU = 0.28  # the default of `patchline plan --mfu`, which says where it is from
 LATENCY_SECONDS = 10e-6  # the latency of each of the 2 log2(R) hops of a collective [unverified]
 # Seconds that the host takes per weight tensor (ViT-H/14 has 394), measured by `python -m benchmarks.scale --only
 # host`: for a forward and backward pass, and for the update. With ZeRO-3, every rank adds time.
@@ -123,8 +124,7 @@ class StepTime:
 
     @property
     def compute_share(self) -> float:
-        """The share of the step in which the GPU computes, 0 to 1: the efficiency compared with GPUs that never
-        wait."""
+        """The share of the step in which the GPU computes, 0 to 1: the efficiency relative to GPUs that never wait."""
         return self.compute / self.seconds
 
 
@@ -157,8 +157,8 @@ def host_seconds(job: TrainingJob, *, num_ranks: int) -> tuple[float, float]:
 
 
 def slow_stage_3(job: TrainingJob, *, num_ranks: int) -> str:
-    """Says what ZeRO-3 costs the host on many ranks, and what to do. Returns "" if it costs little, and for other
-    stages."""
+    """Returns a text that says what ZeRO-3 costs the host on many ranks, and what to do. Returns "" if it costs little,
+    and for other stages."""
     if job.engine.zero_stage < _STAGE_3:
         return ""
     launch, _ = host_seconds(job, num_ranks=num_ranks)

@@ -1,10 +1,10 @@
-"""Which device a rank computes on, and how to make its results repeatable to the bit.
+"""Chooses the device that a rank computes on, and makes its results repeatable to the bit.
 
 The choice is a pure function of what torch sees and what the environment announces. A rank never falls back to the CPU
 if a GPU was meant: a node with a broken driver would use gloo while the others use NCCL, or train a hundred times
-slower. All ranks compute on the same kind of device, and each on its own GPU. They agree on that over the store at
-which they meet, because the backend of the process group depends on the device. At the store, rank 0 also sees which
-ranks have not arrived.
+slower. All ranks compute on the same kind of device, and each on its own GPU. They agree on the kind at the store where
+they meet, because the backend of the process group depends on it. At the store, rank 0 also sees which ranks have not
+arrived.
 
 By default, several GPU kernels may give different bits each time: attention's backward pass and cuDNN's convolutions
 add in the order in which their blocks happen to finish. Sources: PyTorch's notes on reproducibility, and NVIDIA's notes
@@ -34,7 +34,7 @@ _VERDICT, _READ = "device/verdict", "device/read"
 _FAREWELL = timedelta(seconds=10)
 _POLL_SECONDS = 0.02
 _MOST_NAMED = 3
-# Maps the hosts of the ranks that have arrived to those of all ranks.
+# Returns the hosts of all ranks, given the hosts of the ranks that have arrived.
 Hosts = Callable[[Mapping[int, str]], Sequence[str]]
 _HIDDEN = ("", "-1", "NoDevFiles")  # values of CUDA_VISIBLE_DEVICES that hide all GPUs on purpose; the last is Slurm's
 _ANNOUNCING = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_TASK", "SLURM_GPUS")
@@ -51,7 +51,7 @@ def use_deterministic_kernels(environ: MutableMapping[str, str]) -> None:
             allowed=" or ".join(WORKSPACES),
             todo="unset it, or give --engine.no-deterministic",
         )
-    # Also holds for the backward passes of flash and memory-efficient attention.
+    # This covers the backward passes of flash and memory-efficient attention, too.
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # costs time; not needed
     torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN's attention has no deterministic backward pass

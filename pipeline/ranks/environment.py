@@ -1,4 +1,4 @@
-"""A rank's place, as its environment describes it. All functions are pure, and every value is checked before it counts.
+"""Finds a rank's place from its environment. All functions are pure, and every value is checked before it counts.
 
 There are four ways to start, with one result: a single process, `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK,
 LOCAL_WORLD_SIZE, MASTER_*), `srun` (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID; the batch script exports
@@ -8,12 +8,14 @@ MASTER_ADDR and MASTER_PORT), or `mpirun` (Open MPI's and MPICH's names; MASTER_
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from shards.config_values import shown_value
+from shards.config_values import Range, shown_value
 from shards.errors import UserError
 
 LOOPBACK = "127.0.0.1"
 MOST_RANKS = 1 << 20
+MOST_SECONDS = 7 * 86400  # the longest time limit of the ranks
 _MOST_THREADS = 1 << 12
 _OF_LAUNCH = (
     *("MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
@@ -26,10 +28,10 @@ _ADVICE = "torchrun, srun and --processes set it: start with one of them, or uns
 class TimeLimits:
     """How long ranks wait for each other. A training run takes both limits from its HangConfig."""
 
-    join_seconds: float = 300.0
-    """Until all ranks have arrived where they meet; NCCL or gloo then has as long to connect them."""
+    join_seconds: Annotated[float, Range(1, MOST_SECONDS)] = 300.0
+    """Most seconds until all ranks have arrived where they meet; NCCL or gloo then has as long to connect them."""
     exchange_seconds: float = 1800.0
-    """After which an exchange fails: the last resort if no heartbeat ends a run that hangs."""
+    """The time after which an exchange fails: the last resort if no heartbeat ends a run that hangs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,8 +152,8 @@ def _numbers(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int, int]
 
 
 def launch_from(environ: Mapping[str, str]) -> str:
-    """Returns an identifier of this start of the run. It is equal on all of its ranks, and differs from those of other
-    starts on the host."""
+    """Returns an identifier of this start of the run. It is the same on all ranks of the start, and other starts on the
+    host have other identifiers."""
     return "|".join(environ.get(name, "") for name in _OF_LAUNCH)
 
 

@@ -59,8 +59,8 @@ def _group_folders(groups: str, mount: Path) -> list[Path]:
 
 
 def _left_in(folder: Path) -> int:
-    """Returns how many bytes are left up to the limit of one group; a very large number if it has no limit. Version 1
-    then reports a limit near 1 << 63."""
+    """Returns how many bytes are left up to the limit of one group; a very large number if it has no limit, for which
+    version 1 reports a limit near 1 << 63."""
     for limit_name, used_name, reclaimable in _FILES:
         limit, used = _text(folder / limit_name).strip(), _text(folder / used_name).strip()
         if limit.isdecimal() and used.isdecimal():

@@ -1,10 +1,10 @@
-"""Where the ranks of a run meet: the store that rank 0 serves, and the interface on which gloo listens.
+"""Sets up where the ranks of a run meet: the store that rank 0 serves, and the interface on which gloo listens.
 
 Neither the store nor gloo authenticates who connects, so each listens only at the address that the ranks share. By
-default, torch's TCPStore would listen on every interface, and gloo on the one to which the host's name resolves.
+default, torch's TCPStore would listen on every interface, and gloo on the interface to which the host's name resolves.
 
 All ranks must arrive within a time limit. Rank 0 sees at the store which ranks have arrived, and tells the others. So
-all ranks end with the same message about the missing ones, instead of a timeout in their next exchange.
+all ranks end with the same message, which names the missing ones, instead of a timeout in their next exchange.
 
 A single rank opens no socket, although gloo and NCCL would listen on a port even then. Its process group is written in
 Python, and copies from each input to its output. It implements the methods of `torch.distributed.ProcessGroup` that
@@ -35,7 +35,7 @@ from shards.errors import TransientError
 _NAME = "alone"
 _DEVICES = ["cpu", "cuda"]
 log = logging.getLogger("patchline")
-# Between two tries of a rank, of which there may be 512, until rank 0 listens.
+# The pauses between a rank's tries to connect until rank 0 listens. There may be 512 ranks.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 0.5
 _BACKLOG = 4096  # connections that may wait; the kernel's limit is net.core.somaxconn
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
@@ -62,9 +62,9 @@ class _Done(dist.Work):
 
 
 class _Alone(dist.ProcessGroup):
-    """A process group of one rank. Each collective gives its tensors the values that it would give with a single rank:
-    sums, means, minima and maxima over one rank are its own values. Methods that torch 2.13 has renamed also have their
-    earlier names."""
+    """A process group of one rank. Each collective leaves the right values for a single rank in its tensors: sums,
+    means, minima and maxima over one rank are the rank's own values. Methods that torch 2.13 has renamed also have
+    their earlier names."""
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return _NAME
@@ -203,7 +203,7 @@ def _places(address: str, port: int) -> list[tuple[socket.AddressFamily, tuple[s
 
 
 def _is_only_here(address: str) -> bool:
-    """Returns whether this is a loopback address or `localhost`, which on any other host means that host itself."""
+    """Returns whether this is a loopback address or `localhost`. On any other host, it means that host itself."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
@@ -258,7 +258,7 @@ def ranks_words(ranks: Sequence[int]) -> str:
 
 
 def hosts_of(environ: Mapping[str, str], place: RankPlace, arrived: Mapping[int, str]) -> list[str]:
-    """Returns the host of each rank: the one that the rank itself reports if it has arrived, else the one where its
+    """Returns the host of each rank: the host that the rank itself reports if it has arrived, else the host where its
     launcher has put it, else UNKNOWN. `arrived`: the hosts of the ranks that have arrived, by rank. Pure.
 
     Slurm lists the nodes of a step and, by default, fills them one after another. torchrun and `--processes` start

@@ -1,5 +1,5 @@
-"""This process's place among the ranks, and the process group. Only this file and the command line read the
-environment; pipeline/ranks/environment.py interprets it."""
+"""Finds this process's place among the ranks, and joins and leaves the process group. Only this file and the command
+line read the environment; pipeline/ranks/environment.py interprets it."""
 
 import logging
 import os
@@ -38,7 +38,8 @@ _GLOO_INTERFACE, _NCCL_INTERFACE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 _GLOO_PLACE = re.compile(r"^\[\S*gloo\S*:\d+\] ")  # the file and line in gloo's source
 _CPUINFO = Path("/proc/cpuinfo")
 QUIET_PROFILER = {"KINETO_LOG_LEVEL": "6"}
-"""Its library writes into the live line otherwise; it is read when a profiler is first started."""
+"""The environment variables that keep the profiler's library from writing into the live line. The library reads them
+when a profiler is first started."""
 _GPU_FILES = Path("/dev"), "nvidia[0-9]*"
 
 
@@ -185,7 +186,7 @@ def enter(world: World, *, limits: TimeLimits = _LIMITS, has_backend: bool = Fal
 
 
 def _meet(world: World, limits: TimeLimits) -> None:
-    """Joins the other ranks. It listens only at the addresses that the ranks share (pipeline/ranks/rendezvous.py)."""
+    """Joins the other ranks. Listens only at the addresses that the ranks share (pipeline/ranks/rendezvous.py)."""
     address, port = world.master_address, world.master_port
     join, exchange = timedelta(seconds=limits.join_seconds), timedelta(seconds=limits.exchange_seconds)
     choose_interface(world)
@@ -275,7 +276,7 @@ def _fault_of(error: RuntimeError) -> str:
 
 
 def _is_of_exchange(error: RuntimeError) -> bool:
-    """Returns whether torch.distributed has raised the error. Gloo's errors have no type of their own, so they are
+    """Returns whether torch.distributed has raised the error. Gloo's errors are plain RuntimeErrors, so they are
     recognised by the module that raised them."""
     trace = error.__traceback__
     while trace and trace.tb_next:

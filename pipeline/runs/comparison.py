@@ -58,8 +58,8 @@ class TensorDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointComparison:
-    """Compares the checkpoints of one step. `first`: the first tensor, in the model's order, that differs. `largest`:
-    the tensor with the largest relative difference."""
+    """How the checkpoints of one step differ between two runs. `first`: the first tensor, in the model's order, that
+    differs. `largest`: the tensor with the largest relative difference."""
 
     step: int
     num_tensors: int
@@ -100,8 +100,8 @@ class StoredRun:
 
 
 def different_losses(expected: StoredRun, found: StoredRun) -> tuple[int, list[LossDifference]]:
-    """Returns the number of steps that were compared, and the differences of those whose losses do not have the same
-    bits, in order."""
+    """Returns the number of steps that were compared, and the steps whose losses do not have the same bits, in
+    order."""
     before, after = expected.losses(), found.losses()
     steps = sorted(before.keys() | after.keys())
     pairs = [LossDifference(step=step, expected=before.get(step), found=after.get(step)) for step in steps]

@@ -1,5 +1,5 @@
 """Reads the curves in a run's metrics.jsonl, and reduces each to the smallest and the largest value of every column of
-a picture. Does not load torch.
+a picture. This module does not load torch.
 
 The file is read line by line, so 300,000 steps take seconds and little memory. No spike is lost, because a spike is the
 largest value of its column.
@@ -99,8 +99,8 @@ NO_CURVES = Curves(curves=(), num_unusable=0, num_repeated=0)
 
 
 def read_curves(path: Path) -> Curves:
-    """Returns the curves in a file, which may be written meanwhile, or no curves if it is missing. Raises OSError if it
-    cannot be read, and InvalidDataError if it is not a regular file."""
+    """Returns the curves in a file, which may be written to meanwhile, or no curves if it is missing. Raises OSError if
+    it cannot be read, and InvalidDataError if it is not a regular file."""
     grown: dict[str, _Growing] = {}
     counts: Counter[str] = Counter()
     last = -1

@@ -1,4 +1,4 @@
-"""Reads from a run's folder what is known about the run, and derives its state. Does not load torch.
+"""Reads the facts about a run from its folder, and derives its state. This module does not load torch.
 
 Only the ends of long files are read. Any file may be missing, half-written or damaged, or be written meanwhile: each
 fault becomes a reason beside the other facts. The state is a pure function of the facts (`state_of`):
@@ -9,8 +9,8 @@ fault becomes a reason beside the other facts. The state is a pure function of t
     failed it ended otherwise, hangs, or has not written a heartbeat for longer than a running one can take
     never started the folder has nothing but the run's record
 
-Rank 0 writes all that a reader needs, because a run ends when any of its ranks ends. On the host of rank 0, the state
-depends on whether its process exists; elsewhere, only on what it has written.
+Rank 0 writes everything that a reader needs, because a run ends when any of its ranks ends. On the host of rank 0, the
+state depends on whether its process exists; elsewhere, only on what it has written.
 """
 
 import math
@@ -24,7 +24,16 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import NO_ORIGIN, Origin, has_process, is_start, origin_in, start_in
-from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, Phase, Place, rank_words
+from pipeline.training.watchdog.heartbeat_files import (
+    FOLDER,
+    HANGING,
+    MOST_BEAT_BYTES,
+    Beat,
+    Phase,
+    Place,
+    beat_path,
+    rank_words,
+)
 from shards.config_values import whole_number
 from shards.errors import Finding, InvalidDataError
 from shards.files.local_files import Line, Tail, is_finite, is_number, is_step, read_local_file, read_tail
@@ -40,7 +49,7 @@ _FIRST_BEAT_SECONDS = 30.0  # after a start; the first heartbeat comes after at 
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"  # not imported from metrics.py and ledger.py, which load much more
 SIGNS_OF_A_RUN = (METRICS, LEDGER, FOLDER, "DONE")
 _TAIL_BYTES, _LONG_TAIL_BYTES = 1 << 16, 1 << 24
-_MOST_BEAT_BYTES, _MOST_DONE_BYTES = 4096, 16 << 20
+_MOST_DONE_BYTES = 16 << 20
 _OF_RANKS = (
     *("ranks/own_step", "ranks/own_step_rank", "ranks/own_step_median", "ranks/data_wait", "ranks/data_wait_rank"),
     *("time/communication", "time/step"),
@@ -50,9 +59,9 @@ _COPIED_SECONDS = 60.0  # if a heartbeat's time and its file's differ by more, t
 
 @dataclass(frozen=True, kw_only=True)
 class LastBeat:
-    """What rank 0's heartbeat file says, and its age in seconds. `is_gone`: whether its host is this one, which no
-    longer has the process. `is_hanging`: whether a rank of its attempt has reported a hang. `asked_by` and `error` are
-    those of the file; `trouble` is, too, with what to do about it."""
+    """What rank 0's heartbeat file says, and its age in seconds. `is_gone`: whether the heartbeat is from this host,
+    which no longer has the process. `is_hanging`: whether a rank of its attempt has reported a hang. `asked_by` and
+    `error` are the file's values. `trouble`: the file's value, and what to do about it."""
 
     place: Place
     age_seconds: float
@@ -80,8 +89,7 @@ class Signs:
 
     `num_steps`: the job's number of steps. `done_step`: the step in the DONE marker. `saved_step`: the last step in the
     ledger. `told_step`: the last step in the metrics. `quiet_seconds`: the time since the metrics, the ledger or the
-    file of starts was written.
-    `has_attempts`: whether the run has begun at least once.
+    file of starts was written. `has_attempts`: whether the run has begun at least once.
     """
 
     num_steps: int | None = None
@@ -121,8 +129,8 @@ def state_of(signs: Signs) -> Standing:
 
 
 def _by_process(signs: Signs, *, is_there: bool) -> Standing:
-    """Returns the state on the host of rank 0, according to its process. The heartbeat, if there is one, says how it
-    ended."""
+    """Returns the state on the host of rank 0, according to its process. The heartbeat, if there is one, says how the
+    run ended."""
     beat = signs.beat
     if beat and beat.is_hanging:
         return _by_beat(signs, beat)
@@ -149,8 +157,8 @@ def _without_a_beat(signs: Signs) -> str:
 
 
 def _began_again(signs: Signs, beat: LastBeat) -> bool:
-    """Says whether the heartbeat is that of an earlier start, because the metrics are newer. A start's first heartbeat
-    comes seconds after its first steps."""
+    """Returns whether the heartbeat belongs to an earlier start, because the metrics are newer. A start's first
+    heartbeat comes seconds after its first steps."""
     is_over = beat.place.phase is Phase.ENDED or beat.age_seconds > SILENT_SECONDS
     return (
         is_over and signs.quiet_seconds is not None and signs.quiet_seconds < min(SILENT_SECONDS, beat.age_seconds - 2)
@@ -203,7 +211,7 @@ class RunFacts:
     ranks: str = ""
 
     def readings(self) -> list[str]:
-        """Returns the last loss, accuracy and throughput in words, as far as they are known."""
+        """Returns the last loss, accuracy and throughput as texts, without the values that are not known."""
         rate = self.images_per_second
         words = (
             "" if self.loss is None else f"loss {self.loss:.4g}",
@@ -286,8 +294,8 @@ class _Reader(Notes):
         return None
 
     def has_attempts(self) -> bool:
-        """Says whether the run has begun. Returns False if its checkpoints are in a bucket, because that is not looked
-        up here."""
+        """Returns whether the run has begun. Returns False if its checkpoints are in a bucket, which is not read
+        here."""
         with self.judging("checkpoints"):
             return (self.run_dir / "checkpoints" / "attempts").is_dir()
         return False
@@ -344,8 +352,8 @@ def _has_ranks(line: Line) -> bool:
 
 
 def _ranks(run_dir: Path, line: Line) -> str:
-    """Names the ranks that take the longest, according to a line of metrics. Returns "" if there is no such line, as
-    with a single rank."""
+    """Returns a text that names the ranks that take the longest, according to a line of metrics. Returns "" if there is
+    no such line, as with a single rank."""
     if not line:
         return ""
     own, median, wait = (line[f"ranks/{name}"] for name in ("own_step", "own_step_median", "data_wait"))
@@ -429,10 +437,10 @@ def _start(line: Line, now: float) -> LastStart | None:
 
 
 def _beat(reader: _Reader, now: float, *, attempt: str) -> LastBeat | None:
-    """Returns rank 0's last heartbeat. Returns None if `attempt` is known and the heartbeat is that of an earlier
+    """Returns rank 0's last heartbeat. Returns None if `attempt` is known and the heartbeat belongs to an earlier
     start."""
-    name = f"{FOLDER}/rank-00000.json"
-    data = reader.small(name, most_bytes=_MOST_BEAT_BYTES)
+    name = beat_path(0)
+    data = reader.small(name, most_bytes=MOST_BEAT_BYTES)
     if data is None:
         return None
     written = reader.times[-1]
@@ -444,7 +452,7 @@ def _beat(reader: _Reader, now: float, *, attempt: str) -> LastBeat | None:
         if abs(written - beat.unix_time) > _COPIED_SECONDS:
             reader.copied_from = beat.unix_time
         place = Place(phase=Phase(beat.phase), step=beat.step, batch=beat.batch)
-        hanging = reader.small(f"{FOLDER}/hanging", most_bytes=_MOST_BEAT_BYTES)
+        hanging = reader.small(HANGING, most_bytes=MOST_BEAT_BYTES)
         is_hanging = beat.has_dumped or hanging == beat.attempt.encode()
         is_gone = beat.host == socket.gethostname() and not has_process(beat.pid)
         return LastBeat(

@@ -1,8 +1,8 @@
 """Reads and writes RUN/starts.jsonl: for each start of a run, what the earlier start left behind, and the time up to
-the first step. Does not load torch.
+the first step. This module does not load torch.
 
-A killed process cannot record why it ended. The next start can: it reads the last heartbeat and the last line of
-metrics before it overwrites the heartbeat and shortens the metrics.
+A killed process cannot record why it ended. The next start can record it: it reads the last heartbeat and the last line
+of metrics before it overwrites the heartbeat and shortens the metrics.
 """
 
 import logging
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pipeline.training.watchdog.heartbeat_files import FOLDER, Beat, Phase
+from pipeline.training.watchdog.heartbeat_files import Phase, beat_path, is_hanging, read_beat
 from shards.config_values import Range
 from shards.errors import InvalidDataError
 from shards.files.local_files import (
@@ -25,10 +25,9 @@ from shards.files.local_files import (
     is_finite,
     is_step,
     read_lines,
-    read_local_file,
     read_tail,
 )
-from shards.files.typed_json import read_record, record_from
+from shards.files.typed_json import record_from
 
 log = logging.getLogger(__name__)
 _BOOT, _NAMESPACE = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
@@ -36,7 +35,7 @@ _STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat after the name, see proc(5)
 _ENDED = ("Z", "X")
 _Natural = Annotated[int, Range(0)]
 FILE_NAME = "starts.jsonl"
-_MOST_BEAT_BYTES, _TAIL_BYTES = 4096, 1 << 16
+_TAIL_BYTES = 1 << 16
 MOST_SECONDS = 1e12
 _MOST_WORDS = 400  # characters of an error's text
 _Count = Annotated[int, Range(0, 1 << 62)]
@@ -63,7 +62,7 @@ class ProcessMark:
     began: _Natural = 0
 
     def is_there(self) -> bool | None:
-        """Says whether the process still runs. Returns None if this host cannot tell."""
+        """Returns whether the process still runs, or None if this host cannot tell."""
         is_known = self.pid and self.began and self.kernel
         if not is_known or (self.host, self.kernel) != (socket.gethostname(), _kernel()):
             return None
@@ -77,7 +76,7 @@ class ProcessMark:
 
 
 def has_process(pid: int) -> bool:
-    """Says whether this host has a process with this number, even if it is another user's."""
+    """Returns whether this host has a process with this number, even if it is another user's."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -123,7 +122,7 @@ def _stat(pid: int) -> tuple[str, int] | None:
 class Left:
     """What an earlier start left behind: `reached`, the last step in the metrics (0: none), and its last heartbeat.
     `attempt` is empty if there is no heartbeat. `is_hung`: whether one of its ranks has reported a hang. `asked_by`,
-    `error` and `is_done` are those of the heartbeat."""
+    `error` and `is_done` are the heartbeat's."""
 
     reached: _Count = 0
     attempt: str = ""
@@ -138,7 +137,7 @@ class Left:
 @dataclass(frozen=True, kw_only=True)
 class Origin:
     """Where a job comes from: the recipe's name or FILE.py:FUNCTION, and the YAML file. Either is empty if it was not
-    given. If the job is the record of another run, both are those of that run."""
+    given. If the job is the record of another run, both are taken from that run."""
 
     recipe: str = ""
     file: str = ""
@@ -166,8 +165,8 @@ class Start:
 
 
 def left_behind(run_dir: Path) -> Left:
-    """Reads what the earlier start left. Must be called before this start writes anything. A file that cannot be read
-    counts as missing."""
+    """Reads what the earlier start left. Call it before this start writes anything. A file that cannot be read counts
+    as missing."""
     reached, beat, is_hung = 0, None, False
     try:
         tail = read_tail(run_dir / "metrics.jsonl", most_bytes=_TAIL_BYTES)
@@ -176,10 +175,8 @@ def left_behind(run_dir: Path) -> Left:
     except (OSError, ValueError, InvalidDataError):
         pass
     try:
-        path = run_dir / FOLDER / "rank-00000.json"
-        beat = read_record(Beat, read_local_file(path, most_bytes=_MOST_BEAT_BYTES))
-        hanging = read_local_file(run_dir / FOLDER / "hanging", most_bytes=_MOST_BEAT_BYTES)
-        is_hung = bool(beat.attempt) and hanging == beat.attempt.encode()
+        beat = read_beat(run_dir / beat_path(0))
+        is_hung = bool(beat.attempt) and is_hanging(run_dir, beat.attempt)
     except (OSError, ValueError, InvalidDataError):
         pass
     if beat is None or not beat.attempt:
@@ -251,7 +248,7 @@ def start_in(line: Line) -> Start:
 
 
 def is_start(line: Line) -> bool:
-    """Says whether a line records a start."""
+    """Returns whether a line records a start."""
     try:
         start_in(line)
     except ValueError:
@@ -260,9 +257,9 @@ def is_start(line: Line) -> bool:
 
 
 class StartTimes:
-    """A stopwatch for one start, created when the imports have ended. Rank 0 writes the times when the first step is
-    launched, in a line of their own. The line of the start itself is written earlier, so that a killed start is
-    recorded, too. Spans that a start does not have count as 0."""
+    """A stopwatch for one start, created when the imports have ended. Rank 0 writes the times in a separate line when
+    the first step is launched. The line of the start itself is written earlier, so that a killed start is recorded,
+    too. Spans that a start does not have count as 0."""
 
     def __init__(self) -> None:
         self.seconds: dict[StartSpan, float] = {"imports": age_of_process()}
@@ -301,23 +298,35 @@ def _has_spans(line: Line) -> bool:
     )
 
 
-def cause_of(left: Left, *, resumed_from: int | None, attempt_before: str) -> str:
-    """Returns in words why the earlier start ended. `attempt_before`: that start's attempt."""
+@dataclass(frozen=True)
+class Cause:
+    """Why a start ended. `kind` is the same for all starts that ended alike; `words` also say in which step."""
+
+    kind: str
+    words: str
+
+
+def cause_of(left: Left, *, resumed_from: int | None, attempt_before: str) -> Cause:
+    """Returns why the earlier start ended. `attempt_before`: that start's attempt."""
+    crash, error, by = "killed or crashed", "ended by an error", f" by {left.asked_by}" if left.asked_by else ""
     if left.attempt != attempt_before:
-        return f"killed or crashed after step {left.reached:,}" if left.reached else "killed or crashed before a step"
+        return Cause(crash, f"{crash} after step {left.reached:,}" if left.reached else f"{crash} before a step")
     where = f"in step {left.step:,} ({left.phase})" if left.step else "while starting"
     if left.is_hung:
-        return f"hung {where}"
+        return Cause("hung", f"hung {where}")
     if left.phase != Phase.ENDED:
-        return f"ended at once after {left.asked_by}, {where}" if left.asked_by else f"killed or crashed {where}"
+        at_once = f"ended at once after {left.asked_by}"
+        return Cause(at_once, f"{at_once}, {where}") if by else Cause(crash, f"{crash} {where}")
     if left.error:
-        return f"ended by an error {_in_step(left)}: {left.error[:_MOST_WORDS]}"
+        said = left.error[:_MOST_WORDS]
+        return Cause(f"{error}: {said}", f"{error} {_in_step(left)}: {said}")
     if left.is_done:
-        return f"done with step {left.step:,}, and extended"
-    by = f" by {left.asked_by}" if left.asked_by else ""
+        return Cause("done, and extended", f"done with step {left.step:,}, and extended")
     if resumed_from is not None and resumed_from >= left.step:
-        return f"stopped{by} with step {resumed_from:,} saved"
-    return f"stopped{by} {_in_step(left)}, which was not saved" if by else f"ended by an error {_in_step(left)}"
+        return Cause(f"stopped{by}", f"stopped{by} with step {resumed_from:,} saved")
+    if by:
+        return Cause(f"stopped{by}, not saved", f"stopped{by} {_in_step(left)}, which was not saved")
+    return Cause(error, f"{error} {_in_step(left)}")
 
 
 def _in_step(left: Left) -> str:

@@ -1,4 +1,5 @@
-"""What a run looks at while it trains: stop requests, their deadlines, the clock of checkpoints, and the ledger.
+"""The controls of a run while it trains: stop requests, their deadlines, the clock that asks for checkpoints, and the
+ledger.
 
 The clock asks for a checkpoint every N seconds, or at an interval computed from how long checkpoints take. Clocks and
 measured times differ between ranks, so only rank 0 decides. Its request reaches the other ranks with the sums of a
@@ -23,8 +24,8 @@ from pipeline.training.zero.step_times import Part, StepTimes, StepTrace
 from shards.output.quantities import duration, plural
 
 log = logging.getLogger(__name__)
-FIRST_SECONDS = 60.0  # with `auto`: until the first checkpoint, whose time is measured
-_NEXT_SECONDS = 600.0  # with `auto`: after that, until a checkpoint is committed
+FIRST_SECONDS = 60.0  # with `auto_interval`: the seconds until the first checkpoint, whose duration is measured
+_NEXT_SECONDS = 600.0  # with `auto_interval`: the interval after that, until a checkpoint is committed
 _NUM_MEASURED = 5  # the interval depends on the median over this many newest checkpoints
 _MUCH = 1.5  # a change of the interval by this factor is logged
 _PARTS: Mapping[Account, Part] = {"data_wait": "data_wait", "checkpoint": "checkpoint", "evaluation": "evaluation"}
@@ -53,18 +54,18 @@ class SaveClock:
         return self._decides and 0 < self.interval_seconds <= self._now() - self._began_at
 
     def started(self) -> None:
-        """Counts the seconds from now on. Called when the first step begins."""
+        """Starts to count the seconds. Called when the first step begins."""
         self._began_at = self._now()
 
     def began(self) -> None:
-        """Counts the seconds from now on. Called after any checkpoint has begun, when training continues."""
+        """Starts to count the seconds again. Called after any checkpoint has begun, when training continues."""
         self._began_at = self._now()
         if self.config.auto_interval and not self._commits:
             self.interval_seconds = _NEXT_SECONDS
 
     def committed(self, *, stall_seconds: float, commit_seconds: float) -> None:
-        """Updates the interval after a checkpoint is committed. Training waited `stall_seconds` for it, and it took
-        `commit_seconds` in all."""
+        """Updates the interval after a checkpoint is committed. Training waited `stall_seconds` for the save, which
+        took `commit_seconds` in all."""
         if not (self.config.auto_interval and self._decides):
             return
         self._stalls.append(stall_seconds)
@@ -81,7 +82,7 @@ class SaveClock:
 
 
 def words_of(config: CheckpointConfig, *, is_scored: bool) -> str:
-    """Returns in words when a run saves; empty if it saves only every N steps. `is_scored`: whether the run is
+    """Returns a text that says when a run saves; empty if it saves only every N steps. `is_scored`: whether the run is
     evaluated."""
     steps = [f"every {plural(config.every_steps, 'step')}"] if config.every_steps else []
     seconds = [f"every {duration(config.every_seconds)}"] if config.every_seconds else []
@@ -112,7 +113,7 @@ class Controls:
     start_times: StartTimes = field(default_factory=StartTimes)
 
     def step_begins(self, step: int) -> None:
-        """Tells the timers and the watchdog that a step begins, and that the one before it ends."""
+        """Tells the timers and the watchdog that a step begins, which ends the previous one."""
         self.times.begins()
         if self.trace:
             self.trace.begins(step)
@@ -124,7 +125,8 @@ class Controls:
 
     @contextmanager
     def waiting(self, account: Account, doing: str) -> Iterator[None]:
-        """Adds the time spent inside to this account. A stop request may end the wait with WaitGivenUpError."""
+        """Adds the time spent inside the `with` block to an account. A stop request may end the wait with
+        WaitGivenUpError."""
         progress = self.stopping.progress
         progress.enters(Phase.EVALUATING if account == "evaluation" else Phase.WAITING_FOR_DATA)
         with self.ledger.time(account), self.times.part(_PARTS.get(account, "other")), self.stopping.giving_up(doing):
@@ -133,12 +135,12 @@ class Controls:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Surrounds the writing of a checkpoint, for which a stop request waits."""
+        """Surrounds the writing of a checkpoint. A stop request waits until it is complete."""
         with self.ledger.time("checkpoint"), self.times.part("checkpoint"), self.stopping.writing():
             yield
 
     def saved(self, step: int) -> None:
         """Marks requests to save as fulfilled, once a checkpoint of this step is committed. A stop then loses no step
-        up to it."""
+        up to this one."""
         self.stopping.saved(step)
         self.signals.saved()

@@ -1,4 +1,4 @@
-"""What a job leaves open and a start decides: one function for each decision, in this order.
+"""Decides what a job leaves open when it starts: one function for each decision, in this order.
 
     setting             decided by            depends on
     model.num_classes   decide_classes        the data
@@ -9,8 +9,8 @@
     engine.overlap      with_checked_overlap  the gradients of a small copy of the model
 
 `STEPS` lists the last three decisions and `engine.compile`. Every rank decides alike. RUN/starts.jsonl has all
-decisions of a start, with their reasons. What callers change in a job, such as the warm-up of a shorter run, is decided
-before.
+decisions of a start, with their reasons. Callers have already made their own changes to the job, such as the warm-up of
+a shorter run.
 """
 
 import logging
@@ -68,9 +68,10 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Undecided:
-    """A job whose classes and precision are decided, and what the other decisions depend on. `plan`: the plan with a
-    rank's whole share in one pass, unless the job names a micro-batch. `budget`: this rank's memory. `is_compiled`:
-    whether blocks will be compiled. `record`: the record of the checkpoint to continue, if there is one."""
+    """A job whose classes and precision are decided, and the facts on which the other decisions depend. `plan`: the
+    plan with a rank's whole share in one pass, unless the job names a micro-batch. `budget`: this rank's memory.
+    `is_compiled`: whether blocks will be compiled. `record`: the record of the checkpoint to continue, if there is
+    one."""
 
     job: TrainingJob
     plan: BatchPlan
@@ -116,8 +117,8 @@ def decide_classes(
 
 
 def imbalance(data: TrainingData) -> str:
-    """Returns a note on the largest and the smallest class, with the flag that weights classes. Empty if the largest
-    has less than five times as many images as the smallest."""
+    """Returns a note on the largest and the smallest class, with the flag that weights classes. Returns an empty text
+    if the largest has less than five times the images of the smallest."""
     shares = data.class_shares
     smallest = int(np.where(shares > 0, shares, np.inf).argmin())
     ratio = shares.max() / shares[smallest] if shares.any() else 1.0
@@ -137,11 +138,12 @@ def unused_classes(of_data: int, of_model: int) -> str:
 
 
 def will_compile(config: EngineConfig, world: World) -> bool:
-    """Returns whether a run on this rank's device compiles its blocks. With "auto" it does on GPUs with ZeRO-1 and 2,
-    if compiling works. Raises UserError if the job says "on" and it does not work."""
+    """Returns whether a run on this rank's device compiles its blocks. With "auto", blocks are compiled on GPUs with
+    ZeRO-1 and 2 if compiling works. Raises UserError if the job says "on" and compiling does not work."""
     device = world.device
     is_wanted = config.compile == "on" or (config.compile == "auto" and device.type == "cuda" and config.zero_stage < 3)
-    # When torch compiles, it recommends TF32: bf16 runs have no use for it, and fp32 runs do without it on purpose.
+    # When torch compiles, it warns that TF32 is off. The warning is hidden: bf16 runs have no use for TF32, and fp32
+    # runs avoid it on purpose.
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
     if is_wanted:  # by default torch starts 32 processes on each rank, 256 on a node of 8 GPUs
         set_defaults({_COMPILE_THREADS: str(min(_MOST_COMPILE_THREADS, world.num_threads))})
@@ -257,10 +259,10 @@ STEPS: tuple[tuple[str, Callable[[Undecided], tuple[Undecided, str]]], ...] = (
 def with_attention(
     job: TrainingJob, world: World, *, is_compiled: bool = False, record: Mapping[str, Any] | None = None
 ) -> TrainingJob:
-    """Returns the job with its attention kernel decided, and makes this process use that kernel. "auto" is left as it
-    is on CPUs, for ResNets and for deterministic runs. The job's precision must be decided. `is_compiled`: whether the
-    blocks are compiled. `record`: the record of the checkpoint to continue, if there is one; "auto" keeps its kernel if
-    that is still about as fast as the fastest. Raises UserError if a rank cannot compute the kernel that the job names.
+    """Returns the job with its attention kernel decided, and makes this process use that kernel. "auto" stays "auto" on
+    CPUs, for ResNets and for deterministic runs. The job's precision must be decided. `is_compiled`: whether the blocks
+    are compiled. `record`: the record of the checkpoint to continue, if there is one; "auto" keeps its kernel if that
+    is still about as fast as the fastest. Raises UserError if a rank cannot compute the kernel that the job names.
     Collective."""
     wanted, model = job.engine.attention, job.model
     if world.device.type != "cuda":

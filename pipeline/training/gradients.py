@@ -56,8 +56,8 @@ def branch_factors(
 
 
 def kept_images(factors_Ln2: NDArray[np.float32], block: int) -> list[NDArray[np.int64]]:
-    """Returns the images that keep a block's attention, and those that keep its MLP; at least two of each if there are
-    two.
+    """Returns the images that keep a block's attention, and the images that keep its MLP: at least two of each, unless
+    there is only one image.
 
     Dropped images, whose factor is 0, are added to reach two: a parameter without a gradient would be missing from the
     sums over ranks, and torch.compile makes other kernels for a single image.
@@ -91,7 +91,7 @@ def patch_sources(
 
 
 class Gradients:
-    """Forward and backward passes over a rank's share of a batch. `times`: where the time they take is recorded.
+    """Forward and backward passes over a rank's share of a batch. `times`: where the time of the passes is recorded.
     `class_weights`: float32[K], the factor of an image's loss for each class; None: no factors."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Gradients:
         self.class_weights = None if class_weights is None else class_weights.to(world.device)
 
     def accumulate(self, batch: Batch, *, is_void: bool = False) -> torch.Tensor:
-        """Leaves the gradient of all micro-batches in the engine. Returns their mean loss, still on the device.
+        """Adds up the gradients of all micro-batches in the engine. Returns their mean loss, still on the device.
         `is_void`: whether to make gradient and loss NaN, so that no rank makes an update."""
         losses = []
         for micro in range(self.plan.accumulation):
@@ -181,7 +181,7 @@ class Gradients:
         return self._on_device(factors), tuple(pairs.get(block) for block in range(depth))
 
     def masked(self, step: int, chosen: slice, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns from where the model takes each patch, int64[n, N], and what it is to predict, int[n, N, T]."""
+        """Returns the source of each patch, int64[n, N], and the targets that the model is to predict, int[n, N, T]."""
         model = self.job.model
         sources, chosen_patches = patch_sources(
             step,

@@ -9,9 +9,9 @@ Whether a loss is a spike depends on its robust z-score over the losses before i
     z = (loss - median) / max(1.4826 MAD, 1 % of the median)
 
 MAD is the median of the distances from the median; 1.4826 MAD estimates the standard deviation of normal noise
-(Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 1993). A few earlier spikes in the history hardly change
-either of them. Without the lower bound of 1 %, every small change of a loss that hardly varies would be a spike. Only a
-rise is a spike.
+(Iglewicz and Hoaglin, "How to Detect and Handle Outliers", 1993). A few earlier spikes hardly change the median or the
+MAD. Without the lower bound of 1 %, every small change of a loss that hardly varies would be a spike. Only a rise is a
+spike.
 """
 
 import logging
@@ -88,7 +88,7 @@ class BadStep:
     was_skipped: bool
 
     def words(self) -> str:
-        """Returns the finding in words. Messages add what was done about it."""
+        """Returns the finding as text, to which messages add what was done about it."""
         if self.kind == "spike":
             history = f"z {self.z:.1f}, median {self.median:.4g}, MAD {self.mad:.3g}"
             return f"step {self.step}: the loss {self.loss:.4g} is a spike ({history})"
@@ -116,9 +116,10 @@ class RewindNeededError(Exception):
 
 
 class NonFiniteGuard:
-    """Counts updates, and ends a run with too many bad ones in a row: skipped ones, and those made from a non-finite
-    loss. `num_updates`: the number of updates that the optimiser has made in the whole run. `skipped_in_a_row`: the
-    number of bad updates since the last good one. `says`: whether this rank logs bad updates."""
+    """Counts updates, and ends a run with too many bad ones in a row. An update is bad if it was skipped, or made from
+    a non-finite loss. `num_updates`: the number of updates that the optimiser has made in the whole run.
+    `skipped_in_a_row`: the number of bad updates since the last good one. `says`: whether this rank logs bad
+    updates."""
 
     def __init__(self, job: TrainingJob, *, num_updates: int, says: bool) -> None:
         self.num_updates, self.most_skipped, self.says = num_updates, job.max_skipped_updates, says

@@ -1,4 +1,5 @@
-"""How a model's blocks are computed: compiled, in float8 or as CUDA graphs; and which attention kernel really ran."""
+"""Sets how a model's blocks are computed (compiled, in float8, as CUDA graphs), and finds out which attention kernel
+ran."""
 
 import logging
 import sys
@@ -27,14 +28,15 @@ _MOST_LOOKS = 3  # the most steps that are watched
 
 
 def watches_kernel(job: TrainingJob, world: World) -> bool:
-    """Returns whether the run finds out which kernel computes attention. Only GPUs have several."""
+    """Returns whether the run finds out which kernel computes attention. Only GPUs have several kernels for it."""
     return world.device.type == "cuda" and not job.model.is_bit
 
 
 class KernelWatch:
     """Finds out which kernel computes attention in a run's steps, and writes it into `engine`, a part of the
-    checkpoint's record. The compiler's cache may hold blocks with another kernel than the chosen one. Takes the result
-    of the first step in which nothing is compiled, or of the third, because tracing a block also calls kernels."""
+    checkpoint's record. The compiler's cache may hold blocks with another kernel than the chosen one. The first step in
+    which nothing is compiled decides, or else the third step, because tracing a block for the compiler calls kernels,
+    too."""
 
     def __init__(self, engine: dict[str, Any], model: ModelConfig, world: World) -> None:
         self._engine, self._model, self._world = engine, model, world
@@ -42,8 +44,8 @@ class KernelWatch:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Surrounds the forward and backward passes of a step."""
-        if not self._looks_left or torch._C._autograd._profiler_enabled():  # a trace already profiles
+        """Returns a context for the forward and backward passes of a step."""
+        if not self._looks_left or torch._C._autograd._profiler_enabled():  # a trace already profiles the step
             yield
             return
         num_graphs = _num_graphs()

@@ -1,4 +1,4 @@
-"""The training loop: read a batch, compute gradients, agree, update, report, save; and how the loop is built.
+"""The training loop (read a batch, compute gradients, agree, update, report, save), and the function that builds it.
 
 A step's outcome is read after the next step has been launched, so that the device does not wait for the host. A stop
 request therefore takes effect one step later. Before an evaluation, a save or the end of the run, the outcome is read
@@ -21,8 +21,6 @@ from pipeline.data.batches import Batch
 from pipeline.data.quarantine import quarantine_path
 from pipeline.data.stream import BatchStream, open_stream
 from pipeline.evaluation.scores import Scores
-from pipeline.models.loss import balanced_weights
-from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.gradients import Gradients
@@ -30,19 +28,17 @@ from pipeline.training.guard import Guard, add_alarm
 from pipeline.training.kernels import KernelWatch, watches_kernel
 from pipeline.training.prepare import Prepared
 from pipeline.training.reporting.norms import Norms, PositionView
-from pipeline.training.reporting.reporter import NUM_IMAGES, Reporter, open_reporter
+from pipeline.training.reporting.reporter import NUM_IMAGES, open_reporter
 from pipeline.training.reporting.utilisation import SLOW_FACTOR, SLOW_SECONDS, RankTimes, SlowRanks, Utilisation
-from pipeline.training.saving.save import BITS, Saving, describe, say_bits, state_bytes
+from pipeline.training.saving.save import Saving, record_of, state_bytes
 from pipeline.training.saving.when_to_save import WhenToSave, decide_when_to_save
 from pipeline.training.scoring import HeldOut
-from pipeline.training.settings.job import TrainingJob
 from pipeline.training.start import start_engine
 from pipeline.training.step import Launched, StepResult, TrainStep
 from pipeline.training.watchdog.heartbeat_files import rank_words
 from pipeline.training.watchdog.stopping import StopRequest, WaitGivenUpError
-from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.device_batches import batches_on, streams_of
-from pipeline.training.zero.engine import Engine, timed_exchanges
+from pipeline.training.zero.engine import timed_exchanges
 from shards.errors import TransientError
 
 log = logging.getLogger(__name__)
@@ -61,19 +57,11 @@ class Loop:
     first."""
 
     def __init__(
-        self,
-        job: TrainingJob,
-        train_step: TrainStep,
-        *,
-        guard: Guard,
-        held_out: HeldOut,
-        saving: Saving,
-        when: WhenToSave,
-        reporter: Reporter | None,
+        self, train_step: TrainStep, *, guard: Guard, held_out: HeldOut, saving: Saving, when: WhenToSave
     ) -> None:
-        self.job, self.train_step, self.guard, self.held_out = job, train_step, guard, held_out
-        self.saving, self.when, self.reporter = saving, when, reporter
-        self.controls, self.position = train_step.controls, train_step.stream.typed_position
+        self.train_step, self.guard, self.held_out, self.saving, self.when = train_step, guard, held_out, saving, when
+        self.job, self.controls, self.reporter = train_step.gradients.job, train_step.controls, saving.reporter
+        self.position = train_step.stream.typed_position
         self._start = self.step
         self._unread: Launched | None = None
         self._slow_ranks = SlowRanks()
@@ -85,8 +73,8 @@ class Loop:
 
     def run(self) -> LoopEnd:
         """Runs all steps up to the job's last, or until the ranks agree to stop. A checkpoint is committed in both
-        cases, unless a rank that runs alone is stopped with nothing to save. Raises RewindNeededError if the run is to
-        continue from an earlier checkpoint."""
+        cases, unless a rank that runs alone is stopped before there is anything to save. Raises RewindNeededError if
+        the run is to continue from an earlier checkpoint."""
         self.when.clock.started()
         self.controls.times.forget()
         with self.reporter or nullcontext():
@@ -117,7 +105,7 @@ class Loop:
         return LoopEnd.ALL_STEPS
 
     def _begins(self, batch: Batch) -> None:
-        """Shows images of the first batch, and records how long the start waited for it."""
+        """Hands images of the first batch to the reporter, and records how long the start waited for that batch."""
         if self.reporter:
             self.reporter.shows(*self.train_step.first_images(batch, NUM_IMAGES))
         self.controls.start_times.ends("first_batch")
@@ -165,7 +153,7 @@ class Loop:
         return StopRequest.SAVE_AND_EXIT if self.held_out.was_given_up else result.request
 
     def _slow(self, result: StepResult) -> dict[str, float]:
-        """Logs each rank that has been slow for long, once. Returns the last of these ranks for the metrics."""
+        """Logs the ranks that `SlowRanks` has newly found. Returns the highest rank among them as a metric."""
         found = self._slow_ranks.newly_slow(result.own_seconds, at=time.monotonic()) if result.ranks else []
         for one in found:
             reason = (
@@ -178,7 +166,7 @@ class Loop:
         return {"ranks/slow": float(found[-1].rank)} if found else {}
 
     def _scores(self, step: int) -> Scores | None:
-        """Returns the scores after `step`, if they are due. Counts failed measurements for the metrics."""
+        """Returns the scores after `step` if they are due, and reports how many measurements have failed so far."""
         num_before = self.held_out.num_failed
         scores = self.held_out.scores(step)
         self.when.scored(step, scores)
@@ -187,15 +175,15 @@ class Loop:
         return scores
 
     def _stop_here(self) -> LoopEnd:
-        """Saves what was done so far, after a rank that runs alone gave up waiting for data. Returns why the loop
-        ends."""
+        """Saves the steps done so far, after a stop request ended the wait for data of a rank that runs alone. Returns
+        why the loop ends."""
         if not self._is_saved() and self.step > 0 and self.guard.updates.is_sound:
             self._save()
         return LoopEnd.ASKED if self._is_saved() else LoopEnd.NOTHING_SAVED
 
     def _end_without_data(self, step: int) -> NoReturn:
-        """Ends the run because a rank had no data for `step`, so that no rank made its update. Saves the step before,
-        and raises the fault. Collective."""
+        """Ends the run because a rank had no data for `step`, so that no rank made the update of this step. Saves the
+        step before, and raises the error. Collective."""
         self.position = self.position.at(step - 1)
         try:
             if not self._is_saved() and self.guard.updates.is_sound:
@@ -221,8 +209,8 @@ class Loop:
         return self.saving.saved_step == self.step
 
     def _score_the_last(self) -> bool:
-        """Scores a run whose last step is saved, in case its last evaluation was given up. Returns False if this one is
-        given up, too."""
+        """Scores a run that resumed after its last step, since a stop request may have interrupted the last evaluation.
+        Returns False if a stop request interrupts this evaluation, too."""
         scores = self._scores(self.step)
         if (scores or self.held_out.of_others) and self.reporter:
             self.reporter.scored_late(self.step, scores, self.held_out.of_others)
@@ -240,31 +228,27 @@ def open_loop(
     before: Loop | None,
 ) -> Iterator[Loop]:
     """Step 5 of a run: builds the loop that continues from the checkpoint `found`, or from the start if it is None.
-    Closes at the end everything that it opened. `writer`: the process that writes checkpoints, if there is one.
-    `before`: the loop that was rewound, whose engine is filled already. Collective."""
-    job, world, stream = prepared.job, prepared.world, prepared.stream
+    Everything that it opens is closed when the context ends. `writer`: the process that writes checkpoints, if there is
+    one. `before`: after a rewind, the previous loop, whose engine is kept and already filled. Collective."""
+    job, world = prepared.job, prepared.world
     step, skipped, reporter = found.position.next_step if found else 0, checkpoints.attempt.skipped, None
     with ExitStack() as stack:
         with controls.ledger.time("startup"):
             if before:
-                gradients = before.train_step.gradients
+                gradients, saves = before.train_step.gradients, before.saving.saves
             else:
-                engine, plan = start_engine(prepared, checkpoints, found, times=controls.start_times)
-                weights = None
-                if job.class_weights == "balanced":
-                    weights = balanced_weights(stream.data.class_shares, job.model.num_classes)
-                gradients = Gradients(job, plan, engine, world, times=controls.times, class_weights=weights)
+                gradients = start_engine(prepared, checkpoints, found, controls)
             stack.enter_context(timed_exchanges(controls.times))
             if world.is_first:
                 measured = before.reporter.utilisation if before and before.reporter else None
                 utilisation = measured or Utilisation(job, world, controls.times)
                 opened = open_reporter(
-                    job, controls.ledger, stream.data, step=step, skipped=skipped, utilisation=utilisation
+                    job, controls.ledger, prepared.stream.data, step=step, skipped=skipped, utilisation=utilisation
                 )
                 reporter = stack.enter_context(opened)
             batches = stack.enter_context(
                 open_stream(
-                    stream,
+                    prepared.stream,
                     next_step=step,
                     skipped=skipped,
                     quarantine=quarantine_path(prepared.run_dir, rank=world.rank),
@@ -272,31 +256,21 @@ def open_loop(
                 )
             )
             guard = Guard(job, found=found, position=batches.typed_position, says=world.is_first)
-            saves = before.saving.saves if before else _saves(prepared, checkpoints, gradients, writer, found)
-            record = describe(job, world, plan=gradients.plan, is_compiled=prepared.is_compiled)
-            record |= {BITS: say_bits(world, job.engine, record, resumed=found.record if found else {})}
-            saving = Saving(
-                job, gradients.engine, saves, saved=found, record=record, controls=controls, reporter=reporter
-            )
-            train_step = _train_step(gradients, batches, controls, saving=saving, guard=guard)
+            if not before:
+                saves = _saves(gradients, checkpoints, writer, is_filled=found is not None)
+            record = record_of(gradients, is_compiled=prepared.is_compiled, resumed=found)
+            saving = Saving(gradients, saves, controls, saved=found, record=record, reporter=reporter)
+            train_step = _train_step(gradients, batches, saving, guard)
             if watches_kernel(job, world):
                 train_step.watched = KernelWatch(record["engine"], job.model, world).step
-            loop = Loop(
-                job,
-                train_step,
-                guard=guard,
-                held_out=_held_out(prepared, gradients.engine, controls),
-                saving=saving,
-                when=decide_when_to_save(job, saving, dataset=prepared.held_out.get(""), resumed_from=found),
-                reporter=reporter,
-            )
+            held_out = HeldOut(prepared, gradients.engine, controls)
+            when = decide_when_to_save(saving, dataset=held_out.dataset, resumed_from=found)
+            loop = Loop(train_step, guard=guard, held_out=held_out, saving=saving, when=when)
         yield loop
 
 
-def _train_step(
-    gradients: Gradients, batches: BatchStream, controls: Controls, *, saving: Saving, guard: Guard
-) -> TrainStep:
-    job, engine, world = gradients.job, gradients.engine, gradients.world
+def _train_step(gradients: Gradients, batches: BatchStream, saving: Saving, guard: Guard) -> TrainStep:
+    job, engine, world, controls = gradients.job, gradients.engine, gradients.world, saving.controls
     streams = streams_of(world.device)
     return TrainStep(
         gradients,
@@ -310,44 +284,28 @@ def _train_step(
     )
 
 
-def _held_out(prepared: Prepared, engine: Engine, controls: Controls) -> HeldOut:
-    return HeldOut(
-        prepared.job,
-        engine,
-        prepared.world,
-        sets=prepared.held_out,
-        labels=prepared.stream.data.label_names,
-        controls=controls,
-        fewshot=prepared.fewshot,
-    )
-
-
-def _saves(
-    prepared: Prepared,
-    checkpoints: Checkpoints,
-    gradients: Gradients,
-    writer: Writer | None,
-    found: CheckpointManifest | None,
-) -> Saves:
-    """Returns the saves of a run, which are written in the background if the host has enough memory. Collective."""
-    job, world = prepared.job, prepared.world
+def _saves(gradients: Gradients, checkpoints: Checkpoints, writer: Writer | None, *, is_filled: bool) -> Saves:
+    """Returns the saves of a run, which are written in the background if the host has enough memory. `is_filled`:
+    whether the optimiser has its moments already. Collective."""
+    job, world = gradients.job, gradients.world
     chosen = choose_writer(
         job.checkpoint,
         writer,
         checkpoints.store,
         world,
         num_bytes=state_bytes(job, gradients.engine),
-        training_bytes=_bytes_to_come(job, gradients.plan, world, is_filled=found is not None),
+        training_bytes=_bytes_to_come(gradients, is_filled=is_filled),
     )
     return Saves(checkpoints, chosen, job.checkpoint.retention(rewind_steps=job.guard.rewind_steps))
 
 
-def _bytes_to_come(job: TrainingJob, plan: BatchPlan, world: World, *, is_filled: bool) -> int:
+def _bytes_to_come(gradients: Gradients, *, is_filled: bool) -> int:
     """Returns the bytes of host memory that training on a CPU will still take: gradients, activations, and moments
     unless they are filled already."""
+    world = gradients.world
     if world.device.type != "cpu":
         return 0
     topology = Topology(num_ranks=world.num_ranks, is_on_gpu=False)
-    memory = memory_of(job, topology, micro_batch=plan.micro_batch)
+    memory = memory_of(gradients.job, topology, micro_batch=gradients.plan.micro_batch)
     held = memory.weights + memory.masters + memory.average + (memory.moments if is_filled else 0)
     return max(0, memory.peak - held)

@@ -1,9 +1,9 @@
 """Checks that a job fits its data and its ranks, and then that all ranks are about to run the same thing.
 
-`prepare` runs before the ranks are joined. `refuse_other_runs` makes their first exchange afterwards: if a node had an
-old installation or an old copy of the dataset, the ranks would train a wrong model, and nobody would notice. They
-exchange a digest of everything that must be equal, 64 bytes per rank. Only if the digests differ do they exchange the
-values themselves, and all end with the same message.
+`prepare` runs before the ranks are joined, and `refuse_other_runs` makes their first exchange. Without this exchange, a
+node with an old installation or an old copy of the dataset would make the ranks train a wrong model, and nobody would
+notice. The ranks exchange a digest of everything that must be equal, 64 bytes per rank. If the digests differ, they
+exchange the values themselves, and all end with the same message.
 """
 
 import hashlib
@@ -45,6 +45,7 @@ from shards.class_names import class_name
 from shards.config_values import flattened, shown, shown_value
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
+from shards.files.looks import is_there
 from shards.host_copy import LocalRanks
 from shards.store import Store, open_store
 
@@ -61,7 +62,8 @@ Facts = Mapping[str, str]
 
 def refuse_other_head(job: TrainingJob, data: TrainingData) -> None:
     """Raises UserError if the job keeps the head of the weights that it starts from, and the number or the names of
-    that head's classes differ from the data's. Names are not compared if the head has none, as imported ones may."""
+    that head's classes differ from the data's. Classes without names, as in some imported heads, are not compared by
+    name."""
     if job.initial.new_head or job.model.masked_patches:
         return
     labels, num_classes = _initial_weights(job).labels, job.model.num_classes
@@ -87,9 +89,9 @@ class Prepared:
     """A job that fits its data and its ranks. Its number of classes is filled in, the datasets are open, and the batch
     and the stream are planned.
 
-    `plan`: a rank's whole share in one pass, unless the job names a micro-batch; the ranks agree on one later, within
-    the `budget`. `is_compiled`: whether the model's blocks are compiled. `decisions`: the decisions made so far.
-    `extend`: whether the job may have more steps than the run that it continues.
+    `plan`: the batch plan, with a rank's whole share in one pass unless the job names a micro-batch. Later, the ranks
+    agree on a micro-batch within the `budget`. `is_compiled`: whether the model's blocks are compiled. `decisions`: the
+    decisions made so far. `extend`: whether the job may have more steps than the run that it continues.
     """
 
     job: TrainingJob
@@ -130,7 +132,7 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
     held_out = _held_out(job, stream.data, ranks=ranks, say=world.is_first)
     job, classes = decide_classes(job, stream.data, list(held_out.values()), say=world.is_first)
     stop = Path(job.run_dir) / "STOP"
-    if stop.exists():
+    if is_there(stop):
         raise UserError(f"{stop} exists and keeps the run stopped; delete it to continue")
     refuse_unusable_loggers(job.loggers, Path(job.run_dir), opens=world.is_first)
     store = open_store(job.checkpoint.url or str(Path(job.run_dir) / "checkpoints"))
@@ -163,9 +165,9 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
 
 
 def starting_weights(job: TrainingJob, *, say: bool = False) -> TensorByName:
-    """Returns a function from names to tensors, for a run without a checkpoint: fitted weights if the job names some,
-    otherwise initial values. `say`: whether to log what was assumed about the weights' file, and whether the patch
-    embedding is resized."""
+    """Returns a function from a tensor's name to its values at the start of a run without a checkpoint: the weights
+    that the job names, fitted to its model, or else initial values. `say`: whether to log what was assumed about the
+    weights' file, and whether the patch embedding is resized."""
     shapes = shapes_of(job.model)
 
     def scratch(name: str) -> Any:
@@ -187,16 +189,17 @@ def starting_weights(job: TrainingJob, *, say: bool = False) -> TensorByName:
 
 
 def _initial_weights(job: TrainingJob, *, say: bool = False) -> Weights:
-    """Opens the weights that the job starts from. Only such a job loads the readers of other libraries' formats."""
+    """Opens the weights that the job starts from. A job without such weights does not load the readers of other
+    libraries' formats."""
     from pipeline.models.conversion.open_any import open_for_use  # noqa: PLC0415
 
     return open_for_use(job.initial.weights, say=say)
 
 
 def _held_out(job: TrainingJob, data: TrainingData, *, ranks: LocalRanks, say: bool) -> dict[str, Dataset]:
-    """Returns the datasets to score on, by name; the one that decides which model is best has an empty name. If `say`,
-    logs which part of the data is trained on if it is not all, and warns if the run also trains on the images that
-    choose the best model."""
+    """Returns the datasets to score on, by name; the dataset that decides which model is best has an empty name. `say`:
+    whether to log which part of the data is trained on (if it is not all of it), and to warn if the run also trains on
+    the images that decide which model is best."""
     if say and data.part_text:
         log.info("%s", data.part_text)
     part = data.held_out
@@ -287,7 +290,7 @@ def disagreements(facts: Sequence[Facts]) -> list[str]:
 
 
 def facts_to_agree(prepared: Prepared) -> dict[str, str]:
-    """Returns everything that must be the same on every rank, under its name in the message."""
+    """Returns everything that must be the same on every rank, by the names that the message gives."""
     job, held_out = prepared.job, prepared.held_out
     facts: dict[str, object] = {"python": platform.python_version()}
     facts |= {name: version(name) for name in _LIBRARIES}

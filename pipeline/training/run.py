@@ -1,4 +1,4 @@
-"""One training run from its start to its DONE marker. `train` and `_start_to_end` read as these steps:
+"""One training run from its start to its DONE marker. `train` and `_start_to_end` take these steps:
 
 1. read the job                     done by the caller: jobs/resolve.py, and pipeline/ranks/world.py for the rank
 2. check it against its data        prepare.py
@@ -48,6 +48,7 @@ from pipeline.training.watchdog.heartbeat_files import Phase
 from pipeline.training.watchdog.stopping import CONTINUE, INTERRUPTED, NOTHING_SAVED, Signals, Stopping
 from pipeline.training.zero.step_times import StepTimes, StepTrace, marks_of, say_untraced
 from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
+from shards.files.looks import Look, is_there, look_once
 
 log = logging.getLogger(__name__)
 WriteRecord = Callable[[TrainingJob], None]
@@ -79,7 +80,7 @@ _ENDINGS = {CONTINUE: RunEnding.STOPPED, INTERRUPTED: RunEnding.INTERRUPTED, NOT
 def train(
     job: TrainingJob, world: World, *, record: RunRecord, extend: bool = False, profile: range = NO_STEPS
 ) -> RunEnding:
-    """Runs a job to its end, or until it is asked to stop. It continues from its newest checkpoint, if it has one.
+    """Runs a job to its end, or until it is asked to stop. A run that has a checkpoint continues from its newest one.
 
     `record`: how the run is recorded. `extend`: whether the job may have more steps than the run that it continues.
     `profile`: the steps that rank 0 traces. Raises UserError if the job cannot run as it is."""
@@ -143,7 +144,7 @@ def _controls(
     profile: range,
     start_times: StartTimes,
 ) -> Controls:
-    """Returns what the run looks at and writes to while it trains. `stack` closes the trace, if there is one."""
+    """Makes the run's controls. `stack` closes the trace of profiled steps, if there is one."""
     world, run_dir = prepared.world, prepared.run_dir
     times, trace = StepTimes(marks_of(world.device), is_alone=world.num_ranks == 1), None
     if profile and world.is_first:
@@ -209,11 +210,11 @@ def _to_its_end(loop: Loop, prepared: Prepared, checkpoints: Checkpoints) -> Run
 
 
 def _is_done(prepared: Prepared) -> bool:
-    """Returns whether this job is done according to the DONE marker. Raises UserError if the marker is of another job.
+    """Returns whether this job is done according to the DONE marker. Raises UserError if another job wrote the marker.
     Collective."""
     world, run_dir = prepared.world, prepared.run_dir
     done = read_done(run_dir) if world.is_first else None
-    if world.is_first and done is None and (run_dir / "DONE").exists():
+    if world.is_first and done is None and is_there(run_dir / "DONE"):
         log.warning(
             "%s is damaged, of another version, or of other weights: the run is finished again", run_dir / "DONE"
         )
@@ -229,7 +230,7 @@ def _is_done(prepared: Prepared) -> bool:
 
 
 def _checkpoints(prepared: Prepared) -> Checkpoints:
-    """Returns the run's checkpoints. They learn from its ledger which one was saved last."""
+    """Returns the run's checkpoints. They read the run's ledger to learn which one was saved last."""
     run_dir = prepared.run_dir
     saved, records = (lambda: last_saved(run_dir)), (lambda: bool(last_line(run_dir)))
     return Checkpoints(prepared.store, prepared.world, run_dir=run_dir, recorded=saved, has_records=records)
@@ -238,8 +239,8 @@ def _checkpoints(prepared: Prepared) -> Checkpoints:
 def _find_checkpoint(
     prepared: Prepared, checkpoints: Checkpoints, *, bf16: Bf16, write_record: WriteRecord
 ) -> tuple[Prepared, CheckpointManifest | None]:
-    """Returns the job with its precision decided, and the checkpoint that this run continues from, if any. Begins a new
-    attempt. Collective."""
+    """Returns the prepared job with its precision decided, and the checkpoint that this run continues from, if any.
+    Writes the job's record, and begins a new attempt. Collective."""
     is_first = prepared.world.is_first
     while True:
         found = checkpoints.newest()
@@ -269,7 +270,7 @@ def _in_its_folder(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if run_dir.is_dir():
+        if look_once(run_dir) is not Look.MISSING:
             raise
         raise WillNotSucceedError(gone_message(run_dir, is_run=True)) from error
 
@@ -277,9 +278,9 @@ def _in_its_folder(run_dir: Path) -> Iterator[None]:
 @contextmanager
 def _retried(loop: Loop) -> Iterator[None]:
     """Turns the errors of a run that has started into errors with the right exit code. A UserError becomes a
-    TransientError: the command was right, so it can be repeated. Damaged data does not get better: before the first
-    step it is the user's mistake, and later it is final, even if no steps remain and only the weights are to be
-    written."""
+    TransientError, because the command was accepted and can be repeated. An InvalidDataError stays the user's mistake
+    before the first step. Later it becomes a WillNotSucceedError, since damaged data stays damaged, even if no steps
+    remain and only the weights are to be written."""
     first_step = loop.step
     try:
         yield
@@ -313,6 +314,6 @@ def _ending(end: LoopEnd, prepared: Prepared, stopping: Stopping, *, step: int) 
         return _ENDINGS[stopping.exit_code]
     if prepared.world.is_first:
         stop = prepared.run_dir / "STOP"
-        how = f"delete {stop}, then run" if stop.exists() else "run"
+        how = f"delete {stop}, then run" if look_once(stop) is Look.THERE else "run"
         log.info("saved at step %d; %s the same command to continue", step, how)
     return RunEnding.STOPPED

@@ -1,9 +1,9 @@
-"""The engine of step 5 of a run: fits it into memory, builds it, checks its gradients, and fills it from the first of
-these that there is:
+"""Builds the engine in step 5 of a run: fits it into memory, checks its gradients, and fills it from the first of these
+sources that exists:
 
 1. the newest of the run's own checkpoints that counts and can be verified
 2. the weights that the job names (--initial.weights)
-3. scratch: the initial values of the job's seed
+3. scratch: initial values that the job's seed determines
 """
 
 import logging
@@ -15,12 +15,14 @@ import torch
 from pipeline.checkpoints.checkpoint import Checkpoints, Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointManifest
 from pipeline.models.build import Model, checkpoint_blocks, unfilled_model
+from pipeline.models.loss import balanced_weights
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.ranks.world import World
-from pipeline.runs.starts import StartTimes
+from pipeline.training.controls import Controls
 from pipeline.training.decisions import Decision, Undecided, decide_engine
 from pipeline.training.fitting.first_pass import engine_that_fits, one_pass
 from pipeline.training.fitting.memory import Topology, memory_of
+from pipeline.training.gradients import Gradients
 from pipeline.training.kernels import refuse_missing_float8, refuse_missing_graphs, set_up_blocks
 from pipeline.training.prepare import Prepared, starting_weights
 from pipeline.training.settings.job import TrainingJob, scaled_by_rate
@@ -36,10 +38,10 @@ _CPU = torch.device("cpu")
 
 
 def start_engine(
-    prepared: Prepared, checkpoints: Checkpoints, found: CheckpointManifest | None, *, times: StartTimes
-) -> tuple[Engine, BatchPlan]:
-    """Returns the engine of a run that starts, filled from the checkpoint `found` if there is one, and the plan that
-    fits the devices. Rank 0 logs what the run is about to do. Collective."""
+    prepared: Prepared, checkpoints: Checkpoints, found: CheckpointManifest | None, controls: Controls
+) -> Gradients:
+    """Returns the passes over a filled engine, with the batch plan that fits the devices. The engine continues from the
+    checkpoint `found`, if there is one. Rank 0 logs what the run is about to do. Collective."""
     job, world = prepared.job, prepared.world
     refuse_missing_float8(job, world, is_compiled=prepared.is_compiled)
     refuse_missing_graphs(job, world, is_compiled=prepared.is_compiled)
@@ -55,6 +57,7 @@ def start_engine(
     engine, plan = _built(job, planned, world, is_compiled=prepared.is_compiled)
     if plan != planned:
         decisions.append(Decision(setting="micro_batch", value=plan.micro_batch, why="a GPU ran out of memory"))
+    times = controls.start_times
     times.decided = [asdict(decision) for decision in (*prepared.decisions, *decisions)]
     times.ends("model")
     if found:
@@ -62,18 +65,21 @@ def start_engine(
     else:
         _fill_from_weights(engine, starting_weights(job, say=world.is_first))
     times.ends("load")
-    # If the first pass did not fit a GPU, the share may now take several passes, which DeepSpeed adds up with other
-    # code.
+    # If the first pass did not fit a GPU, a rank's share may now take several passes, whose gradients DeepSpeed adds up
+    # with other code.
     is_other = min(plan.accumulation, 2) != min(planned.accumulation, 2)
     if is_other and checks_gradients(job.engine, plan, world.device):
         check_gradients(job, plan, world)
     if world.is_first:
         _say_opening(replace(prepared, plan=plan), engine, resumed_step=found.id.step if found else 0)
-    return engine, plan
+    class_weights = None
+    if job.class_weights == "balanced":
+        class_weights = balanced_weights(prepared.stream.data.class_shares, job.model.num_classes)
+    return Gradients(prepared.job, plan, engine, world, times=controls.times, class_weights=class_weights)
 
 
 def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool) -> tuple[Engine, BatchPlan]:
-    """Returns the engine, not yet filled, and its plan: this one or, if a GPU runs out of memory, one with a smaller
+    """Returns the engine, not yet filled, and its plan: `plan` or, if a GPU runs out of memory, one with a smaller
     micro-batch. Collective."""
 
     def build(plan: BatchPlan) -> Engine:
@@ -108,8 +114,8 @@ def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool
 
 
 def starting_model(job: TrainingJob, *, is_compiled: bool, device: torch.device = _CPU) -> Model:
-    """Returns the job's model on PyTorch's meta device, without memory. Its blocks are compiled, recomputed and in
-    float8 as the job says. Float8 for a CPU is emulated; no run uses that."""
+    """Returns the job's model on PyTorch's meta device, where it takes no memory. Its blocks are compiled, recomputed
+    in the backward pass, and computed in float8 if the job says so. On a CPU, float8 is emulated; no run uses that."""
     with torch.device("meta"):
         model = unfilled_model(job.model)
     set_up_blocks(model, job.engine, is_compiled=is_compiled, device=device)
@@ -119,7 +125,8 @@ def starting_model(job: TrainingJob, *, is_compiled: bool, device: torch.device 
 
 
 def stand_in_model(job: TrainingJob, *, is_compiled: bool, device: torch.device) -> Model:
-    """Returns a whole model of the job's size and precision on a device, with all weights 0, to try out its memory."""
+    """Returns a model of the job's size and precision on a device, with all weights 0, to find out whether it fits into
+    memory."""
     model = starting_model(job, is_compiled=is_compiled, device=device)
     if job.engine.precision == "bf16":
         model.to(torch.bfloat16)
@@ -132,8 +139,8 @@ def stand_in_model(job: TrainingJob, *, is_compiled: bool, device: torch.device)
 
 
 def _fill_from_weights(engine: Engine, tensor: TensorByName) -> None:
-    """Fills the master weights with unrounded fp32 values, because DeepSpeed made them from its copy in the run's
-    precision."""
+    """Fills the master weights with unrounded fp32 values. Until then they are rounded, since DeepSpeed made them from
+    its copy of the weights in the run's precision."""
 
     def fill(fragment: Fragment, slot: str) -> None:
         flat = tensor(fragment.name).flatten()

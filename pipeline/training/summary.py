@@ -1,4 +1,4 @@
-"""What a run logs when it starts and when it is done: a few short lines for a terminal with 80 columns."""
+"""Makes the lines that a run logs when it starts and when it is done, short enough for a terminal with 80 columns."""
 
 import math
 import shlex
@@ -139,7 +139,7 @@ def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], we
 def better_checkpoint(run_dir: Path, *, step: int) -> list[str]:
     """Returns lines that name the kept checkpoint that scored better than the weights of `step`, and the command that
     takes its weights. Returns no lines if there is no such checkpoint. If the run ends with averaged weights, their
-    score is compared with that of the checkpoint's raw weights, and the command takes the raw ones."""
+    score is compared with the score of the checkpoint's raw weights, and the command takes the raw ones."""
     try:
         best = read_best(run_dir)
     except InvalidDataError:  # reported by commands that need best.json

@@ -1,7 +1,8 @@
-"""Finds samples in existing tars as webdataset does, so that its readers and ours find the same ones.
+"""Finds the samples in existing tars by webdataset's rules, so that its readers and ours find the same samples.
 
-The rules are those of `webdataset/tariterators.py`: a key is a path up to the first dot of the file's name; consecutive
-members with the same key are one sample; the suffix after that dot, in lower case, tells them apart.
+The rules are those of `webdataset/tariterators.py`: a member's key is its path up to the first dot of the file's name;
+consecutive members with the same key are one sample; within a sample, the suffix after that dot, in lower case, tells
+the members apart.
 """
 
 import json
@@ -52,7 +53,7 @@ class SampleRules:
     """Which members of a sample are its image and its label."""
 
     image_keys: tuple[str, ...] = ("jpg", "jpeg", "png", "webp")
-    """Suffixes of the image; the first one found is used."""
+    """Suffixes of a sample's image; the first one found is used."""
     label_key: str = "cls"
     """Suffix of the member whose text is the label, an integer or a name."""
     label_field: str = ""
@@ -66,7 +67,7 @@ class SampleRules:
             raise UserError("--label-key is empty; give the label's suffix, e.g. cls, or --label-field")
 
     def is_needed(self, name: str) -> bool:
-        """Whether the bytes of a member have to be read."""
+        """Returns whether the bytes of a member have to be read."""
         suffix = (split_name(name) or ("", ""))[1].lower()
         return suffix in self.image_keys or suffix == ("json" if self.label_field else self.label_key)
 
@@ -158,7 +159,7 @@ def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
             key=group.key,
             name=name,
             suffix=name[len(group.key) + 1 :],
-            image=cast(bytes, image.data),  # `is_needed` is true for it
+            image=cast(bytes, image.data),  # not None, since `is_needed` holds
             offset=image.offset,
             labels=_labels(group.members, rules),
         )

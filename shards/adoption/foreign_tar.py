@@ -1,4 +1,4 @@
-"""Reads one existing tar once, from its start: computes its sha256, and gathers what the index says about every
+"""Reads an existing tar once, from start to end, to compute its sha256 and to gather what the index needs about every
 sample."""
 
 import hashlib
@@ -46,7 +46,7 @@ ADOPTED_SCHEMA = pa.schema(
     ]
 )
 _RULES = TableSchema(schema=ADOPTED_SCHEMA, may_be_null=frozenset(ADOPTED_SCHEMA.names))
-_FACTS_KEY = b"patchline.adopted.4"  # with another number, older descriptions are written again
+_FACTS_KEY = b"patchline.adopted.4"  # a new number makes older descriptions invalid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ class AdoptSpec(DatasetSettings):
     """Which members of a sample are its image and its label."""
 
     def known_labels(self) -> tuple[str, ...] | None:
-        """Returns the allowed classes; None: any."""
+        """Returns the allowed classes, or None if any class is allowed."""
         return _label_names(self.labels_file) if self.labels_file else None
 
     def settings(self) -> dict[str, object]:
@@ -66,8 +66,8 @@ class AdoptSpec(DatasetSettings):
         return settings | {"labels_file": list(self.known_labels() or ())}
 
     def hash(self) -> str:
-        """Returns the sha256 of everything that determines what is found in a tar. What its labels mean is decided
-        later."""
+        """Returns the sha256 of everything that determines which samples are found in a tar. The meaning of their
+        labels is not included, since it is decided later."""
         names = ("rules", "limits")
         decides = {name: value for name, value in self.settings().items() if name in names}
         return sha256_hex(json.dumps(decides | {"pillow": version("pillow")}, sort_keys=True).encode())
@@ -146,7 +146,7 @@ class TarLabels:
 
 
 def read_tar(task: TarTask) -> tuple[int, TarFacts]:
-    """Describes a tar unless that is done. Returns its number and its facts."""
+    """Describes a tar in the work folder, unless its description is there. Returns the tar's number and its facts."""
     store = open_store(task.index_url)
     facts = _facts_there(store, task)
     if facts is None:
@@ -222,7 +222,7 @@ def _read_adopted(store: Store, number: int) -> pa.Table:
 
 
 def is_integer(label: str) -> bool:
-    """Whether a label is an integer, and so may be the number of a class."""
+    """Returns whether a label is an integer, and so may be the number of a class."""
     return label.isascii() and label.isdecimal()
 
 
@@ -256,8 +256,8 @@ def _facts(task: TarTask, table: pa.Table, sha256: str, modified: int) -> TarFac
 
 
 def _facts_there(store: Store, task: TarTask) -> TarFacts | None:
-    """Returns the facts from a tar's description; None if there is no description, or if it is of another tar or
-    damaged."""
+    """Returns the facts from a tar's description; None if there is no description, or if it is damaged or describes
+    another tar."""
     try:
         table = _read_adopted(store, task.number)
         facts = read_record(TarFacts, (table.schema.metadata or {}).get(_FACTS_KEY, b""))
@@ -291,8 +291,8 @@ class _Rows:
     def __init__(self, task: TarTask) -> None:
         self._task = task
         self._rows: list[dict[str, object]] = []
-        self._fault = ""  # the first fault, after which other readers find no sample
-        self._is_lost = False  # other readers fail, so all samples are refused
+        self._fault = ""  # the first fault; other readers find no sample after it
+        self._is_lost = False  # whether other readers fail on this tar, so that all samples are refused
 
     def add(self, found: Sample | TarFault) -> None:
         """Adds one sample or fault, in the order of the tar."""

@@ -36,11 +36,11 @@ def split_pattern(url: str) -> tuple[str, str]:
 
 
 def find_tars(tars_url: str, *, pattern: str = "", tars_file: str = "") -> list[ListedTar]:
-    """Returns the tars below `tars_url`: all of them, sorted, or those of a pattern or a list, in its order.
+    """Returns the tars below `tars_url`: all of them, sorted, or those that a pattern or a list names, in its order.
 
     `tars_file`: a file with one path below `tars_url` per line. Raises UserError if there are no tars, if a listed one
-    is missing or listed twice, or if tars belong to several splits without being listed in `tars_file`: they would
-    become one dataset.
+    is missing or listed twice, or, without `tars_file`, if the tars belong to several splits, which would become one
+    dataset.
     """
     if pattern and tars_file:
         raise UserError("the URL has a pattern in braces and --tars-file is given; give one of them")
@@ -80,7 +80,8 @@ def expanded(pattern: str) -> Iterator[str]:
     """Yields the names that a pattern with braces stands for, as in a shell: `{000..127}` counts, `{a,b}` lists, and
     several braces are combined.
 
-    Raises UserError if braces do not match, do neither, or give too many names.
+    Raises UserError if braces do not match, if the text in them neither counts nor lists, or if there are too many
+    names.
     """
     pieces = _BRACES.split(pattern)  # text, braces, text, braces, ..., text
     if any("{" in text or "}" in text for text in pieces[::2]):

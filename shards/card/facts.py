@@ -1,4 +1,4 @@
-"""Gathers what a dataset's card says, and its pictures, from the files of the dataset, one shard's index at a time."""
+"""Gathers the facts and pictures of a dataset's card from the dataset's files, one shard's index at a time."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ class Pick:
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """A picture of the mosaic. `shard_path`: the path of its tar."""
+    """A picture of the mosaic. `shard_path`: the path of the tar with the sample."""
 
     pick: Pick
     shard_path: str
@@ -98,7 +98,7 @@ class Mosaic:
     def __init__(self, shard_samples: NDArray[np.int64], *, num_tiles: int, num_classes: int) -> None:
         num_samples = int(shard_samples.sum())
         num_tiles = min(num_tiles, num_samples)
-        # A shard shows as many samples as it has of num_tiles evenly spaced sample ids.
+        # Of num_tiles evenly spaced sample ids, the number in each shard is the number of its samples that are shown.
         sample_ids = ((2 * np.arange(num_tiles) + 1) * num_samples) // (2 * max(num_tiles, 1))
         shards = np.searchsorted(np.cumsum(shard_samples), sample_ids, side="right")
         self._wanted: NDArray[np.int64] = np.bincount(shards, minlength=len(shard_samples))
@@ -106,7 +106,7 @@ class Mosaic:
         self._picks: list[Pick] = []
 
     def wants(self, shard: int) -> bool:
-        """Whether any sample of a shard is chosen."""
+        """Returns whether any sample of a shard is chosen."""
         return bool(self._wanted[shard])
 
     def add(self, shard: int, table: pa.Table) -> None:
@@ -128,7 +128,7 @@ class Mosaic:
 
 
 def read_tiles(dataset: Dataset, picks: Sequence[Pick]) -> Iterator[Tile]:
-    """Yields the pictures, without those that are missing or cannot be decoded."""
+    """Yields the pictures of the chosen samples, except those that are missing or cannot be decoded."""
 
     def read(pick: Pick) -> bytes:
         return dataset.shard_store.read_range(dataset.shard_path(pick.shard), pick.offset, pick.offset + pick.size)
@@ -145,7 +145,8 @@ def read_tiles(dataset: Dataset, picks: Sequence[Pick]) -> Iterator[Tile]:
 
 
 def read_matches(dataset: Dataset) -> tuple[CardMatch, ...]:
-    """Reads the matches with evaluation sets that the plan keeps, closest first; empty if the plan looked for none."""
+    """Reads the matches with evaluation sets that packing has kept for the card, closest first. Returns () if packing
+    did not look for matches."""
     if MATCHES_PATH not in dataset.manifest.files:
         return ()
     file = StoreFile(dataset.store, MATCHES_PATH)
@@ -206,8 +207,8 @@ class QuarantineGroup:
 class CardFacts:
     """Everything that the card shows. `url`: the URL of the dataset.
 
-    `class_counts`: the number of samples of each class, int64[num_classes]. `modes`: the number of images by Pillow's
-    name of the pixel format.
+    `class_counts`: the number of samples of each class, int64[num_classes]. `modes`: the number of images of each pixel
+    format, by Pillow's name.
     """
 
     url: str
@@ -299,8 +300,8 @@ def _modes(dataset: Dataset) -> Counter[str]:
 
 
 def _quarantine(dataset: Dataset) -> tuple[QuarantineGroup, ...]:
-    """Returns groups the left-out images by phase, kind and the general part of the reason, with the largest group
-    first. After MOST_GROUPS groups, all others form one group."""
+    """Groups the left-out images by phase, kind and the general part of the reason, with the largest group first. After
+    MOST_GROUPS groups, all others form one group."""
     counts: Counter[tuple[str, str, str]] = Counter()
     examples: dict[tuple[str, str, str], list[LeftOutImage]] = {}
     for table in _batches(dataset, QUARANTINE_PATH, _QUARANTINE_RULES):

@@ -17,7 +17,7 @@ from shards.pages.page import page, shown, without_users_and_queries
 
 LISTED_SIZES = 16
 SMALL_PIXELS = 96  # smaller pictures are enlarged without smoothing
-MOST_BARS = 40  # classes with a bar each; more are drawn as a curve
+MOST_BARS = 40  # up to this many classes have a bar each; more are drawn as a curve
 MOST_SEARCHED = 50_000  # about 2 MB if names have a usual length
 LISTED = 12
 MOST_MODES = 12
@@ -126,7 +126,7 @@ def _rows(facts: CardFacts, order: NDArray[np.int64]) -> list[BarRow]:
 
 
 def searched_of(num_classes: int) -> str:
-    """Returns which classes a search covers."""
+    """Returns a text that says which classes a search covers."""
     if num_classes <= MOST_SEARCHED:
         return plural(num_classes, "class")
     return f"the {MOST_SEARCHED:,} largest of {num_classes:,} classes"
@@ -159,7 +159,7 @@ def _images(tally: Tally) -> dict[str, object]:
 
 
 def image_words(tally: Tally, modes: Counter[str]) -> str:
-    """Returns what the images are: "500 JPEG; 486 RGB, 14 greyscale; 1 with EXIF rotation (by 90° clockwise)"."""
+    """Describes the images: "500 JPEG; 486 RGB, 14 greyscale; 1 with EXIF rotation (by 90° clockwise)"."""
     formats = [f"{count:,} {_FORMATS.get(ext, shown(ext))}" for ext, count in tally.exts.most_common()]
     is_one = len(modes) == 1
     named = [

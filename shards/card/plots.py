@@ -43,7 +43,7 @@ def _from_one(last: int) -> Ticks:
 
 
 def coverage(counts: NDArray[np.int64]) -> Markup:
-    """Draws which share of all labels the n largest classes have, against n."""
+    """Draws the share of all labels that belong to the n largest classes, against n."""
     rising = np.cumsum(np.sort(counts)[::-1])
     num_classes, num_labels = len(rising), int(rising[-1])
     half = int(np.searchsorted(rising, num_labels / 2)) + 1
@@ -58,7 +58,7 @@ def coverage(counts: NDArray[np.int64]) -> Markup:
 
 
 def byte_sizes(tally: Tally) -> Markup:
-    """Draws how many images have how many bytes, on a log axis."""
+    """Draws the histogram of bytes per image, on a log axis."""
     used = np.flatnonzero(tally.byte_sizes)
     # a bar is two bins of 1/16 octave; the axis has at least 1.5 octaves
     first = int(used[0]) // 2 * 2 - 4
@@ -74,7 +74,7 @@ def byte_sizes(tally: Tally) -> Markup:
 
 
 def aspects(tally: Tally) -> Markup:
-    """Draws how many images have which ratio of width to height, on a log axis."""
+    """Draws the histogram of the ratio of width to height, on a log axis."""
     middle = ASPECT_OCTAVES // 2 * ASPECT_STEPS
     used = np.flatnonzero(tally.aspects)
     reach = min(max(middle - int(used[0]), int(used[-1]) - middle, ASPECT_STEPS) + 2, middle - 1)
@@ -130,8 +130,8 @@ def resolution(tally: Tally) -> Markup:
 
 
 def density(sides: NDArray[np.int64], *, about: str) -> Markup:
-    """Draws counts of height against width. `sides`: int64[height bin, width bin], with SIDE_STEPS bins per octave,
-    from 1 pixel."""
+    """Draws how many images have each height and width. `sides`: int64[height bin, width bin], with SIDE_STEPS bins per
+    octave, from 1 pixel."""
     used = np.flatnonzero(sides.any(axis=0) | sides.any(axis=1))
     low, high = max(int(used[0]) - 1, 0), min(int(used[-1]) + 2, len(sides))
     high = max(high, low + 2 * SIDE_STEPS)

@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-# Bins per octave, and octaves: sides 1 to 2**20 pixels, bytes 1 to 2**40, width / height 1:16 to 16:1.
+# Bins per octave, and the number of octaves: sides from 1 to 2**20 pixels, 1 to 2**40 bytes, width / height from 1:16
+# to 16:1.
 SIDE_STEPS, SIDE_OCTAVES = 8, 20
 BYTE_STEPS, BYTE_OCTAVES = 16, 40
 ASPECT_STEPS, ASPECT_OCTAVES = 16, 8
@@ -67,8 +68,9 @@ class Sizes:
 class Tally:
     """The counts of the images so far. `top_classes`: the label ids whose co-occurrence is counted.
 
-    `sides`: the number of images by [height, width], in eighths of an octave, of the image as displayed, with its EXIF
-    orientation applied. `together[i, j]`: the number of samples that have both top class i and top class j.
+    `sides[height, width]`: the number of images of this size, in eighths of an octave. It is the size as displayed,
+    with the EXIF orientation applied. `together[i, j]`: the number of samples that have both top class i and top class
+    j.
     """
 
     top_classes: NDArray[np.int64]
@@ -152,7 +154,7 @@ def first_labels(labels: pa.ListArray) -> NDArray[np.int64]:
 
 
 def quantile(counts: NDArray[np.int64], share: float) -> float:
-    """Returns the place in the histogram (in bins, with a fraction) below which `share` of the values are."""
+    """Returns the place in the histogram (in bins, with a fraction) below which this share of the values lies."""
     total = np.cumsum(counts)
     wanted = share * total[-1]
     place = int(np.searchsorted(total, wanted))

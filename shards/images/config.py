@@ -1,4 +1,4 @@
-"""Settings for which images are packed, and which of these are stored as smaller copies.
+"""Settings that say which images are packed, and which of them are stored as smaller copies.
 
 This module loads neither NumPy nor Pillow, so that the command line starts quickly.
 """
@@ -28,7 +28,8 @@ _MOST_SCANS, _MOST_SCAN_PIXELS, _MOST_MEMORY_BYTES, _MOST_CHUNKS = 10_000, 1 << 
 class ImageLimits:
     """Limits for the size of images and for the cost of decoding them. Both are checked before anything is decoded.
 
-    Other limits than the defaults are stored in the dataset's manifest, so that readers of its images allow the same.
+    Limits that differ from the defaults are stored in the dataset's manifest, so that its readers apply the same
+    limits.
     """
 
     max_bytes: Annotated[int, Range(1, _MOST_BYTES)] = MAX_IMAGE_BYTES

@@ -42,8 +42,8 @@ def jpeg_damage(data: bytes | memoryview) -> str:
 
 
 def _lacks_scans(data: bytes | memoryview) -> bool:
-    """Whether the scans of a progressive JPEG leave out a coefficient, or a part of its precision (ITU-T T.81, annex
-    G). A decoder does not notice that a file was cut between two scans. Returns False for a baseline JPEG."""
+    """Returns whether the scans of a progressive JPEG leave out a coefficient, or a part of its precision (ITU-T T.81,
+    annex G). A decoder does not notice that a file was cut between two scans. Returns False for a baseline JPEG."""
     missing_bits: dict[int, list[int]] = {}  # per coefficient, by component; 16: in no scan yet
     position = 2
     while found := _MARKER.search(data, position):
@@ -64,8 +64,8 @@ def _lacks_scans(data: bytes | memoryview) -> bool:
 
 
 def png_damage(data: bytes | memoryview) -> str:
-    """Returns a text that says how many bytes of pixel data a PNG has, of how many; "" for a complete PNG, another
-    format, or a file that a decoder refuses. The pixel data is inflated in pieces, and none of it is kept."""
+    """Returns "its pixel data has 90 of 100 bytes" if part of a PNG is missing; "" for a complete PNG, another format,
+    or a file that a decoder refuses. The pixel data is inflated in pieces, and none of it is kept."""
     if data[: len(_PNG)] != _PNG:
         return ""
     wanted = found = 0
@@ -80,7 +80,7 @@ def png_damage(data: bytes | memoryview) -> str:
             elif kind == b"IDAT":
                 found += _num_inflated(inflate, body, most=wanted - found)
             position += 12 + size
-    except (zlib.error, struct.error, KeyError):  # the decoder says why
+    except (zlib.error, struct.error, KeyError):  # the decoder reports what is wrong
         return ""
     return f"its pixel data has {found:,} of {wanted:,} bytes" if found < wanted else ""
 

@@ -1,8 +1,8 @@
-"""Refuses images that would cost far more to decode than others of their size. It reads only their markers.
+"""Refuses images that would cost far more to decode than others of their size, by reading only their markers.
 
 A file of 25 kB can have 882 scans, each a pass over the whole image in C that nothing interrupts, and a file of 34
-bytes can ask for a gigabyte. All code that opens or decodes an image calls this first. The markers are read as libjpeg,
-Pillow and libwebp read them: what these skip is skipped, and reading stops where they stop with an error.
+bytes can ask for a gigabyte. All code that opens or decodes an image calls `refuse_costly` first. The markers are read
+as libjpeg, Pillow and libwebp read them: what these skip is skipped, and reading stops where they stop with an error.
 """
 
 import re
@@ -22,11 +22,11 @@ _START, _END, _SCAN, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _PROGRESSIVE = frozenset((0xC2, 0xCA))
 _SAFE_FRAMES = frozenset((0xC0, 0xC1, 0xC2, 0xC9, 0xCA))  # sequential and progressive, Huffman or arithmetic
-_COEFFICIENT_BYTES, _PIXEL_BYTES, _WEBP_PIXEL_BYTES = 2, 3, 16  # WebP: colours, two canvases, libwebp's pixels
+_COEFFICIENT_BYTES, _PIXEL_BYTES, _WEBP_PIXEL_BYTES = 2, 3, 16  # of a WebP: colours, two canvases and libwebp's own
 _PNG_CHUNK, _WEBP_CHUNK = struct.Struct(">I4s"), struct.Struct("<4sI")
 _ADAM7_PASSES = 7
-_PROFILE_CHUNKS = 1024  # what a colour profile counts as, since Pillow inflates it, to at most 1 MB
-_EXIF_CHUNKS = 1024  # what a part of an EXIF block counts as, since Pillow copies all earlier parts again
+_PROFILE_CHUNKS = 1024  # a colour profile counts as this many, since Pillow inflates it, to at most 1 MB
+_EXIF_CHUNKS = 1024  # a part of an EXIF block counts as this many, since Pillow copies all earlier parts again
 _TIFF_TEXT = frozenset((1, 2, 7))  # types that Pillow keeps as bytes; values of other types become numbers
 _TIFF_PARTS = frozenset((273, 279, 324, 325))  # tags of strips and tiles; Pillow makes an object of each value
 
@@ -105,8 +105,8 @@ def _refuse_scans(num_scans: int, scan_pixels: int, num_bytes: int, limits: Imag
 
 
 def _coefficients(data: Data, frame: int) -> tuple[int, dict[int, int]]:
-    """Returns the number of coefficients of all components of a frame, then the number of each component by its id. A
-    block has 64."""
+    """Returns the number of coefficients in a frame (64 per block), then the number in each of its components, by
+    component id."""
     *size, num_components = struct.unpack_from(">HHB", data, frame + 3)
     each = [struct.unpack_from("BBx", data, frame + 8 + 3 * number) for number in range(num_components)]
     factors = [(identity, (sampling & 0xF, sampling >> 4)) for identity, sampling in each]
@@ -171,8 +171,8 @@ def _check_gif(data: Data, limits: ImageLimits) -> None:
 
 
 def gif_blocks(data: bytes | memoryview) -> Iterator[int]:
-    """Yields the offset at which a GIF's palette ends, then that of the end of each block of the extensions before its
-    first image. Raises IndexError if the GIF ends there."""
+    """Yields the offset at which a GIF's palette ends, then the offset at which each extension block before its first
+    image ends. Raises IndexError if the data ends before the first image."""
     position = 13 + gif_palette_bytes(data[10])
     yield position
     while data[position] == 0x21:

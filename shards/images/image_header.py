@@ -1,9 +1,9 @@
 """Reads the format, size and orientation of an image from its header, without decoding pixels.
 
-JPEG, PNG and WebP have parsers of our own, since every image of a collection goes through them: a JPEG takes 7
-microseconds, a third of Pillow's time. They also check that the file is complete, since truncation is the most common
-damage in collections. Other formats are rare, and are packed only re-encoded. Pillow opens them, and a truncated TIFF
-or BMP is found when it is decoded.
+JPEG, PNG and WebP are parsed here, not by Pillow, since every image of a collection is parsed: a JPEG takes 7
+microseconds, a third of Pillow's time. These parsers also check that the file is complete, since truncation is the most
+common damage in collections. Other formats are rare, and can only be packed as re-encoded copies. Pillow opens them,
+and a truncated TIFF or BMP is found when it is decoded.
 
 The JPEG parser reads markers (ITU-T T.81, annex B). Like libjpeg, it skips fill bytes and bytes between segments, and
 treats an unknown marker as damage. The parsers of PNG and WebP read the names and lengths of chunks.
@@ -83,9 +83,9 @@ class ImageHeader:
     """The properties of an image that the index records. For an animation, they are those of its first frame or its
     canvas.
 
-    `height`, `width`: the size as stored, before the image is turned. `orientation`: that of EXIF (1: upright). `ext`:
-    jpg, png, webp, gif, tif or bmp. `mode`: Pillow's name for the stored pixels: 1, L, LA, I;16, P, RGB, RGBA, or CMYK
-    (also for YCCK).
+    `height`, `width`: the size as stored, before the image is turned. `orientation`: the EXIF orientation (1: upright).
+    `ext`: jpg, png, webp, gif, tif or bmp. `mode`: Pillow's name for the stored pixels: 1, L, LA, I;16, P, RGB, RGBA,
+    or CMYK (also for YCCK).
     """
 
     ext: str
@@ -196,7 +196,8 @@ def _ask_pillow(data: bytes, ext: str) -> tuple[int, int, str, int]:
 
 
 def _misread_tiff(image: Image.Image) -> str:
-    """Returns what Pillow 13.0.0 would decode to wrong pixels without an error; empty if there is nothing."""
+    """Returns a text that says which of a TIFF's pixels Pillow 13.0.0 would decode wrongly without an error; empty if
+    there are none."""
     tags = getattr(image, "tag_v2", {})
     bits, formats = tags.get(_BITS, (1,)), tags.get(_SAMPLE_FORMAT, (1,))
     if image.mode.startswith("I;16") and bits[0] != 16:
@@ -209,7 +210,8 @@ def _misread_tiff(image: Image.Image) -> str:
 
 
 def jpeg_facts(data: bytes) -> tuple[int, int, str, int]:
-    """Returns height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    """Returns the height and the width as stored, the mode and the EXIF orientation. Raises ImageRefusedError, with the
+    reason, for a file that is damaged or cannot be used."""
     frame: tuple[int, int, str] | None = None
     exif: list[bytes] = []
     position = 2
@@ -271,7 +273,8 @@ def _orientation(exif: Iterable[bytes]) -> int:
 
 
 def png_facts(data: bytes) -> tuple[int, int, str, int]:
-    """Returns height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    """Returns the height and the width as stored, the mode and the EXIF orientation. Raises ImageRefusedError, with the
+    reason, for a file that is damaged or cannot be used."""
     try:
         length, name, width, height, bits, colour, *_, checksum = _PNG_HEADER.unpack_from(data, 8)
     except struct.error:
@@ -301,7 +304,8 @@ def png_facts(data: bytes) -> tuple[int, int, str, int]:
 
 
 def webp_facts(data: bytes) -> tuple[int, int, str, int]:
-    """Returns height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    """Returns the height and the width as stored, the mode and the EXIF orientation. Raises ImageRefusedError, with the
+    reason, for a file that is damaged or cannot be used."""
     if len(data) < 30:
         raise ImageRefusedError("truncated: ends within the WebP header")
     if data[8:12] != b"WEBP":
@@ -314,7 +318,7 @@ def webp_facts(data: bytes) -> tuple[int, int, str, int]:
         return _extended_webp(data, end)
     if name == b"VP8L":
         return (*webp_size(data), _lossless_mode(data, 20), 1)
-    # A key frame, then its start code (RFC 6386, section 9.1).
+    # The chunk must be a key frame with its start code (RFC 6386, section 9.1).
     if name != b"VP8 " or data[20] & 1 or data[23:26] != b"\x9d\x01\x2a":
         raise ImageRefusedError("damaged WebP header")
     return (*webp_size(data), "RGB", 1)

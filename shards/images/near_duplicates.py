@@ -46,7 +46,7 @@ _LEAST_BITS_SET = HASH_BITS // 4  # half of the bits are set unless most coeffic
 
 
 class EvaluationIndex:
-    """A search index of the hashes of evaluation images, uint8[n, 32]. It takes 96 bytes of memory per image."""
+    """A search index of the hashes of evaluation images, uint8[n, 32]. It takes 96 bytes of memory per hash."""
 
     def __init__(self, hashes: NDArray[np.uint8]) -> None:
         self._hashes = _as_words(hashes)
@@ -142,7 +142,7 @@ def evaluation_hashes(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
     2.5 %.
 
     Thanks to the last two, a crop of up to 5 % on any side differs by at most 2.5 % per side from one of the four
-    versions. Returns None and raises errors like `perceptual_hash`.
+    versions. Like `perceptual_hash`, returns None for an image without structure, and raises ImageRefusedError.
     """
     grey = _upright_grey(data)
     small = _small(grey)
@@ -157,8 +157,8 @@ def evaluation_hashes(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
 
 
 def _upright_grey(data: bytes) -> Image.Image:
-    """Returns the upright image in grey, decoded at the smallest sufficient scale. Of an animation, the first frame is
-    taken."""
+    """Returns the upright image (of an animation, its first frame) in grey, decoded at the smallest sufficient
+    scale."""
     header = read_header(data, WIDEST_LIMITS)  # the caller checks its own limits
     try:
         with warnings.catch_warnings():
@@ -174,8 +174,8 @@ def _upright_grey(data: bytes) -> Image.Image:
 
 
 def _grey(image: Image.Image) -> Image.Image:
-    """Converts an image to grey of 8 bits. Transparent pixels become white, and pixels of more bits are scaled from
-    their own range."""
+    """Converts an image to grey of 8 bits. Transparent pixels become white. Pixels with more than 8 bits are scaled
+    from the range that the image uses."""
     if image.has_transparency_data:
         return flattened(image).convert("L")
     if image.mode in ("I", "F") or image.mode.startswith("I;"):

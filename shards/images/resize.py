@@ -1,8 +1,8 @@
-"""Makes smaller copies of images as JPEG: those that shards store, and thumbnails for people.
+"""Makes smaller copies of images as JPEGs: the copies that shards store, and thumbnails for people.
 
 Images that can be stored as they are keep every byte. As in training, colours are taken as sRGB. Copies have no
-metadata: colour profiles are dropped, not applied. Of a file with several images, or an animation, the first is taken;
-of an APNG, the default image.
+metadata: colour profiles are dropped, not applied. A file with several images, or an animation, is copied as its first
+image; an APNG, as its default image.
 
 All pixels go through `flattened`, in packing, `verify`, training, evaluation and predictions, so that the same image
 gives the same pixels everywhere: 8 bits per channel, with white behind transparent pixels.
@@ -51,8 +51,8 @@ def flattened(image: Image.Image) -> Image.Image:
     """Returns the image as L if it is grey, otherwise as RGB. An opaque image in L or RGB is returned unchanged.
 
     Grey of 16 bits is scaled; colours of 16 bits keep their higher byte, as Pillow decodes them. Works band by band, so
-    that large images are not in memory four times. For damaged images, raises what Pillow's decoders raise, which is
-    nearly any exception of Python.
+    that large images are not in memory four times. For damaged images, raises whatever Pillow's decoders raise, which
+    may be nearly any exception.
     """
     if isinstance(image.info.get("transparency"), str):  # a text chunk of this name in a PNG
         del image.info["transparency"]
@@ -109,13 +109,13 @@ def refusal(header: ImageHeader, resize: Resize) -> str | None:
 
 
 def is_untouched(header: ImageHeader, resize: Resize) -> bool:
-    """Whether the image's bytes are stored as they are."""
+    """Returns whether the image's bytes are stored as they are."""
     is_small = not resize.short_side or min(header.height, header.width) <= resize.short_side
     return header.ext in _STORABLE and is_small
 
 
 def fitted(data: bytes, header: ImageHeader, resize: Resize) -> tuple[bytes, ImageHeader]:
-    """Returns the bytes to store and their header: those given, or those of an upright JPEG copy.
+    """Returns the bytes to store and their header: the original's, or those of an upright JPEG copy.
 
     A copy is RGB, or L if the image is grey. Transparent pixels become white, and 16 bits are scaled to 8. Raises
     ImageRefusedError if `refusal` has a reason or the image cannot be decoded. An image of 2**27 pixels takes 50 MB of

@@ -1,5 +1,5 @@
-"""Shows the progress of long work: by a live line on a terminal, which vanishes at the end, or a line every 30 seconds
-in a log."""
+"""Shows the progress of long work: a live line on a terminal, which vanishes at the end, or a line every 30 seconds in
+a log."""
 
 import logging
 import time
@@ -28,8 +28,8 @@ class Fact:
 
 
 def as_live_line(facts: Sequence[Fact], columns: int) -> str:
-    """Returns the facts in at most `columns` columns: all in full; else without those of weight 0; else all in short
-    form; else without the lightest, the last of them first."""
+    """Returns the facts in at most `columns` columns. If they do not fit in full, leaves out those of weight 0; if that
+    is not enough, shortens all facts, and then drops the lightest, one by one from the last."""
     heavy = [fact.full for fact in facts if fact.weight]
     for texts in ([fact.full for fact in facts], heavy):
         if len(line := _joined(texts)) <= columns:

@@ -34,7 +34,7 @@ _MOST_IN_A_LINE, _MOST_IN_A_MESSAGE = 4_000, 40_000  # characters; a name may ha
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u206f\ufff9-\ufffb\ud800-\udfff]"
 )
-_NO_JSON_ESCAPE = "\x7f"  # JSON may hold this control character unescaped, but \\x7f would not be JSON
+_NO_JSON_ESCAPE = "\x7f"  # JSON may contain this control character unescaped, but would be invalid with \x7f
 _FLAG_INDENT = " " * 4
 log = logging.getLogger(__name__)
 _NOISY = ("botocore", "boto3", "urllib3", "s3transfer")
@@ -52,7 +52,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def printable_name(name: str) -> str:
-    """Does the same as `printable` for names of files and classes: escapes line breaks and tabs, too."""
+    """Escapes the name of a file or a class: like `printable`, and line breaks and tabs too."""
     return printable(name).replace("\t", "\\t").replace("\n", "\\n")
 
 
@@ -118,7 +118,7 @@ class LiveLine:
     def __init__(self, terminal: TextIO) -> None:
         self.terminal = terminal
         self.lock = threading.RLock()
-        self.is_open = False  # the terminal's last line holds other output, without a line break
+        self.is_open = False  # whether the terminal's last line holds other output, without a line break
         self._shown = ""
 
     @property
@@ -165,7 +165,7 @@ class LiveLine:
 
 
 class Escaped:
-    """A stream whose text is escaped."""
+    """A stream that escapes the text written to it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -214,7 +214,7 @@ def unescaped(stream: TextIO) -> TextIO:
 
 @contextmanager
 def escaped_output() -> Iterator[None]:
-    """Escapes everything that is written to standard output and standard error while this is open."""
+    """Escapes everything that is written to standard output and standard error inside the block."""
     with ExitStack() as stack:
         for name in ("stdout", "stderr"):
             stream = getattr(sys, name)
@@ -226,7 +226,7 @@ def escaped_output() -> Iterator[None]:
 
 @contextmanager
 def live_line() -> Iterator[LiveLine | None]:
-    """Yields the terminal's live line. While this is open, standard output, standard error and the log appear above the
+    """Yields the terminal's live line. Inside the block, standard output, standard error and the log appear above the
     line.
 
     Yields None if standard error is not a terminal. A nested `live_line` yields the same line, and restores its text at
@@ -263,8 +263,8 @@ def _go_above(line: LiveLine, stack: ExitStack) -> None:
 
 
 def command_lines(before: str, words: Sequence[str], *, columns: int) -> list[str]:
-    """Returns the lines of a command after the prompt `before`. Breaks a line before a flag if it would exceed
-    `columns`; longer flags stay whole."""
+    """Returns the lines of a command after the prompt `before`. Breaks a line before a flag that would make it longer
+    than `columns`; a flag that is longer stays whole."""
     lines = [before]
     for number, flag in enumerate(_flags(words)):
         line = f"{lines[-1]}{' ' if number else ''}{flag}"
@@ -289,7 +289,7 @@ def _flags(words: Sequence[str]) -> list[str]:
 
 @contextmanager
 def command_output(*, level: int = logging.INFO, rank: int = 0) -> Iterator[None]:
-    """Sends the log to standard error and escapes both standard streams, while this is open.
+    """Sends the log to standard error and escapes both standard streams inside the block.
 
     Warnings and errors that end a thread are logged, because Python would not indent their further lines. A program
     with its own log keeps its handlers.

@@ -5,7 +5,7 @@ A secret is the part of an address before its @, or a value in its query whose n
 
 import re
 
-# Also matches a single slash, which remains when a URL has been treated as a path.
+# The pattern also matches a single slash, which is left when a URL has been treated as a path.
 _URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,15}(?=://)|https?|s3)(:/[^\s\"'<>`]+)")
 _PASSWORD = re.compile(r"://[^/\s:@]*:(?![0-9]{1,5}(?:/|$))[^\s@]+@")  # a colon with a number is a port, not a password
 _USER = re.compile(r"^(:/{1,2})[^/?#]*@")  # up to the last @, because a password may contain one
@@ -16,23 +16,23 @@ _HIDDEN = "***"
 
 
 def is_secret_field(name: str) -> bool:
-    """Says whether a field of a query has the name of a secret, such as sig, X-Amz-Signature or access_token."""
+    """Returns whether a field of a query has the name of a secret, such as sig, X-Amz-Signature or access_token."""
     name = name.strip().lower()
     return name in _NAMES or _PART.search(name) is not None
 
 
 def has_password(text: str) -> bool:
-    """Says whether the text has a URL such as https://user:password@host."""
+    """Returns whether the text has a URL such as https://user:password@host."""
     return bool(_PASSWORD.search(text))
 
 
 def has_user(text: str) -> bool:
-    """Says whether the text has a URL such as https://user@host, whose user may be a token."""
+    """Returns whether the text has a URL such as https://user@host, whose user may be a token."""
     return any(_USER.search(url[2]) for url in _URL.finditer(text))
 
 
 def has_secret(text: str) -> bool:
-    """Says whether the text has a URL with a password, a signature or a key."""
+    """Returns whether the text has a URL with a password, a signature or a key."""
     if "://" not in text:
         return False
     fields = (piece for url in _URL.finditer(text) for piece in _SIGNS.split(url[2])[2::2])

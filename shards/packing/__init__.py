@@ -1,1 +1,1 @@
-"""Makes a dataset from a source of images: lists it, then goes through the phases scan, plan, shards and merge."""
+"""Makes a dataset from a source of images: lists the source, then runs the phases scan, plan, shards and merge."""

@@ -1,4 +1,4 @@
-"""Settings for what is packed and how: everything that determines the bytes of a dataset.
+"""The settings of a packing: everything that determines the bytes of a dataset.
 
 They are written to the plan before the first shard. This module loads neither NumPy nor Pillow, so that the command
 line starts quickly.
@@ -90,7 +90,7 @@ class PackSpec(DatasetSettings):
     resize: Resize = Resize()
     """Images to store as smaller copies."""
     unlabeled: Literal["refuse", "keep"] = "refuse"
-    """Whether images without a label are quarantined, or packed: scores leave them out, as ImageNet-ReaL does."""
+    """Whether images without a label are quarantined, or packed. Scores then leave them out, as ImageNet-ReaL does."""
 
     @property
     def is_hashed(self) -> bool:
@@ -109,7 +109,7 @@ class PackSpec(DatasetSettings):
         return settings
 
     def versions(self) -> dict[str, str]:
-        """Returns the versions of the libraries on which written bytes depend."""
+        """Returns the versions of the libraries that the written bytes depend on."""
         packages = [*CODEC_PACKAGES, *(HASH_PACKAGES if self.is_hashed else ())]
         return tool_versions(self.source) | {package: version(package) for package in packages}
 
@@ -131,12 +131,14 @@ class About:
     """What people should know about a dataset. It is stored in the manifest, and no other byte of the dataset depends
     on it.
 
-    Texts have at most MOST_CHARACTERS and no control characters except line breaks. An empty text leaves what the
-    manifest has.
+    Texts have at most MOST_CHARACTERS and no control characters except line breaks. An empty text leaves the manifest's
+    own text unchanged.
     """
 
     description: str = ""
+    """Description of the dataset, for its manifest and card; can also be added after packing."""
     licence: str = ""
+    """Licence of the images, for the manifest and card; can also be added after packing."""
 
     def __post_init__(self) -> None:
         for option, text in (("--description", self.description), ("--licence", self.licence)):

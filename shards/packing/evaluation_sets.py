@@ -1,4 +1,5 @@
-"""Finds images of a collection that are also in evaluation sets, or look like images of these, and must be left out.
+"""Finds the images of a collection that must be left out because they are in an evaluation set, or look like an image
+of one.
 
 The ViT paper removes the test images of its downstream tasks from its pre-training data (section 4.1). An evaluation
 set is a packed (or adopted) dataset; the scan phase hashes it into one file per shard, and the plan compares the
@@ -117,7 +118,7 @@ def hash_shard(task: HashTask) -> int:
 
 
 class EvaluationImages:
-    """The hashes of all sets, with which images are compared."""
+    """The hashes of all evaluation sets, for comparing images with them."""
 
     def __init__(self, tables: list[tuple[int, int, pa.Table]]) -> None:
         self._places = [(number, shard, table) for number, shard, table in tables]
@@ -165,8 +166,8 @@ class EvaluationImages:
         )
 
     def _equal(self, sha256: NDArray[np.uint8]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Returns the rows of `sha256` that equal the sha256 of an evaluation image, and the number of that image for
-        each."""
+        """Returns the rows of `sha256` that equal the sha256 of an evaluation image, and the number of each row's
+        evaluation image."""
         known, wanted = _prefix(self._sha256)[self._order], _prefix(sha256)
         place = np.minimum(np.searchsorted(known, wanted), max(len(known) - 1, 0))
         if not len(known):
@@ -202,7 +203,7 @@ def _made_of(task: HashTask) -> bytes:
 
 
 def is_hashed(store: Store, task: HashTask) -> bool:
-    """Whether the hashes of a shard's images exist and are up to date."""
+    """Returns whether the hashes of a shard's images exist and are up to date."""
     return _read_hashes(store, task) is not None
 
 

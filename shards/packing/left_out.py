@@ -82,8 +82,8 @@ def find_duplicates(
 def _merged(
     table: pa.Table, dropped: NDArray[np.int64], kept: NDArray[np.int64], *, policy: Literal["first", "merge"]
 ) -> tuple[Counter[bool], dict[int, Labels]]:
-    """Counts the left-out rows whose labels differ, by whether they list the same image, and merges the labels of rows
-    that stay.
+    """Counts the left-out rows whose labels differ from those of the row that stays, by whether both rows list the same
+    image, and merges the labels of rows that stay.
 
     An image that is listed several times gets the labels of all its rows, whatever `policy` says about copies.
     """
@@ -118,7 +118,7 @@ def merged_labels(held: Labels, more: Labels) -> Labels:
 def rows_of_other_side(
     spec: PackSpec, rows: NDArray[np.int64], sha_prefix: NDArray[np.uint64], labels: pa.ChunkedArray
 ) -> NDArray[np.int64]:
-    """Returns those of `rows` that belong to the other split. `labels`: the labels of these rows. `sha_prefix`: the
+    """Returns the rows among `rows` that belong to the other split. `labels`: the labels of `rows`. `sha_prefix`: the
     first 8 bytes of the sha256 of every scanned image."""
     is_test = is_set_aside(sha_prefix[rows], labels, share=spec.split_test, seed=spec.seed)
     return rows[~is_test if spec.split == "test" else is_test]
@@ -131,8 +131,9 @@ def is_set_aside(
     hash of their bytes.
 
     If a class has n different images, `share` x n of them, rounded, are in the test split, but at least one and not
-    all. A class of one image stays in the training split. Equal images are in the same split, by the class of the first
-    of them. The class of an image with several labels is the first, and images without a label form one class.
+    all. A class of one image stays in the training split. Equal images are in the same split; the first of them
+    determines their class. An image with several labels belongs to the class of the first, and images without a label
+    form one class.
     """
     lists = labels.combine_chunks()
     has_label = pc.greater(pc.list_value_length(lists), 0)

@@ -38,7 +38,7 @@ SLICE_BYTES = 4 << 30
 FIRST_ENTRIES = 512
 FIRST_BYTES = 64 << 20
 _SLICES_OF_A_SIZE = 4
-_MOST_LOOKED_AT = 1000  # files that are looked at to say what to do instead
+_MOST_LOOKED_AT = 1000  # files that are looked at before an error message says what to do
 
 _SCHEMA = pa.schema(
     [
@@ -55,7 +55,7 @@ _RULES = TableSchema(schema=_SCHEMA, may_be_null=frozenset(_SCHEMA.names))
 
 @dataclass(frozen=True, kw_only=True)
 class Slice:
-    """Consecutive entries of a source. `num_images`: the number of its images, as far as the listing knows it."""
+    """Consecutive entries of a source. `num_images`: the number of images that the listing knows of."""
 
     sha256: str
     num_images: Annotated[int, Range(0)]
@@ -64,7 +64,7 @@ class Slice:
 
 @dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The content of listing.json. `scan_hash`: the hash of the settings for which it was made
+    """The content of listing.json. `scan_hash`: the hash of the settings that the listing was made for
     (`PackSpec.scan_hash`)."""
 
     scan_hash: str
@@ -81,7 +81,8 @@ class Listing:
 def listed(store: Store, source: Source, *, scan_hash: str, relist: bool = False) -> Listing:
     """Returns the source's listing at the store. Makes it if there is none with this `scan_hash`.
 
-    `relist`: make the listing in any case, since the source may have grown. Only a process that runs alone may set it.
+    `relist`: make a new listing even if there is one, since the source may have grown. Only a process that runs alone
+    may set it.
     """
     if relist:
         return _write(store, source, scan_hash)
@@ -126,7 +127,7 @@ def _write(store: Store, source: Source, scan_hash: str) -> Listing:
 
 
 def _nothing_in(source: Source) -> str:
-    """Returns what was looked for, and where."""
+    """Returns a text that says what was not found, and where."""
     match source:
         case ClassTarsSource():
             return f"no *.tar below {source.root}"
@@ -142,8 +143,8 @@ def _nothing_in(source: Source) -> str:
 
 
 def _another(source: Source) -> str:
-    """Returns what to do instead. If a folder of images has tars instead, each is often one class, or a shard of
-    WebDataset."""
+    """Returns advice for a source without images. If it is a folder with tars, each tar is often one class, or a
+    WebDataset shard."""
     if isinstance(source, FolderSource | FlatSource) and any(
         path.lower().endswith(".tar") for path in islice(open_store(source.root).list(), _MOST_LOOKED_AT)
     ):

@@ -78,7 +78,8 @@ log = logging.getLogger(__name__)
 
 
 class RowsFile:
-    """Writes rows.bin: the rows of every block. For the block table, it keeps their ends and their checksums."""
+    """Writes the rows of every block to rows.bin, and keeps the end and the checksum of each block's rows for the block
+    table."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._hash, self._num_bytes = file, hashlib.sha256(), 0
@@ -96,7 +97,7 @@ class RowsFile:
             self.crc32s.append(crc32(data))
 
     def sha256(self) -> str:
-        """Returns the sha256 of all that was written."""
+        """Returns the sha256 of everything written so far."""
         return self._hash.hexdigest()
 
 
@@ -244,7 +245,7 @@ def discard_work(store: Store) -> None:
 
 
 def is_dataset_file(path: str) -> bool:
-    """Whether packing writes this path. All other files of the store belong to the user."""
+    """Returns whether packing writes this path. All other files of the store belong to the user."""
     return _DATASET_FILE.fullmatch(path) is not None
 
 
@@ -277,8 +278,8 @@ def refuse_quarantine(plan: Plan, *, max_quarantined: float, url: str, left_out:
 def blocks_of_shard(
     offsets: NDArray[np.int64], *, data_end: int, samples_per_block: int
 ) -> Iterator[tuple[int, int, int, int]]:
-    """Yields (first row, first byte, end byte, samples) of each block. A block begins with the header of its first
-    image."""
+    """Yields (first row, first byte, end byte, number of samples) of each block. A block begins with the header of its
+    first image."""
     starts = offsets - BLOCK_BYTES
     for row in range(0, len(starts), samples_per_block):
         after = row + samples_per_block
@@ -338,7 +339,7 @@ def empty_words(store: Store, manifest: Manifest) -> list[str]:
 
 
 def class_words(names: Sequence[str]) -> str:
-    """Returns the number of classes and their names; if they are many, the first and the last five names."""
+    """Returns the number of classes and their names; if there are many, the first and the last five names."""
     return printable_name(f"{plural(len(names), 'class')} ({listed(names)})")
 
 

@@ -1,5 +1,5 @@
-"""Makes the plan from the scan: survey, duplicates, permutation, dealing. This takes about 40 bytes of memory per
-image."""
+"""Makes the plan from the scan, in four steps: survey, duplicates, permutation and dealing. This takes about 40 bytes
+of memory per image."""
 
 import logging
 import shlex
@@ -141,7 +141,7 @@ def sorted_labels(names: set[str]) -> tuple[str, ...]:
 
 
 def permutation(positions: NDArray[np.int64], *, seed: int) -> NDArray[np.intp]:
-    """Returns the indices that put `positions` into their global random order. Without one of the positions, the others
+    """Returns the indices that put `positions` into their global random order. If a position is left out, the others
     keep their order."""
     return np.argsort(hash_array(positions, key=PACKING.key(seed)), kind="stable")
 
@@ -249,7 +249,7 @@ def _rows_of_scans(
 def _deal(
     store: Store, spec: PackSpec, found: _Surveyed, decided: _Decided, folder: str, *, workers: int
 ) -> dict[str, str]:
-    """Writes the plan's samples files. Returns the sha256 of each by its path."""
+    """Writes the plan's samples files. Returns the sha256 of each file by its path."""
     num_scans = len(found.first_rows) - 1
     with Progress("deal", num_scans, unit="scan files") as progress:
         for count in run_tasks(deal, _deal_tasks(store, spec, found, decided, folder), workers=workers):

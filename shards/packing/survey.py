@@ -1,5 +1,5 @@
-"""The plan's first pass over the scan files finds out what labels mean, which images can be packed, and what identifies
-duplicates.
+"""The plan's first pass over the scan files finds out what labels mean, which images can be packed, and which hashes
+may identify duplicates.
 
 What labels mean is decided once for all scan files. The results are small arrays, even for many millions of images.
 """
@@ -36,13 +36,12 @@ from shards.store import MissingObjectError, Store, open_store
 
 # Scan files per task: matching many images at once costs much less than matching them a few at a time.
 SCANS_A_TASK = 32  # about a million images
-NO_LABEL = "no label"
-EXAMPLES = 20  # images that cannot be packed, in messages
+EXAMPLES = 20  # at most this many images that cannot be packed are in a message
 
 
 @dataclass(frozen=True, kw_only=True)
 class _CountTask:
-    """A task: a scan file of the dataset at `url`, whose written labels are collected."""
+    """A task: collect the labels, as written, in scan file `number` of the dataset at `url`."""
 
     url: str
     number: int
@@ -86,7 +85,7 @@ def labelled(table: pa.Table, meaning: Meaning) -> pa.Table:
 
 
 def _has_repeated(lists: pa.ListArray, each: pa.DictionaryArray) -> bool:
-    """Whether an image has a label twice. `each`: the labels of all lists."""
+    """Returns whether an image has a label twice. `each`: the labels of all lists."""
     places = pc.list_parent_indices(lists).to_numpy().astype(np.int64) * len(each.dictionary) + each.indices.to_numpy()
     return len(np.unique(places)) < len(places)
 
@@ -142,8 +141,8 @@ def survey(task: SurveyTask) -> Survey:
     for place, slice_sha256 in enumerate(task.slices_sha256):
         data, table = _read_scan(task, task.first_number + place, slice_sha256, columns)
         table = labelled(table, task.meaning)
-        why = reasons(table, task.spec)
-        is_fit, is_unlabeled = why.is_null(), pc.fill_null(pc.equal(why, NO_LABEL), False)
+        why, is_unlabeled = reasons(table, task.spec)
+        is_fit = why.is_null()
         labels.update(pc.unique(pc.list_flatten(table.column("labels"))).to_pylist())
         num_unlabeled += int(pc.sum(is_unlabeled).as_py() or 0)
         if len(examples) < EXAMPLES and (unfit := pc.indices_nonzero(pc.invert(is_fit))):
@@ -168,15 +167,14 @@ def survey(task: SurveyTask) -> Survey:
     )
 
 
-def reasons(table: pa.Table, spec: PackSpec) -> pa.Array:
-    """Returns why each row of a labelled scan table cannot be packed; null if it can."""
-    labels = table.column("labels").combine_chunks()
-    found = [table.column("reason").combine_chunks()]
-    if spec.unlabeled == "refuse":
-        is_empty = pc.equal(pc.list_value_length(labels), 0)
-        found.append(pc.if_else(is_empty, pa.scalar(NO_LABEL), pa.scalar(None, pa.string())))
-    found.append(_formats(table, spec))
-    return pc.coalesce(*found)
+def reasons(table: pa.Table, spec: PackSpec) -> tuple[pa.Array, pa.Array]:
+    """Returns why each row of a labelled scan table cannot be packed (null if it can), and whether its only fault is
+    that it has no label."""
+    refused = table.column("reason").combine_chunks()
+    has_none = pc.fill_null(pc.equal(pc.list_value_length(table.column("labels").combine_chunks()), 0), False)
+    is_unlabeled = pc.and_(pc.and_(has_none, refused.is_null()), pa.scalar(spec.unlabeled == "refuse"))
+    unlabeled = pc.if_else(is_unlabeled, pa.scalar("no label"), pa.scalar(None, pa.string()))
+    return pc.coalesce(refused, unlabeled, _formats(table, spec)), is_unlabeled
 
 
 def _formats(table: pa.Table, spec: PackSpec) -> pa.Array:
@@ -218,7 +216,7 @@ def _read_scan(task: SurveyTask, number: int, slice_sha256: str, columns: list[s
 
 
 def unscanned_parts(store: Store, spec: PackSpec, *, url: str, num_parts: int) -> list[int]:
-    """Returns the parts of the phase scan that still have to read a slice of the listing or a shard of an evaluation
+    """Returns the parts of the scan phase that still have to read a slice of the listing or a shard of an evaluation
     set. Returns all parts if there is no listing with these settings."""
     scan_hash = spec.scan_hash()
     try:

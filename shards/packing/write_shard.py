@@ -90,7 +90,8 @@ class PlannedSample:
 
 
 def pack_shard(task: ShardTask) -> int:
-    """Writes and commits one shard, unless that is done. Returns the number of its samples in the plan."""
+    """Writes and commits one shard, unless it is already complete. Returns the number of the shard's samples in the
+    plan."""
     store = open_store(task.url)
     _refuse_other_samples(task.url, samples_of_shard(task.shard, task.spec), task.samples_sha256)
     try:
@@ -112,8 +113,7 @@ def shards_of_part(part: int, num_parts: int, *, num_shards: int) -> range:
 
 
 def unpacked_parts(store: Store, plan: Plan, *, num_parts: int) -> list[int]:
-    """Returns the parts of the phase shards that still have a shard of this plan to pack."""
-
+    """Returns the parts of the shards phase that still have a shard of this plan to pack."""
     is_missing = each_at_once(lambda shard: committed(store, plan.hash, shard) is None, range(plan.num_shards))
     return [
         part
@@ -189,12 +189,11 @@ def _refuse_other_samples(url: str, path: str, sha256: str) -> None:
     once."""
     store = open_store(url)
     try:
-        found = sha256_hex(store.read(path))
+        is_the_plans = sha256_hex(store.read(path)) == sha256
     except MissingObjectError:
-        found = "missing"
-    if found != sha256:
-        what = "is missing" if found == "missing" else "does not match the plan: its sha256 differs"
-        raise UserError(f"{store.url}/{path} {what}; {_again(store)}")
+        raise UserError(f"{store.url}/{path} is missing; {_again(store)}") from None
+    if not is_the_plans:
+        raise UserError(f"{store.url}/{path} does not match the plan: its sha256 differs; {_again(store)}")
 
 
 def _again(store: Store) -> str:

@@ -139,7 +139,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """An axis from `low` to `high`, with `margin` beyond either end, given as a share of the axis between them."""
+    """An axis from `low` to `high`, extended at both ends by `margin`, a share of the length between them."""
 
     name: str
     low: float
@@ -220,7 +220,7 @@ class Frame:
 
 
 def svg(about: str, width: int, height: int, body: Iterable[str], *, is_flat: bool = False) -> Markup:
-    """Returns the picture of the elements `body`. `about` says what it shows, for people who do not see it. A flat
+    """Returns the picture of the elements `body`. `about` says what it shows, for people who cannot see it. A flat
     picture is as wide as the page."""
     # Every text in `body` is either made in this file or was escaped when it was put in.
     size = 'preserveAspectRatio="none" class="flat"' if is_flat else f'style="max-width:{width * 1.15:.0f}px"'

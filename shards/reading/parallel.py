@@ -28,7 +28,8 @@ _WARNINGS = (
 
 
 def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, workers: int) -> Iterator[Result]:
-    """Yields the results as they come. Tasks are drawn only as workers become free, so there may be many large ones."""
+    """Yields the results as they come. Tasks are drawn only as workers become free, so that even many large tasks take
+    little memory."""
     left = iter(tasks)
     first = list(islice(left, 2))
     if workers == 1 or len(first) < 2:
@@ -62,8 +63,8 @@ def _start_quietly() -> None:
 
 
 def _begin(environment: dict[str, str]) -> None:
-    """Prepares a worker. Lets it end when its parent ends; after a kill of the parent, it would wait for tasks for
-    ever."""
+    """Prepares a worker, and makes it end when its parent ends: otherwise, if the parent was killed, it would wait for
+    tasks forever."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # in case another part of this program has started the fork server
     for number in _WARNINGS:
         signal.signal(number, signal.SIG_IGN)

@@ -99,7 +99,7 @@ class _Lane:
             self.passed.append(window.held)
 
     def has_room(self) -> bool:
-        """Says whether the lane may begin another window."""
+        """Returns whether the lane may begin another window."""
         self.passed = [held for held in self.passed if held.now]
         return len(self.windows) + len(self.passed) < _WINDOWS_A_LANE
 
@@ -128,13 +128,13 @@ class _Gathered:
     num_pieces: int = 0
 
     def add_single(self, entry: int, number: int, single: LoadedSlice) -> None:
-        """Waits for a sample that is read by itself, and adds it."""
+        """Waits for a single read, and adds its sample."""
         row = placed(single.rows, np.zeros(1, dtype=np.int64), first_sample_id=number)
         row["begin"] = 0
         self.add(np.array([entry]), as_matrix(row), [single])
 
     def add(self, entries: NDArray[np.int64], rows: NDArray[np.int64], slices: Sequence[LoadedSlice]) -> None:
-        """Waits for samples and adds them. `slices` are the pieces that column 0 of `rows` counts."""
+        """Waits for samples and adds them. Column 0 of `rows` is the number of the sample's piece in `slices`."""
         first = self.num_pieces
         for number in set(rows[:, 0].tolist()):
             self.pieces[first + number] = slices[number].wait()
@@ -155,7 +155,7 @@ class _Gathered:
 
 
 def _gather(gathered: _Gathered, wanted: _Wanted, singles: Collection[int]) -> None:
-    """Adds the samples that a batch takes from a window, except those that are read by themselves."""
+    """Adds the samples that a batch takes from a window, except those that single reads get."""
     entries, places = wanted.entries, wanted.places
     if singles:
         waits = np.array([entry not in singles for entry in entries.tolist()])
@@ -184,7 +184,7 @@ class SampleReader:
         self._held = HeldBytes()
         self._singles = HeldBytes(self._held)
         self._lanes: dict[int, _Lane] = {}
-        self._allowed = (0, 0)  # the number of lanes, and the bytes that single reads may hold with so many
+        self._allowed = (0, 0)  # a number of lanes, and the bytes that single reads may then hold
 
     @property
     def held_bytes(self) -> int:
@@ -234,7 +234,7 @@ class SampleReader:
         return asked
 
     def _ask_for_singles(self, asked: list[_Wanted]) -> dict[int, tuple[int, LoadedSlice]]:
-        """Requests, for a lane's first batches, all samples at once whose block has not arrived. Returns each sample's
+        """For a lane's first batches, requests at once all samples whose block has not arrived. Returns each sample's
         id and slice, by its place in the batch."""
         missing: list[tuple[int, int]] = []
         for wanted in asked:
@@ -286,8 +286,8 @@ class SampleReader:
         return single
 
     def _begin_needed(self, wanted: _Wanted, singles: Collection[int]) -> None:
-        """Begins a window if this batch waits for it. Single samples have been requested before, and later windows
-        follow (`_move_on`)."""
+        """Begins a window if this batch waits for it. Single samples have been requested before; `_move_on` begins the
+        later windows."""
         if not wanted.window and any(entry not in singles for entry in wanted.entries.tolist()):
             wanted.window = self._begin(wanted.lane, wanted.name, first=int(wanted.places[0]))
 
@@ -342,8 +342,8 @@ class StreamReader:
 
     def __init__(self, config: ReadConfig) -> None:
         self._reads = RangeReads(config)
-        # Threads that wait for index files and for samples that are read again. As many again are reserved for urgent
-        # reads, on which a batch waits.
+        # Threads that wait for index files and for samples that are read again. The same number is reserved for urgent
+        # reads, which a batch is waiting for.
         self._loaders = Pool(config.connections, name="rows", reserve=config.connections)
         self._pools = [*self._reads.pools, self._loaders]
         self._readers: list[SampleReader] = []
@@ -365,7 +365,7 @@ class StreamReader:
         return {name: float(value) for name, value in asdict(self._reads.traffic.counts()).items()}
 
     def dataset(self, dataset: Dataset) -> Dataset:
-        """Returns the dataset with its reads made by this stream."""
+        """Returns the dataset, read through this stream."""
         return dataset.read_by(self._reads)
 
     def samples(

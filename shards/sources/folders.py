@@ -1,4 +1,4 @@
-"""Images in files of their own. Labels come from class folders, from the file names or from a table."""
+"""Images in separate files, with labels from class folders, from the file names or from a table."""
 
 import logging
 import os
@@ -196,7 +196,7 @@ class FlatSource:
                 yield b"", str(number).encode(), str(refusal).encode()
 
     def _entries(self, path: bytes, rows: Iterator[Row], num_bytes: int) -> Iterator[tuple[Entry, int]]:
-        """Yields the entry of a file in the table, with its number of different rows of labels. If `path` is empty,
+        """Yields the entry of a file in the table, with the number of its rows whose labels differ. If `path` is empty,
         yields the entries of the invalid rows."""
         if not path:
             table = printable(self.labels_csv.rpartition("/")[2])

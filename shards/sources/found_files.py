@@ -83,8 +83,7 @@ def _literal(parts: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _at_any_depth(pattern: str) -> Iterator[str]:
-    """Yields the files that match a pattern with `**`. They are those that glob finds, but glob would follow links in
-    circles."""
+    """Yields the files that match a pattern with `**`. glob would find the same files, but follow links in circles."""
     begin, rest = _literal(pattern.split("/"))
     while not glob.has_magic(rest[0]):
         begin, rest = [*begin, rest[0]], rest[1:]
@@ -95,7 +94,7 @@ def _at_any_depth(pattern: str) -> Iterator[str]:
 
 
 def _fits(names: list[str], patterns: list[str]) -> bool:
-    """Says whether a path's parts match a pattern's parts. `**` matches any number of folders. No wildcard matches a
+    """Returns whether a path's parts match a pattern's parts. `**` matches any number of folders. No wildcard matches a
     hidden name."""
     if not patterns or not names:
         return not patterns and not names

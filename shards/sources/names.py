@@ -1,7 +1,7 @@
-"""Derives from the names of folders and files the class of an image, its split, or that a file is not read.
+"""Derives an image's class and split from the names of folders and files, and counts the files that are not read.
 
-Folders and files named like splits are refused, because the splits would become classes or be mixed in one dataset.
-Files that a source does not read are counted. A warning names archives among them, because they may hold images.
+Folders and files named like splits are refused, because the splits would become classes or be mixed in one dataset. A
+warning names the archives among the files that are not read, because they may hold images.
 """
 
 import logging
@@ -49,8 +49,8 @@ def split_in(name: str) -> str:
 
 
 def refuse_split_classes(root: str, classes: Collection[str], *, nested: Collection[str]) -> None:
-    """Raises UserError if the class folders below `root` are splits according to `splits_among`. `nested`: those that
-    contain folders, which are then the classes."""
+    """Raises UserError if the class folders below `root` are splits according to `splits_among`. `nested`: the class
+    folders that contain folders, which are then the real classes."""
     found = splits_among(classes)
     if not found:
         return
@@ -132,7 +132,8 @@ class Splits:
         self._seen: dict[str, str] = {}
 
     def has(self, cell: Any, path: str, number: int) -> bool:
-        """Says whether a row is packed. Raises UserError if no split is wanted and the row belongs to a second one."""
+        """Returns whether a row is packed. Raises UserError if no split is wanted and the row belongs to a second
+        one."""
         if cell is None and not self._wanted:
             return True
         name = _split_named(cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell or "")
@@ -182,8 +183,8 @@ def refuse_mixed_splits(paths: Sequence[str]) -> None:
 
 
 class ClassPaths:
-    """Derives the classes of a collection from its folders, and remembers folders that could be meant as classes of
-    their own.
+    """Derives the classes of a collection from its folders, and remembers folders that could be meant as separate
+    classes.
 
     `auto` takes the first folder, as `first` does, and warns if a class has images in several folders.
     """
@@ -266,7 +267,7 @@ class PassedOver:
 
 
 def is_archive(name: str) -> bool:
-    """Says whether a file's name is that of an archive, compressed or not."""
+    """Returns whether a file's name is that of an archive, compressed or not."""
     return _ARCHIVE.search(name) is not None
 
 

@@ -241,7 +241,7 @@ class ParquetSource:
 
 @dataclass(frozen=True, kw_only=True)
 class _Footer:
-    """What a file says about itself: the names of its integer labels, its row groups, and the splits of its rows."""
+    """Facts about a file: the names of its integer labels, its row groups, and the splits of its rows."""
 
     names: tuple[str, ...]
     groups: list[Entry]

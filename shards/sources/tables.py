@@ -27,8 +27,8 @@ _CELLS = {
 }
 _MOST_COLUMNS = 10_000
 _MOST_SHOWN = 16
-# The text in a .gz may have _MOST_SHRUNK times the file's bytes (lists shrink to a tenth), and _SMALL bytes in any
-# case.
+# The text in a .gz may have _MOST_SHRUNK times the file's bytes (lists shrink to a tenth), and always at least _SMALL
+# bytes.
 _MOST_SHRUNK, _SMALL = 200, 64 << 20
 # The values of a row (bytes in a CSV, Python types in a Parquet file), or the reason why they cannot be read.
 RowValues = tuple[Any, ...] | ImageRefusedError
@@ -154,7 +154,8 @@ def _num_wanted(names: Sequence[str], columns: Mapping[str, str]) -> int:
 
 
 def _names(path: str, number: int, line: bytes, delimiter: bytes) -> list[str] | InvalidDataError:
-    """Returns the names of the columns if the header is divided at this separator, or the error if it cannot be."""
+    """Returns the names of the columns if the header is divided at this separator, or the error if that is
+    impossible."""
     if line.count(delimiter) >= _MOST_COLUMNS:
         what = f"{1 + line.count(delimiter):,} columns; allowed: {_MOST_COLUMNS:,}"
         return InvalidDataError(f"{printable(path)} has {what}")
@@ -226,7 +227,7 @@ def _blocks(path: str, buckets: Buckets) -> Iterator[bytes]:
             text = block if decoder is None else decoder.decode(block).encode()
             if b"\0" in text:
                 message = "it has NUL characters; is it UTF-16 or UTF-32 without a byte order mark? Save it as UTF-8"
-                raise InvalidDataError(f"{printable(path)} is no table: {message}")
+                raise InvalidDataError(f"{printable(path)} is not a table: {message}")
             yield text
     if decoder is not None:
         yield decoder.decode(b"", final=True).encode()
@@ -289,7 +290,7 @@ def _written(value: Any, *, in_list: bool) -> str:
 
 
 def weighted(labels: tuple[str, ...], value: Any, *, separator: str) -> Weighted:
-    """Returns the labels with the weights of another cell. Raises ImageRefusedError if their numbers differ."""
+    """Returns the labels with the weights in another cell. Raises ImageRefusedError if their numbers differ."""
     numbers = _numbers(value, separator)
     if not numbers:
         return labels, ()

@@ -1,8 +1,8 @@
 """Streams the members of an uncompressed tar. Nothing is unpacked, and unsafe members are refused.
 
-The formats are POSIX.1-2017 "pax Interchange Format" and "ustar", the GNU tar manual's "Basic Tar Format", and that of
-Unix V7 before both. Python's tarfile reads the same formats, but creates an object of twenty fields for each header,
-stops at the first damaged one, and does not say where an archive broke off.
+The formats are POSIX.1-2017 "pax Interchange Format" and "ustar", the GNU tar manual's "Basic Tar Format", and the
+older format of Unix V7. Python's tarfile reads the same formats, but creates an object of twenty fields for each
+header, stops at the first damaged one, and does not say where an archive broke off.
 """
 
 import re
@@ -18,7 +18,7 @@ from shards.storage.ahead import Pieces
 BLOCK_BYTES = 512
 SPARSE = b"GNU.sparse."  # the keys of pax records about sparse files begin with it
 _USED = (b"path", b"size")
-_MOST_DIGITS = 19  # as many as a 64-bit number has
+_MOST_DIGITS = 19  # a 64-bit number has at most this many
 _ADLER_BASE = 65521
 _GNU_MAGIC = b"ustar  \0"  # this format has times in place of the prefix field
 _NUMBERS = ((100, 108), (108, 116), (116, 124), (136, 148), (329, 337), (337, 345))  # mode, owner, group, time, device
@@ -34,7 +34,7 @@ _EMPTY_BLOCK = bytes(BLOCK_BYTES)
 _FILES = (b"0", b"\0", b"7")
 _PASSED_OVER = (b"5", b"D", b"V")  # folders and volume labels
 _EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")
-_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # even if the header states a size
+_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # they have no data even if the header states a size
 _KINDS = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -110,7 +110,7 @@ def parse_long_name(data: bytes) -> str:
 
 
 def parse_pax(data: bytes) -> dict[str, str]:
-    """Returns those records `LENGTH KEY=VALUE` of a pax header that matter for reading: path, size and GNU.sparse.*.
+    """Returns the records `LENGTH KEY=VALUE` of a pax header that matter for reading: path, size and GNU.sparse.*.
     Raises ValueError if the records are damaged."""
     records = {}
     position = 0
@@ -136,7 +136,7 @@ def decoded(name: bytes) -> str:
 
 
 def _is_plain(field: bytes) -> bool:
-    """Says whether every reader parses a field as the same number, or as empty."""
+    """Returns whether every reader parses a field as the same number, or as empty."""
     return _PLAIN.match(field) is not None or field[0] in (0x80, 0xFF)
 
 
@@ -145,7 +145,7 @@ def _until_nul(field: bytes) -> bytes:
 
 
 def _checksum_fits(block: bytes) -> bool:
-    """Says whether the header's checksum is right: the sum of all bytes, with spaces in place of the checksum's own
+    """Returns whether the header's checksum is right: the sum of all bytes, with spaces in place of the checksum's own
     8."""
     field = block[148:156]
     rest = 8 * ord(" ") - sum(field) - parse_number(field)
@@ -216,7 +216,7 @@ def read_members(
 
 
 def is_hidden(name: str) -> bool:
-    """Says whether a path's last part begins with a dot, like the `._NAME` that macOS puts next to each file."""
+    """Returns whether a path's last part begins with a dot, like the `._NAME` that macOS puts next to each file."""
     return name.rpartition("/")[2].startswith(".")
 
 
@@ -267,7 +267,7 @@ class _Headers:
         yield self._no_end_mark()
 
     def _complete(self, header: Header) -> None:
-        """Completes a header by what the extended headers before it say."""
+        """Completes a header with the values of the extended headers before it."""
         if header.kind in _WITHOUT_DATA:
             header.size = 0
         while header.more_header_blocks:

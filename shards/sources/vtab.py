@@ -2,7 +2,7 @@
 
 TFDS sorts the examples of a split by the MD5 of the split's name and the example's key (`tensorflow_datasets/core/
 hashing.py` and `shuffle.py`). The originals are enough if the keys are file names and TFDS copies the files unchanged:
-for DTD, EuroSAT, Oxford-IIIT Pets and RESISC45. The keys are those of these datasets' builders.
+for DTD, EuroSAT, Oxford-IIIT Pets and RESISC45. The keys are those that the builders of these datasets use.
 """
 
 import hashlib
@@ -55,9 +55,9 @@ COUNTS = {
 class VtabSource:
     """One task of VTAB-1k from the files that TFDS has prepared or, for some tasks, from the original images.
 
-    The images are those that task_adaptation uses, copied byte for byte. Only in dSprites, the pixels 0 and 1 become 0
-    and 255, as in task_adaptation. An example is a refused image if it is damaged, or if its label is not one of the
-    task's.
+    The images are those that task_adaptation uses, copied byte for byte. The one exception is dSprites, whose pixels 0
+    and 1 become 0 and 255, as in task_adaptation. An example is a refused image if it is damaged, or if its label is
+    not one of the task's.
     """
 
     staged: ClassVar[bool] = False
@@ -82,7 +82,6 @@ class VtabSource:
             self._refuse_other_originals()
 
     def _refuse_other_originals(self) -> None:
-
         if self.task not in ORIGINALS:
             raise UserError(
                 f"--source.originals is given for {self.task}; allowed: {', '.join(ORIGINALS)}; prepare this task with "
@@ -90,11 +89,10 @@ class VtabSource:
             )
 
     def entries(self) -> Iterator[Entry]:
-        """Yields, in TFDS's order, one entry per original image, or one per some thousand examples of a shard."""
+        """Yields, in TFDS's order, one entry per original image, or one per 8,192 examples of a shard or fewer."""
         return self._original_entries() if self.originals else self._prepared_entries()
 
     def _original_entries(self) -> Iterator[Entry]:
-
         originals = read_originals(self._task().name, self.originals).splits
         for piece in self._task().parts.pieces(self.split, {split: len(originals[split]) for split in originals}):
             for original in originals[piece.split][piece.first : piece.end]:
@@ -199,8 +197,8 @@ class VtabSource:
         return entry, _stretched(image) if task.is_binary else image
 
     def _refuse_other_length(self, shard: ShardSlice, num_read: int, pieces: Pieces, prepared: PreparedDataset) -> None:
-        """Raises an error if the shard does not have as many records as dataset_info.json says, because the order is
-        then a different one."""
+        """Raises an error if the shard does not have as many records as dataset_info.json says, because the order would
+        then be different."""
         if num_read < shard.count:
             raise DamagedShardError(f"it ends before example {shard.first + num_read} of {shard.length}")
         if shard.first + num_read == shard.length and pieces.position < pieces.end:
@@ -312,7 +310,7 @@ class Originals:
 
 def read_originals(task: str, root: str) -> Originals:
     """Returns the originals of one of the tasks in ORIGINALS. Raises UserError if some are missing, because the order
-    is then a different one."""
+    would then be different."""
     originals = ORIGINALS[task](root)
     for split, expected in COUNTS[task].items():
         if (found := len(originals.splits[split])) != expected:
@@ -379,7 +377,7 @@ def _ordered(split: str, keys: Mapping[str, Original]) -> list[Original]:
 
 
 def _hash(split: str, key: str) -> bytes:
-    """Returns TFDS's hash of a key. Digests sort like the numbers that TFDS makes of them."""
+    """Returns TFDS's hash of a key. Digests sort like the numbers that TFDS makes from them."""
     return hashlib.md5(f"{split}{key}".encode("utf-8", "surrogateescape"), usedforsecurity=False).digest()
 
 

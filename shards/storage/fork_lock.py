@@ -28,7 +28,8 @@ class ForkLock:
         self._lock.release()
 
     def renew(self) -> None:
-        """Replaces the lock by an unlocked one. Called in a forked child while it has only one thread."""
+        """Replaces the lock with an unlocked one. It is called in a forked child while the child has only one
+        thread."""
         self._lock = self._new()
 
 

@@ -221,8 +221,8 @@ def too_large(name: str, most_bytes: int) -> str:
 class StoreFile(io.RawIOBase):
     """An object as a seekable file, for readers that need few of its bytes (Parquet row groups). Nothing is cached.
 
-    Parquet readers of it need `use_threads=False`: if an Arrow thread releases a Python file while the interpreter
-    exits, the process is aborted (SIGABRT), even though all its work is done.
+    Parquet readers must set `use_threads=False`: if an Arrow thread releases a Python file while the interpreter exits,
+    the process is aborted (SIGABRT), even though all its work is done.
     """
 
     def __init__(self, store: Store, path: str) -> None:

@@ -34,11 +34,12 @@ Data = bytes | memoryview
 QUANTILE = 0.99
 REMEMBERED = 256
 LEAST_SECONDS = 0.25  # below this, a second request gains too little
-# How long a distant store takes to answer and to send its bytes. Used until KNOWN_READS reads have been measured.
+# Until KNOWN_READS reads have been measured, a store is assumed to answer after FIRST_SECONDS and to send
+# FIRST_BYTES_PER_SECOND, like a distant store.
 KNOWN_READS = 16
 FIRST_SECONDS = 2.0
 FIRST_BYTES_PER_SECOND = 5e6
-REQUEST_BYTES = 1 << 20  # the bytes that arrive in the time that a request takes
+REQUEST_BYTES = 1 << 20  # a request takes as long as the transfer of this many bytes
 CUT_SECONDS = 1.0  # at most one cut in this time
 CUT_SHARE = 0.7
 
@@ -133,13 +134,13 @@ class AdaptiveLimit:
             self._value, self._cut_at = max(1.0, CUT_SHARE * self._value), now
 
     def ended(self, *, is_success: bool) -> None:
-        """Records the end of a read. The limit grows by one after as many successes as it allows reads."""
+        """Records the end of a read. The limit grows by one after `value` successful reads."""
         if not self._is_throttled:
             self._value = min(self._value + is_success / self._value, self._most)
         self._is_throttled = False
 
     def was_just_cut(self) -> bool:
-        """Says whether the last cut is less than CUT_SECONDS ago."""
+        """Returns whether the last cut is less than CUT_SECONDS ago."""
         return self._clock() - self._cut_at < CUT_SECONDS
 
 
@@ -170,11 +171,11 @@ class HedgedRequest:
 
 
 class RangeReads:
-    """The reads of one stream, from one or several stores. Call `close` when done; it drops reads that have not begun.
+    """The reads of one stream, from one or several stores. Call `close` when done; it drops reads that have not ended.
 
-    At most `config.connections` reads run at once, plus as many urgent ones, for which a caller is waiting, plus
-    hedges. All are counted in `traffic`. A caller waits for a read's future, and `close` cancels all futures, so that a
-    stalled connection delays nobody; the connection itself ends by its timeout.
+    At most `config.connections` reads run at once, plus the same number of urgent ones, which a caller is waiting for,
+    plus hedges. All are counted in `traffic`. A caller waits for a read's future, and `close` cancels all futures, so
+    that a stalled connection delays nobody; the connection itself ends by its timeout.
     """
 
     def __init__(self, config: ReadConfig) -> None:
@@ -226,8 +227,8 @@ class RangeReads:
             return data
 
     def _plan_hedge(self, request: HedgedRequest, future: Future[Data]) -> None:
-        """Schedules the hedge of a request. Folders have no hedges, because a second read would be as slow; neither
-        have reads of whole objects, because their size is unknown."""
+        """Schedules the hedge of a request. A read from a folder has none, because a second read would be as slow. A
+        read of a whole object has none, because its size is unknown."""
         store, end = request.store, request.end
         if not self.config.hedge_share or end is None or store.fresh() is store:
             return
@@ -237,8 +238,7 @@ class RangeReads:
         request.hedge = self._hedges.submit_later(partial(self._hedge, request, future), slow_after)
 
     def _hedge(self, request: HedgedRequest, future: Future[Data]) -> Data | None:
-        """Makes the second request, over a connection of its own. Returns None if it is not the first to get the
-        bytes."""
+        """Makes the second request, over a new connection. Returns None if it is not the first to get the bytes."""
         while not self._begins_hedge(request):
             if request.stop.wait(LEAST_SECONDS):
                 return None
@@ -253,8 +253,8 @@ class RangeReads:
         return data
 
     def _begins_hedge(self, request: HedgedRequest) -> bool:
-        """Says whether a second request may begin. It may not if there have been too many already, if the read is over,
-        or if the storage has just asked for fewer requests."""
+        """Returns whether a second request may begin. It may not if there have been too many already, if the read is
+        over, or if the storage has just asked for fewer requests."""
         with self._lock:
             allowed = 1 + self.config.hedge_share * self._num_begun
             if request.is_over or self._num_hedges >= allowed or self._limit.was_just_cut():
@@ -285,7 +285,7 @@ class RangeReads:
             request.is_over = True
             if is_first and request.end is not None:
                 self._latency.add(len(data), time.monotonic() - began)
-        if not is_first:  # the store has counted this request as a read of its own
+        if not is_first:  # the store has counted this request as a separate read
             self.traffic.add(TrafficCounts(requests=-1, bytes=-len(data), wasted_bytes=len(data)))
             raise ReadStoppedError(len(data))
         return data

@@ -1,8 +1,8 @@
 """Decides when a request is retried, and when it is given up: full jitter, a budget, a deadline.
 
 Full jitter: Marc Brooker, "Exponential Backoff And Jitter", AWS Architecture Blog, 2015. The budget is the token bucket
-of Finagle and of the AWS SDKs; it keeps retries from overloading a storage that is in trouble. Requests that the
-storage does not answer at all cost nothing, since they are no load for it.
+of Finagle and of the AWS SDKs; it keeps retries from overloading a store that is in trouble. Requests that the storage
+does not answer at all cost nothing, since they are no load for it.
 """
 
 import random
@@ -47,8 +47,8 @@ class RetryBudget:
     """The retries that are left to all reads of a store in this process.
 
     `has_answered`: whether the storage has ever answered. `has_sent`: whether it has ever sent bytes of a range.
-    `is_known_to_answer`: whether another process, such as the one that started this one, has reached the storage. Then
-    the address is right, and even an error is an answer from the right server.
+    `is_known_to_answer`: whether another process, such as the one that started this one, has reached the storage. If
+    so, the address is right, and even an error is an answer from the right server.
     """
 
     is_known_to_answer: ClassVar[bool] = False
@@ -125,7 +125,8 @@ class RequestRetries:
         return self._again(fault, is_allowed, is_answer=True)
 
     def again_after_failure(self, fault: str, *, is_answer: bool) -> bool:
-        """Pauses after a request that was answered by an error, or not at all, and returns True. False means: give up.
+        """Pauses after a request that was answered by an error, or not at all, and returns True. Returns False if the
+        read must be given up.
 
         If the storage has answered before, retries continue until the deadline; if it never has, its address is
         probably wrong. Raises StorageError if the budget or the deadline is used up.
@@ -144,10 +145,10 @@ class RequestRetries:
         said = f"reading {self._what} failed {self._failures} times in {waited:.0f} s, last with: {fault}"
         if waited + pause > config.deadline_seconds:
             what = f"{said}; the deadline is {config.deadline_seconds:.0f} s"
-            raise StorageError(what, todo="try again once the storage is well")
+            raise StorageError(what, todo="try again when the storage has recovered")
         if is_answer and not self._budget.spend():
             budget = f"{config.budget_reserve:.0f} retries and {config.budget_share:g} more for each read"
             what = f"{said}; this process's {budget} are spent"
-            raise StorageError(what, todo="try again once the storage is well, or with fewer connections")
+            raise StorageError(what, todo="try again when the storage has recovered, or with fewer connections")
         self._pause(pause)
         return True

@@ -1,4 +1,4 @@
-"""A store of objects in an S3 bucket: lists, writes and reads them.
+"""Lists, writes and reads the objects of an S3 bucket.
 
 A GET is retried. If its body breaks off, the read continues after the last good byte. If an object is replaced during a
 read, the bytes of the old and the new object are never mixed.
@@ -26,6 +26,7 @@ from shards.storage.objects import (
 )
 from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget, RetryConfig
 from shards.storage.s3_client import (
+    HEAD_DENIED,
     REQUEST_ERRORS,
     UPLOADS,
     BadAnswerError,
@@ -33,6 +34,7 @@ from shards.storage.s3_client import (
     ClientOfProcess,
     ReplacedError,
     RequestFault,
+    code_of,
     fault_of,
     storage_errors,
 )
@@ -98,11 +100,20 @@ class S3Store:
 
     def size(self, path: str) -> int:
         """Returns the number of bytes of the object."""
+        asked = {"Bucket": self.bucket, "Key": self.key(path)}
         with self.errors(path):
-            return int(self._client().head_object(Bucket=self.bucket, Key=self.key(path))["ContentLength"])
+            try:
+                answer = self._client().head_object(**asked)
+            except REQUEST_ERRORS as error:
+                if code_of(error) != HEAD_DENIED:
+                    raise
+                # The answer to a HEAD does not say whether the key was replaced. A GET does, and waits for the new one.
+                self._client().get_object(**asked)["Body"].close()
+                answer = self._client().head_object(**asked)
+            return int(answer["ContentLength"])
 
     def exists(self, path: str) -> bool:
-        """Says whether the object exists."""
+        """Returns whether the object exists."""
         try:
             self.size(path)
         except MissingObjectError:
@@ -154,7 +165,7 @@ class S3Store:
     def discard_unfinished(self, is_ours: Callable[[str], bool] = any_path) -> None:
         """Aborts unfinished multipart uploads below this prefix. Their parts are invisible but take up space.
 
-        If the server refuses, a warning is logged; the objects are intact all the same.
+        If the server refuses, a warning is logged; no object is affected.
         """
         try:
             with self.errors(self.prefix):
@@ -394,8 +405,8 @@ class ObjectRead:
         return True
 
     def _fault_of(self, answer: dict[str, Any]) -> str:
-        """Returns why the body does not begin with the next byte, or "" if it does. Raises ReplacedError and
-        EOFError."""
+        """Returns why the body does not begin with the next byte, or "" if it does. Raises ReplacedError if the object
+        was replaced, EOFError if it is too short, and BadAnswerError if its length is unknown."""
         content_range, version = answer.get("ContentRange", ""), _version(answer)
         if self._version and version != self._version:  # the store ignores If-Match
             raise ReplacedError(f"{self._name} was replaced while it was read")

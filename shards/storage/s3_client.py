@@ -3,12 +3,15 @@ boto3.
 
 botocore reads a credentials file once, and asks a provider again only when the lifetime that the provider stated is
 over. A run may last longer than the credentials, and their renewal may be late. So a request that is refused because
-its credentials have expired is retried with the credentials that botocore's chain finds by then, until the store's
-deadline. Credentials that were never accepted are not waited for, because they are probably wrong.
+its credentials have expired, or because their key was replaced by another, is retried with the credentials that
+botocore's chain finds by then, until the store's deadline. If the server has never accepted any credentials, there is
+no wait, because they are probably wrong.
 """
 
+import hashlib
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -33,7 +36,8 @@ from shards.storage.retries import RetryConfig
 
 log = logging.getLogger(__name__)
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
-_HEAD_EXPIRED = "400"  # the answer to a HEAD has no body, so the status is all it says
+_REPLACED_KEYS = ("InvalidAccessKeyId", "SignatureDoesNotMatch")  # the key was deleted, or has another secret
+_HEAD_EXPIRED = "400"  # the answer to a HEAD has no body, so only a status
 # The process or service that provides credentials has failed, which may pass.
 CREDENTIALS_FAILED = (
     boto_errors.CredentialRetrievalError,
@@ -48,7 +52,11 @@ WORK_TIMEOUT_SECONDS = 60  # for requests that take a server long: completing an
 PART_BYTES = 32 << 20
 UPLOADS = TransferConfig(multipart_threshold=2 * PART_BYTES, multipart_chunksize=PART_BYTES)
 _NO_OBJECT = ("NoSuchKey", "404", "NotFound")
-_DENIED = ("AccessDenied", "403", "401", "InvalidAccessKeyId", "SignatureDoesNotMatch")
+HEAD_DENIED = "403"
+_DENIED = ("AccessDenied", HEAD_DENIED, "401", *_REPLACED_KEYS)
+_OTHER_REGION = ("PermanentRedirect", "TemporaryRedirect", "301", "307", "AuthorizationHeaderMalformed")
+_REGION = re.compile(r"[a-z0-9-]{1,64}")
+_HOST = re.compile(r"[A-Za-z0-9.-]{1,253}(:[0-9]{1,5})?")
 _SKEWED = ("RequestTimeTooSkewed", "RequestExpired")
 _MOST_SKEW_SECONDS = 15 * 60  # S3 refuses requests from a clock that is further off
 _REPLACED = ("PreconditionFailed", "412")
@@ -70,19 +78,19 @@ REQUEST_ERRORS = (boto_errors.ClientError, *_UNREACHABLE, *CREDENTIALS_FAILED)
 
 
 def says_expired(code: str, operation: str) -> bool:
-    """Says whether an error's code may mean that the credentials have expired."""
-    return code in _EXPIRED or (code == _HEAD_EXPIRED and operation.startswith("Head"))
+    """Returns whether an error's code may mean that the credentials have expired or were replaced."""
+    return code in (*_EXPIRED, *_REPLACED_KEYS) or (code == _HEAD_EXPIRED and operation.startswith("Head"))
 
 
 class RenewedCredentials:
     """Replaces botocore's credentials, and the chain that finds them.
 
-    `is_accepted`: whether the server has accepted a request with these credentials. Raises the error of the chain if it
-    finds no usable credentials at first.
+    `is_accepted`: whether the server has accepted a request with these credentials. The constructor raises the chain's
+    error if the chain fails.
     """
 
     def __init__(self, *, is_accepted: bool = False) -> None:
-        self.is_accepted, self._signed = is_accepted, ("", "")
+        self.is_accepted, self._signed = is_accepted, b""
         self._found = botocore.session.get_session().get_credentials()
         self._lock, self._read_at = ForkLock(), time.monotonic()
 
@@ -166,13 +174,18 @@ class RenewedCredentials:
         return True
 
 
-def _identity(frozen: Any) -> tuple[str, str]:
-    """Returns the part of the credentials that distinguishes them from others."""
-    return frozen.access_key, frozen.token or ""
+def _identity(frozen: Any) -> bytes:
+    """Returns what distinguishes the credentials from others, without holding their secret a second time."""
+    parts = frozen.access_key, frozen.secret_key, frozen.token or ""
+    return hashlib.sha256("\0".join(parts).encode()).digest()
 
 
 class BadAnswerError(StorageError):
     """The storage keeps answering with errors or damaged data."""
+
+
+class DeleteRefusedError(UserError):
+    """The bucket does not let objects be deleted."""
 
 
 class ReplacedError(BadAnswerError):
@@ -186,14 +199,20 @@ class RequestFault:
     name: str
     is_throttle: bool
     is_answer: bool = True  # False: the storage did not answer, so a retry costs no budget
-    is_expired: bool = False  # the credentials have expired and must be read again
+    is_expired: bool = False  # the credentials have expired or were replaced, and must be read again
+
+
+def code_of(error: Exception) -> str:
+    """Returns the code of a server's answer, which is its status if the answer has no body; "" for other errors."""
+    response: dict[str, Any] = getattr(error, "response", None) or {}
+    return str(response.get("Error", {}).get("Code", ""))
 
 
 def fault_of(error: Exception) -> RequestFault | None:
     """Returns the fault behind one of REQUEST_ERRORS, or None if a retry would get the same answer."""
     if not isinstance(error, boto_errors.ClientError):
         return RequestFault(name=type(error).__name__, is_throttle=False, is_answer=False)
-    code = str(error.response.get("Error", {}).get("Code", ""))
+    code = code_of(error)
     status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     if says_expired(code, error.operation_name):
         return RequestFault(name=code, is_throttle=False, is_answer=False, is_expired=True)
@@ -275,8 +294,8 @@ class ClientOfProcess:
         return self._of_process().retrying
 
     def renew(self) -> bool:
-        """Looks the credentials up again, for all clients. Returns False if they have not changed and were never
-        accepted: then they are probably wrong."""
+        """Looks up the credentials again, for all clients. Returns False if they have not changed and were never
+        accepted, since they are then probably wrong."""
         credentials = self._of_process().credentials
         return credentials.renew() or credentials.is_accepted
 
@@ -325,7 +344,7 @@ def storage_errors(path: str, *, bucket: str, url: str, clients: ClientOfProcess
         yield
     except boto_errors.ClientError as error:
         where = f"bucket {bucket!r} at {_endpoint(clients)} (for {url})"
-        ended = StorageError if clients.is_accepted else UserError  # if the credentials have expired
+        ended = StorageError if clients.is_accepted else UserError  # raised if the credentials have expired
         _raise_client_error(error, path, url=url, where=where, ended=ended)
     except (boto_errors.ParamValidationError, boto_errors.EndpointResolutionError) as error:
         what = without_secrets(" ".join(str(error).split()))
@@ -351,18 +370,27 @@ def _away(clients: ClientOfProcess) -> type[StorageError | UnreachableError]:
 def _raise_client_error(
     error: boto_errors.ClientError, path: str, *, url: str, where: str, ended: type[StorageError | UserError]
 ) -> NoReturn:
-    code = str(error.response.get("Error", {}).get("Code", ""))
+    code = code_of(error)
     if code == "NoSuchBucket" or (code in _NO_OBJECT and error.operation_name == "HeadBucket"):
         raise UserError(f"there is no {where}", todo="create the bucket or correct the URL") from error
     if code in _NO_OBJECT:
         raise MissingObjectError(path, url=url) from None
-    is_expired = says_expired(code, operation="")  # status 400 of a HEAD may have any reason
+    if code in _OTHER_REGION:
+        raise _other_region(error, where) from error
+    is_expired = code in _EXPIRED  # status 400 of a HEAD may have any reason
     if (is_expired or code in (*_SKEWED, *_DENIED)) and (skew := _clock_skew(error, is_certain=code in _SKEWED)):
         what = f"{where} refuses requests because {skew}"
         raise UserError(what, todo="set the clock of this machine") from error
     if is_expired:
         what = f"the credentials for {where} have expired ({code})"
         raise ended(what, todo="renew them, then run it again") from error
+    if code in _REPLACED_KEYS and ended is StorageError:
+        what = f"the credentials for {where} are no longer accepted ({code})"
+        raise ended(what, todo="put the new key where the old one was found, then run it again") from error
+    if code in _DENIED and error.operation_name == "DeleteObject":
+        todo = f"allow s3:DeleteObject below {url}, or delete there by hand what is no longer needed"
+        what = f"{where} refuses to delete ({code}), as object lock does"
+        raise DeleteRefusedError(what, todo=todo) from error
     if code in _DENIED:
         todo = "use credentials that may read it, and write to it when packing"
         raise UserError(f"access denied ({code}) to {where}", todo=todo) from error
@@ -371,6 +399,20 @@ def _raise_client_error(
     if code in _REPLACED:
         raise ReplacedError(f"{url}/{path} was replaced while it was read") from error
     raise BadAnswerError(f"{error.operation_name} of {url}/{path} failed: {code}") from error
+
+
+def _other_region(error: boto_errors.ClientError, where: str) -> UserError:
+    """Returns the error for a bucket that another region or server has. What the answer says of them is not believed
+    beyond its form."""
+    answer = error.response
+    headers, told = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}), answer.get("Error", {})
+    region = str(headers.get("x-amz-bucket-region") or told.get("Region") or "")
+    host = str(told.get("Endpoint") or "")
+    region, host = (text if form.fullmatch(text) else "" for form, text in ((_REGION, region), (_HOST, host)))
+    code = told.get("Code", "")
+    what = f"{where} is in another region ({code})" if not region else f"{where} is in the region {region} ({code})"
+    todo = f"set AWS_DEFAULT_REGION={region}" if region else "set AWS_DEFAULT_REGION to its region"
+    return UserError(what, todo=todo + (f", and AWS_ENDPOINT_URL to the server {host}" if host else ""))
 
 
 def _clock_skew(error: boto_errors.ClientError, *, is_certain: bool) -> str:
@@ -392,7 +434,7 @@ def _endpoint(clients: ClientOfProcess) -> str:
 
 
 def _new_clients(answered: Callable[..., None], *, was_let_in: bool) -> _Clients:
-    """Creates the clients, which call `answered` for every answer. `was_let_in` is that of ClientOfProcess."""
+    """Creates the clients, which call `answered` for every answer. `was_let_in`: as in ClientOfProcess."""
     credentials = RenewedCredentials(is_accepted=was_let_in)
     core = botocore.session.get_session()
     core.register_component("credential_provider", credentials)

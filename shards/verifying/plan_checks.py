@@ -161,7 +161,7 @@ def check_positions(store: Store, plan: Plan) -> Iterator[str]:
     0."""
     num_scanned = plan.num_samples + plan.num_quarantined
     if num_scanned > _MOST_SCANNED:
-        yield f"it has {num_scanned} images; positions are checked of {_MOST_SCANNED:,} at most"
+        yield f"it has {num_scanned} images; the check of positions takes at most {_MOST_SCANNED:,}"
         return
     times = np.zeros(num_scanned, np.uint8)
     for path in plan.files:

@@ -1,6 +1,6 @@
-"""Tests whether an S3-compatible store does what Patchline relies on, with small objects below a prefix of its own.
+"""Tests whether an S3-compatible store does what Patchline relies on, with small objects below a new prefix.
 
-Patchline relies on the following: objects are read back as they were written, also by ranges; large files can be
+Patchline relies on the following: objects are read back as they were written, whole or by ranges; large files can be
 uploaded in parts; a list shows at once what was written and deleted. It does not rely on conditional writes or checksum
 trailers, which some servers lack. Each request has a time limit and is not retried, so that no fault is hidden.
 """
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from shards.errors import Finding, TransientError, UserError
 from shards.output.quantities import size
-from shards.storage.s3_client import PART_BYTES, REQUEST_ERRORS, GivenClient, probing_client, storage_errors
+from shards.storage.s3_client import PART_BYTES, REQUEST_ERRORS, GivenClient, code_of, probing_client, storage_errors
 
 _LEAST_PART = 5 << 20  # the smallest size that S3 allows for a part, except the last
 _DATA = bytes(range(256)) * 16
@@ -55,8 +55,8 @@ def probe_store(url: str, *, endpoint: str = "", profile: str = "") -> list[Find
 
 
 def unreachable(url: str, *, endpoint: str = "", profile: str = "") -> Finding | None:
-    """Returns why the bucket of a URL cannot be used (no server, credentials, bucket or access), or None if it can
-    be."""
+    """Returns why the bucket of a URL cannot be used (no server, credentials, bucket or access), or None if it can be
+    used."""
     bucket = urlsplit(url).netloc
     try:
         client = probing_client(endpoint=endpoint, profile=profile)
@@ -138,12 +138,20 @@ def _keys(place: _Place) -> list[str]:
 
 def _cleaned(place: _Place) -> Finding:
     """Deletes what the probe has written, one object at a time, because not every server supports DeleteObjects."""
+    is_kept = False
     try:
         for key in _keys(place):
-            place.client.delete_object(Bucket=place.bucket, Key=key)
+            answer = place.client.delete_object(Bucket=place.bucket, Key=key)
+            is_kept = is_kept or bool(answer.get("DeleteMarker"))
         left = _keys(place)
     except REQUEST_ERRORS as error:
         left = [_said(error)]
+    if not left and is_kept:
+        found = "the bucket keeps every version, as object lock requires: what is deleted still takes up space"
+        todo = (
+            "each save adds a checkpoint's size: set a lifecycle rule that expires old versions, or use another bucket"
+        )
+        return Finding(name="S3 delete", status="warning", found=found, allowed="deleted objects are gone", todo=todo)
     if not left:
         return Finding(name="S3 delete", status="ok", found="nothing of the probe is left")
     todo = f"delete s3://{place.bucket}/{place.prefix} by hand, and allow deleting: old checkpoints are deleted, too"
@@ -152,6 +160,4 @@ def _cleaned(place: _Place) -> Finding:
 
 def _said(error: Exception) -> str:
     """Returns the error's code, without the server's message, which may contain anything."""
-    response: dict[str, Any] = getattr(error, "response", {})
-    code = str(response.get("Error", {}).get("Code", "")) or type(error).__name__
-    return f"the server answers {code}"
+    return f"the server answers {code_of(error) or type(error).__name__}"

@@ -4,8 +4,10 @@ The configurations are found by themselves: the jobs of all stages, what is insi
 """
 
 import ast
+import inspect
 import math
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -22,11 +24,14 @@ from jobs.cluster.settings import ClusterConfig
 from jobs.flags import Flag, flags_of, groups_of, sentences
 from jobs.mistakes import required_flags
 from jobs.record import Fields, job_from, read_tree
+from jobs.settings.runs import PlanJob
 from jobs.stages import STAGES, job_class
 from pipeline.evaluation.config import FewshotConfig
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Change, Hints
 from pipeline.models.weights.usage import Usage
+from pipeline.planning.cluster_plan import MARGIN_SECONDS
+from pipeline.planning.step_time import PLANNED_MFU
 from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec
 from shards.config_values import Range, allowed_instead, shown_value, without_none, without_range
@@ -208,6 +213,36 @@ def test_numbers_have_ranges() -> Iterator[str]:
         plain = without_range(without_none(field.type)[0])
         if plain in (int, float) and name not in WITHOUT_RANGE and not list(ranges(field.type)):
             yield f"{name} is a number without a range"
+
+
+def taken_over() -> Iterator[tuple[str, Any, Any]]:
+    """Every field that names a field of another dataclass as its default, and both types."""
+    for kind in CONFIGS:
+        (node,) = ast.parse(inspect.getsource(kind)).body
+        types = {field.name: field.type for field in fields(kind)}
+        for one in node.body if isinstance(node, ast.ClassDef) else ():
+            match one:
+                case ast.AnnAssign(ast.Name(name), _, ast.Attribute(ast.Name(other), field)):
+                    origin = vars(sys.modules[kind.__module__])[other]
+                    if is_dataclass(origin):
+                        there = {field.name: field.type for field in fields(origin)}
+                        yield f"{kind.__name__}.{name} is {other}.{field}", types[name], there[field]
+
+
+@every_fault
+def test_a_setting_of_another_dataclass_has_its_type_and_range() -> Iterator[str]:
+    assert len(list(taken_over())) > 30
+    for name, own, there in taken_over():
+        if own != there:
+            yield f"{name}: its type is {own}, and there {there}"
+
+
+def test_a_plan_assumes_the_defaults_of_packing_and_of_clusters() -> None:
+    """These defaults cannot name each other: loading the one would slow the other's help down, or it is in a room
+    above."""
+    assert PlanJob.samples_per_block == DatasetSettings.samples_per_block
+    assert ClusterConfig.margin_seconds == MARGIN_SECONDS
+    assert PlanJob.mfu == PLANNED_MFU
 
 
 @every_fault

@@ -17,7 +17,7 @@ from jobs.recipes.pretrain import digits_smoke
 from jobs.recipes.shorter import scaled, shortened
 from jobs.record import write_record
 from jobs.resolve import default_job
-from jobs.settings.models import VerifyResumeJob
+from jobs.settings.runs import VerifyResumeJob
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.conversion.config import Format
 from pipeline.models.conversion.convert import save_as

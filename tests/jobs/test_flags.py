@@ -58,8 +58,21 @@ class Child(Parent):
     """Said anew."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Composed:
+    """A dataclass that takes settings from another one."""
+
+    first: int = Child.first
+    second: int = Child.second
+    """Said for this one."""
+
+
 def test_sentences_come_from_below_the_fields() -> None:
     assert sentences(Child) == {"first": "The first.", "second": "The second, on two lines.", "again": "Said anew."}
+
+
+def test_a_sentence_comes_from_where_the_default_does() -> None:
+    assert sentences(Composed) == {"first": "The first.", "second": "Said for this one."}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from tests.rigs.s3 import free_port
@@ -60,11 +61,12 @@ rgw frontends = beast endpoint=127.0.0.1:{gateway_port}
 
 @dataclass(frozen=True, kw_only=True)
 class Gateway:
-    """The endpoint, and one user's keys."""
+    """The endpoint, one user's keys, and `admin`, which runs `radosgw-admin` with these words."""
 
     endpoint: str
     access_key: str
     secret_key: str = field(repr=False)
+    admin: Callable[..., object] = field(repr=False)
 
 
 def missing_programs() -> list[str]:
@@ -131,9 +133,10 @@ class CephCluster:
         """Makes a user, whose keys it returns with the endpoint."""
         access_key, secret_key = secrets.token_hex(10), secrets.token_hex(20)
         keys = ["--access-key", access_key, "--secret-key", secret_key]
-        self._run("radosgw-admin", "-n", "client.rgw.a", "user", "create", "--uid=test", "--display-name=test", *keys)
+        admin = partial(self._run, "radosgw-admin", "-n", "client.rgw.a")
+        admin("user", "create", "--uid=test", "--display-name=test", *keys)
         endpoint = f"http://127.0.0.1:{self.gateway_port}"
-        return Gateway(endpoint=endpoint, access_key=access_key, secret_key=secret_key)
+        return Gateway(endpoint=endpoint, access_key=access_key, secret_key=secret_key, admin=admin)
 
     def stop(self) -> None:
         """Stops the gateway first, because it depends on the others. Nothing in memory needs a slow shutdown."""

@@ -18,6 +18,7 @@ REFUSALS = {
     "429": ("429 Too Many Requests", "TooManyRequests"),
 }
 EXPIRED = ("400 Bad Request", "ExpiredToken")
+REDIRECTED = ("301 Moved Permanently", "PermanentRedirect")
 KINDS = (*REFUSALS, "reset", "short", "stall", "silence", "etag", "range")
 
 
@@ -56,6 +57,7 @@ class FaultyProxy:
     seed: int = 0
     expired_keys: frozenset[str] = frozenset()
     num_expired: int = 0  # requests that were refused for it
+    region: str = ""  # the region that answers redirect to, whatever is asked
     seen: list[Seen] = field(default_factory=list)
     stalling: threading.Event = field(default_factory=threading.Event)  # set while an answer is stalled
     num_standing: int = 0  # connections that are stalled now
@@ -128,6 +130,9 @@ class Connection:
                     self.proxy.num_expired += 1
                     await self._refuse(EXPIRED[0], EXPIRED[1] if method != "HEAD" else "")
                     break
+                if self.proxy.region:
+                    await self._refuse(REDIRECTED[0], REDIRECTED[1] if method != "HEAD" else "")
+                    break
                 if method != "GET" or "?" in path:
                     await self._pass_on(request)
                     break
@@ -163,7 +168,8 @@ class Connection:
 
     async def _refuse(self, status: str, code: str) -> None:
         body = f"<?xml version='1.0'?><Error><Code>{code}</Code></Error>" if code else ""
-        head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nContent-Type: application/xml\r\n\r\n"
+        region = f"x-amz-bucket-region: {self.proxy.region}\r\n" if self.proxy.region else ""
+        head = f"HTTP/1.1 {status}\r\n{region}Content-Length: {len(body)}\r\nContent-Type: application/xml\r\n\r\n"
         await self.loop.sock_sendall(self.client, (head + body).encode())
 
     async def _answer(self, request: _Head) -> _Head:

@@ -1,9 +1,9 @@
 """A matrix of faults on a real Slurm of three hosts: `python -m tests.soak.cluster --part 1/8`, or `make soak-cluster`.
 
-Each cell is a fault, whom it meets, and when. It gets a job of its own, which must end by itself with the same bits as
-without the fault; or with a code and a message, and then with the same bits once it is submitted again. Cells that
-cannot be, or are others under another name, are listed with the reason. Needs root, for file systems, control groups
-and hosts of its own. Writes the cells of the part to tests/soak/results/cluster.json.
+Each cell is a fault, the process that it hits, and a moment. Each cell gets its own job, which must end by itself with
+the same bits as without the fault. If it ends with an exit code and a message instead, it must reach the same bits when
+it is submitted again. Cells that cannot happen, or that equal another cell, are listed with the reason. Needs root, for
+its own file systems, control groups and host names. Writes the results to tests/soak/results/cluster.json.
 """
 
 import argparse
@@ -44,7 +44,7 @@ NUM_WORKERS = 2
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """A fault, whom it meets, and when."""
+    """A fault, the process that it hits, and the moment."""
 
     fault: str
     place: str
@@ -55,7 +55,7 @@ class Cell:
 
     @property
     def why_not(self) -> str:
-        """Why this cell is not built; nothing if it is."""
+        """The reason why this cell is not built; empty if it is built."""
         return _NO_SUCH_MOMENT.get((self.place, self.moment), "") or _why_not(self)
 
 
@@ -73,7 +73,7 @@ _NO_SUCH_MOMENT = {
 
 
 def _why_not(cell: Cell) -> str:
-    """Of the cells whose place has this moment."""
+    """Returns the reason why a cell is not built, if its place has this moment; empty if it is built."""
     fault, place, moment = cell.fault, cell.place, cell.moment
     rules = (
         (fault in DISK and place == "launcher", "it writes nothing but the log, on the batch script's disk"),
@@ -81,11 +81,11 @@ def _why_not(cell: Cell) -> str:
         (fault in DISK and (place, moment) == ("rank", "mid-save"), "the writer saves"),
         (
             fault in DISK and place == "batch script" and moment in ("mid-save", "evaluation"),
-            "it writes at the start and at the end of a try alone",
+            "it writes only at the start and at the end of a try",
         ),
         (
             fault in STORE and place in ("launcher", "batch script"),
-            "it asks the store nothing, but whether it answers (tests/slurm/test_storage_away.py)",
+            "it only asks the store whether it answers (tests/slurm/test_storage_away.py)",
         ),
         (fault == "broken bodies" and place in ("writer", "packing task", "gate"), "it reads no bodies"),
         (fault in STORE and place == "writer" and moment != "mid-save", "a writer that does not save asks nothing"),
@@ -122,35 +122,36 @@ CELLS = tuple(Cell(*words) for words in product(FAULTS, PLACES, MOMENTS))
 BUILT = tuple(cell for cell in CELLS if not cell.why_not)
 
 
-_AGAIN = "all ranks start again in the same allocation"
-_KEPT = "continues when the fault is over, and then writes the lines and checkpoints for which there was no room"
+_AGAIN = "all ranks are restarted in the same allocation"
+_KEPT = "the job continues once the disk takes files again, and writes the log lines and checkpoints that are missing"
+_WAITS = "the work pauses, and continues when the fault is over"
 WHAT_HAPPENS = {
     ("kill", "rank"): _AGAIN,
-    ("kill", "writer"): "its rank starts another writer, and saves the checkpoint again",
+    ("kill", "writer"): "its rank starts another writer and saves the checkpoint again",
     ("kill", "launcher"): _AGAIN,
-    ("kill", "batch script"): "Slurm ends the job as failed; the same `submit` continues the run",
+    ("kill", "batch script"): "Slurm ends the job as failed; repeating the `submit` continues the run",
     ("kill", "gate"): "the gate is restarted",
     ("kill", "evaluation"): "the evaluation is restarted in the same allocation",
     ("kill", "packing task"): "the task is restarted; finished shards are kept",
-    ("stop", "rank"): "the others wait for `--hang.step-seconds` (20 here), then " + _AGAIN,
-    ("stop", "writer"): "its rank waits for `--hang.other-seconds` (40 here), then " + _AGAIN,
+    ("stop", "rank"): "the others wait for `--hang.step-seconds` (20 here); then " + _AGAIN,
+    ("stop", "writer"): "its rank waits for `--hang.other-seconds` (40 here); then " + _AGAIN,
     ("full", ""): _KEPT,
     ("read-only", ""): _KEPT,
-    ("frozen", ""): "everything waits, then continues",
+    ("frozen", ""): _WAITS,
     ("503", ""): "requests are repeated until the store answers again",
-    ("broken bodies", ""): "reads go on from the last good byte",
-    ("expired credentials", ""): "they are read again until the store accepts them",
+    ("broken bodies", ""): "each read is resumed after the last byte that arrived",
+    ("expired credentials", ""): "the credentials are read again until the store accepts them",
     ("lost node", ""): "Slurm notices after SlurmdTimeout (30 s here), and requeues the job on other nodes",
-    ("wrong clock", ""): "the node is left out",
-    ("crashed controller", ""): "the job continues; questions to Slurm are repeated",
-    ("out of memory", ""): "as after a kill",
-    ("stop", ""): "everything waits, then continues",
+    ("wrong clock", ""): "the job leaves out the node",
+    ("crashed controller", ""): "the job keeps running, and asks Slurm again until the controller answers",
+    ("out of memory", ""): "the same as after a kill",
+    ("stop", ""): _WAITS,
 }
-"""What happens, by fault and place; "" for all other places."""
+"""What happens, by fault and place. An empty place stands for all other places."""
 
 
 def table(result: dict[str, Any]) -> str:
-    """The table of docs/slurm.md."""
+    """Returns the table of docs/slurm.md."""
     seconds: dict[tuple[str, str], list[float]] = {}
     places: dict[tuple[str, str], list[str]] = {}
     for row in result["cells"]:
@@ -167,7 +168,7 @@ def table(result: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What became of a cell. `seconds` are those beyond the undisturbed job's."""
+    """The result of a cell. `seconds`: how much longer the job took than an undisturbed one."""
 
     fault: str
     place: str
@@ -179,14 +180,14 @@ class Found:
 
 
 class Lane:
-    """One cluster, on which cells run one after the other."""
+    """A cluster that runs cells one after the other."""
 
     def __init__(self, cluster: SlurmCluster, shared: Shared, folder: Path) -> None:
         self.cluster, self.shared, self.folder = cluster, shared, folder
         self.number = 0
 
     def run(self, cell: Cell) -> Found:
-        """Works on a cell of the matrix, and leaves the cluster as it was."""
+        """Runs a cell of the matrix, and leaves the cluster as it was."""
         self.number += 1
         place = self.folder / f"{self.number:03}"
         with ExitStack() as stack:
@@ -230,7 +231,7 @@ class Lane:
         )
 
     def _strike(self, cell: Cell, work: Work, disk: faults.Disk) -> bool:
-        """Waits for the moment, then breaks; False if the work was over before."""
+        """Waits for the moment and causes the fault. Returns False if the work was over before."""
         name = "rank" if cell.place == "batch script" and cell.moment == "end" and cell.fault in DISK else cell.place
         if not self._until(work, lambda: bool(self._pids(name))):
             return False
@@ -257,7 +258,7 @@ class Lane:
         return True
 
     def _passing(self, cell: Cell, work: Work, disk: faults.Disk, pid: int) -> AbstractContextManager[None] | None:
-        """The fault, if it passes by itself."""
+        """Returns a context in which the fault lasts, or None if the fault is not temporary."""
         makers: dict[str, Callable[[], AbstractContextManager[None]]] = {
             "full": disk.full,
             "read-only": disk.read_only,
@@ -272,7 +273,7 @@ class Lane:
         return makers[cell.fault]() if cell.fault in makers else None
 
     def _lose(self, node: str, work: Work) -> None:
-        """Slurm notices after half a minute; then the node comes back."""
+        """Kills a node, waits until Slurm has noticed, which takes half a minute, and starts the node again."""
         self.cluster.kill_node(node)
         self._until(work, lambda: "down" in self._states(node))
         self.cluster.start_node(node)
@@ -294,7 +295,7 @@ class Lane:
         return faults.pids_of(self.cluster, place)
 
     def _await(self, work: Work) -> str:
-        """How it ended."""
+        """Waits for the end of the work, and returns how it ended."""
         deadline = time.monotonic() + CELL_SECONDS
         while not work.is_over():
             if time.monotonic() > deadline:
@@ -303,7 +304,7 @@ class Lane:
         return work.end()
 
     def _tidy(self) -> None:
-        """No job, no process of one, all nodes idle."""
+        """Cancels all jobs, ends their processes, and waits until all nodes are idle."""
         self.cluster.command("scancel", f"--user={os.getuid()}")
         places = [place for place in PLACES if place != "gate"]
         time.sleep(1)
@@ -318,7 +319,7 @@ class Lane:
 def campaign(
     cells: Sequence[Cell], *, keep: Callable[[Sequence[Found]], object], num_workers: int = NUM_WORKERS
 ) -> bool:
-    """Works on the cells in several clusters at once, and hands each result to `keep`; whether all are right."""
+    """Runs the cells on several clusters at once, and hands each result to `keep`. Returns whether all are right."""
     queue, lock, are_right = list(cells), threading.Lock(), list[bool]()
     with tempfile.TemporaryDirectory(prefix="soak-") as name, shared_by_all(Path(name)) as shared:
 
@@ -349,7 +350,7 @@ def campaign(
 
 
 def write(found: Sequence[Found]) -> dict[str, Any]:
-    """Puts these cells in the place of older ones in the result; the whole of it."""
+    """Replaces the older results of these cells in the file, and returns the whole result."""
     old = json.loads(RESULT.read_text())["cells"] if RESULT.exists() else []
     cells = {Cell(row["fault"], row["place"], row["moment"]): row for row in old}
     cells |= {Cell(row.fault, row.place, row.moment): asdict(row) for row in found}
@@ -364,12 +365,12 @@ def write(found: Sequence[Found]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """0 if all cells are right."""
+    """Returns 0 if all cells are right."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default="1/1", help="K/N: the K-th of N parts of the cells")
-    parser.add_argument("--only", default="", help="cells whose name has this, as a regular expression")
+    parser.add_argument("--only", default="", help="run only the cells whose name matches this regular expression")
     parser.add_argument("--table", action="store_true", help="print the result as the table of docs/slurm.md")
-    parser.add_argument("--workers", type=int, default=NUM_WORKERS, help="clusters at once")
+    parser.add_argument("--workers", type=int, default=NUM_WORKERS, help="the number of clusters that run at once")
     options = parser.parse_args()
     if options.table:
         put(table(json.loads(RESULT.read_text())) + "\n")

@@ -1,4 +1,4 @@
-"""What the matrix of faults (cluster.py) breaks: processes, the disk of a run, its store, a node, the controller."""
+"""The faults of the matrix (cluster.py): in processes, the disk of a run, its store, a node, and the controller."""
 
 import os
 import signal
@@ -14,13 +14,13 @@ from tests.rigs.small_disk import filled
 
 DISK_MIB = 160
 HELD_SECONDS = 12.0
-"""How long a fault lasts that passes by itself."""
+"""How long a temporary fault lasts."""
 _CGROUP = Path("/sys/fs/cgroup/memory")
 _BYTES_LEFT = 4 << 20
 
 
 class Disk:
-    """A file system of its own, ext4 in a file, that can be full, read-only or frozen. Needs root."""
+    """An ext4 file system in a file, which can be made full, read-only or frozen. Needs root."""
 
     def __init__(self, folder: Path) -> None:
         self.image, self.path = folder.with_suffix(".ext4"), folder
@@ -31,13 +31,13 @@ class Disk:
         _run("mount", "-o", "loop", str(self.image), str(folder))
 
     def close(self) -> None:
-        """Everything that is open on it goes on until it ends."""
+        """Unmounts the disk. Processes that have files open on it can still use them."""
         subprocess.run(["umount", "--lazy", str(self.path)], check=False, capture_output=True)
         self.image.unlink()
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """No byte is left."""
+        """Leaves no byte free."""
         filler = filled(self.path)
         try:
             yield
@@ -46,7 +46,7 @@ class Disk:
 
     @contextmanager
     def read_only(self) -> Iterator[None]:
-        """What is opened now cannot be written; files that are open can, which no server would refuse them either."""
+        """Refuses to open files for writing. Files that are open already can still be written, as on a file server."""
         _run("mount", "--bind", str(self.path), str(self.path))
         _run("mount", "-o", "remount,ro,bind", str(self.path))
         try:
@@ -56,7 +56,7 @@ class Disk:
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Whoever writes waits."""
+        """Makes every writer wait."""
         _run("fsfreeze", "--freeze", str(self.path))
         try:
             yield
@@ -66,7 +66,7 @@ class Disk:
 
 @contextmanager
 def refused(proxy: CuttingProxy, status: int, code: str) -> Iterator[None]:
-    """The store refuses all requests."""
+    """Makes the store refuse all requests."""
     proxy.refuses = status, code
     try:
         yield
@@ -76,7 +76,7 @@ def refused(proxy: CuttingProxy, status: int, code: str) -> Iterator[None]:
 
 @contextmanager
 def halved(proxy: CuttingProxy) -> Iterator[None]:
-    """The store cuts every body in half."""
+    """Makes the store cut every response body in half."""
     proxy.halves = True
     try:
         yield
@@ -86,7 +86,7 @@ def halved(proxy: CuttingProxy) -> Iterator[None]:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """The process stands still."""
+    """Stops the process with SIGSTOP, and lets it continue afterwards."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -97,7 +97,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 @contextmanager
 def without_controller(cluster: SlurmCluster) -> Iterator[None]:
-    """slurmctld was killed."""
+    """Kills slurmctld, and starts it again afterwards."""
     cluster.kill_controller()
     try:
         yield
@@ -106,7 +106,7 @@ def without_controller(cluster: SlurmCluster) -> Iterator[None]:
 
 
 def starve(pid: int, group: str) -> None:
-    """The kernel's out-of-memory killer ends the process in a control group (version 1) that has no memory left."""
+    """Lets the kernel's out-of-memory killer end the process, in a control group (version 1) without memory."""
     folder = _CGROUP / group
     folder.mkdir(exist_ok=True)
     (folder / "memory.limit_in_bytes").write_text(str(_BYTES_LEFT))
@@ -114,18 +114,18 @@ def starve(pid: int, group: str) -> None:
 
 
 def forget_group(group: str) -> None:
-    """Removes the control group, which must be empty."""
+    """Removes the control group if it is empty."""
     with suppress(OSError):
         (_CGROUP / group).rmdir()
 
 
 def has_memory_groups() -> bool:
-    """Whether control groups (version 1) limit memory here."""
+    """Whether this machine limits memory by control groups of version 1."""
     return (_CGROUP / "memory.limit_in_bytes").exists()
 
 
 def pids_of(cluster: SlurmCluster, place: str) -> list[int]:
-    """The processes of a place of the matrix, in the order of their ids."""
+    """Returns the processes of a place of the matrix, ordered by their ids."""
     return [pid for pid in sorted(cluster.processes()) if _IS[place](pid)]
 
 
@@ -174,7 +174,7 @@ _IS: dict[str, Callable[[int], bool]] = {
 
 
 def end(pids: list[int]) -> None:
-    """Ends what is left of a cell."""
+    """Kills the processes that are left of a cell."""
     for pid in pids:
         for number in (signal.SIGKILL, signal.SIGCONT):
             with suppress(ProcessLookupError):

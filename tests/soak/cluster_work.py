@@ -1,4 +1,4 @@
-"""The jobs that the matrix of faults (cluster.py) disturbs: a training, an evaluation, a packing and a chain."""
+"""The jobs that the matrix of faults (cluster.py) disturbs: a training run, an evaluation, packing, and a chain."""
 
 import hashlib
 import json
@@ -37,19 +37,19 @@ _WRONG_SECONDS = 4_000_000_000
 
 @dataclass(frozen=True)
 class Expected:
-    """What a job comes to that nobody disturbs, and how long it takes."""
+    """The result of an undisturbed job, and how long it takes."""
 
     digest: str
     seconds: float
 
 
 class Shared:
-    """The store, and what undisturbed jobs come to, each run once."""
+    """The store, and the results of undisturbed jobs, each of which runs once."""
 
     def __init__(self, folder: Path, endpoint: str) -> None:
         self.folder, self.endpoint = folder, endpoint
         self.url = f"s3://{BUCKET}/digits"
-        # Each node has a host name of its own, as far as its ranks can see.
+        # The ranks of each node see a host name of their own.
         self.command = folder / "patchline"
         inner = f'hostname "rig-$SLURMD_NODENAME"; exec {PATCHLINE} "$@"'
         self.command.write_text(f"#!/bin/sh\nexec unshare --uts sh -c '{inner}' patchline \"$@\"\n")
@@ -59,12 +59,12 @@ class Shared:
 
     @property
     def weights(self) -> Path:
-        """The weights of the undisturbed training."""
+        """The weights of the undisturbed training run."""
         self.expected(Training)
         return self.folder / "Training" / "run" / "weights"
 
     def expected(self, kind: "type[Work]") -> Expected:
-        """Of this kind of job."""
+        """Returns the result of an undisturbed job of this kind."""
         with self._lock:
             if kind not in self._expected:
                 self._expected[kind] = self._undisturbed(kind)
@@ -86,7 +86,7 @@ class Shared:
 
 @contextmanager
 def shared_by_all(folder: Path) -> Iterator[Shared]:
-    """A store with the dataset."""
+    """Starts a store, and packs the dataset into it."""
     with moto_server() as endpoint, patch.dict(os.environ, KEYS, AWS_ENDPOINT_URL=endpoint):
         boto3.client("s3").create_bucket(Bucket=BUCKET)
         shared = Shared(folder, endpoint)
@@ -95,7 +95,7 @@ def shared_by_all(folder: Path) -> Iterator[Shared]:
 
 
 class Work(ABC):
-    """A job of its own in `folder`, whose store is behind a proxy of its own."""
+    """A job in its own folder, with its own proxy in front of the store."""
 
     def __init__(self, cluster: SlurmCluster, shared: Shared, folder: Path) -> None:
         self.cluster, self.shared, self.folder, self.run_dir = cluster, shared, folder, folder / "run"
@@ -115,15 +115,15 @@ class Work(ABC):
 
     @property
     def own_url(self) -> str:
-        """A place in the store for this job alone."""
+        """A URL in the store that only this job uses."""
         return f"s3://{BUCKET}/{self.folder.parent.name}-{self.folder.name}"
 
     @abstractmethod
     def words(self) -> list[str]:
-        """The stage and its flags."""
+        """Returns the stage and its flags."""
 
     def options(self) -> list[str]:
-        """Those of sbatch."""
+        """Returns the options of sbatch."""
         return ["--nodes=1"]
 
     def submit(self) -> None:
@@ -139,7 +139,7 @@ class Work(ABC):
         self.jobs.append(self.cluster.sbatch(SCRIPT, *self.words(), options=options, env=environ))
 
     def turn_clock(self, node: str) -> None:
-        """The shells of this node see a time that is wrong by decades."""
+        """Makes the shells of this node see a time that is wrong by decades."""
         path = self.folder / "environment"
         is_there = f"[[ ${{SLURMD_NODENAME-}} == {node} ]]"
         path.write_text(f"if {is_there}; then unset EPOCHREALTIME; EPOCHREALTIME={_WRONG_SECONDS}.5; fi\n")
@@ -147,30 +147,30 @@ class Work(ABC):
 
     @abstractmethod
     def is_at(self, moment: str, how: str) -> bool:
-        """Whether the moment has come; how: "early" just before it, "now"."""
+        """Whether the moment has come. `how`: "early" (just before the moment) or "now"."""
 
     def is_over(self) -> bool:
-        """Whether the job has ended for good; False if the controller does not answer."""
+        """Whether the job has ended for good. Returns False if the controller does not answer."""
         try:
             return self.cluster.squeue_state(self.jobs[-1]) in ENDED
         except (RuntimeError, subprocess.TimeoutExpired):
             return False
 
     def end(self) -> str:
-        """Its last state and exit code."""
+        """Returns the job's last state and its exit code, or "done"."""
         job = self.cluster.job(self.jobs[-1])
         return "done" if job["JobState"] == "COMPLETED" else f"{job['JobState']} {job['ExitCode']}"
 
     def batch_host(self) -> str:
-        """The node of the batch script."""
+        """Returns the node on which the batch script runs."""
         return self.cluster.job(self.jobs[-1])["BatchHost"]
 
     @abstractmethod
     def digest(self) -> str:
-        """A hash of what it made; nothing if it is not complete."""
+        """Returns a hash of what the job made; empty if it is not complete."""
 
     def message(self) -> str:
-        """What the operator reads: the last words of the script, or else those of `patchline status`."""
+        """Returns what the operator reads: the last line of the script, or the output of `patchline status`."""
         words = [line for line in self.log().splitlines() if line.startswith("stage.sbatch: ")]
         if words and "not tried again" in words[-1]:
             return words[-1]
@@ -185,7 +185,7 @@ class Work(ABC):
         return (done.stdout + done.stderr).strip()
 
     def log(self) -> str:
-        """The log of all its jobs."""
+        """Returns the log of all its jobs."""
         return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
 
 
@@ -216,7 +216,7 @@ class Training(Work):
         return step == STEPS if moment == "end" else step % SAVE_STEPS not in (0, 1)
 
     def _step(self) -> int:
-        """The last step that is logged."""
+        """Returns the last step in metrics.jsonl, or 0."""
         with suppress(OSError, ValueError, IndexError):
             with (self.run_dir / "metrics.jsonl").open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - 8192))
@@ -236,7 +236,7 @@ class Training(Work):
 
 
 class StoredTraining(Training):
-    """The same with its checkpoints in the store."""
+    """The same training, with its checkpoints in the store."""
 
     def words(self) -> list[str]:
         return [*super().words(), f"--checkpoint.url={self.own_url}"]
@@ -246,7 +246,7 @@ class StoredTraining(Training):
 
 
 class Evaluation(Work):
-    """Scores the weights of the undisturbed training on one node."""
+    """Scores the weights of the undisturbed training run on one node."""
 
     def words(self) -> list[str]:
         scores = f"--run-dir={self.run_dir}"
@@ -261,7 +261,7 @@ class Evaluation(Work):
 
 
 class Packing(Work):
-    """Packs digits into the store."""
+    """Packs digits into a folder."""
 
     def words(self) -> list[str]:
         return ["pack", "digits", f"--out={self._out}", "--samples-per-shard=50"]
@@ -282,7 +282,7 @@ class Packing(Work):
 
 
 class StoredPacking(Packing):
-    """The same into the store."""
+    """Packs digits into the store."""
 
     @property
     def _out(self) -> str:
@@ -299,7 +299,7 @@ class StoredPacking(Packing):
 
 
 class Chain(Work):
-    """Packs, then trains: with a gate between."""
+    """A chain that packs and then trains, with a gate in between."""
 
     def words(self) -> list[str]:
         return ["submit", f"{self.folder}/chain.yaml", f"--cluster={self.folder}/cluster.yaml"]
@@ -342,7 +342,7 @@ class Chain(Work):
             raise RuntimeError(done.stderr)
 
     def pack_flags(self) -> list[str]:
-        """Where the dataset goes: into the chain's folder."""
+        """Returns the flags that say where the dataset goes. By default, it goes into the chain's folder."""
         return []
 
     def is_at(self, moment: str, how: str) -> bool:  # noqa: ARG002 - a gate is there for a moment
@@ -374,7 +374,7 @@ class Chain(Work):
 
 
 class StoredChain(Chain):
-    """The same with the dataset in the store."""
+    """The same chain, with the dataset in the store."""
 
     def pack_flags(self) -> list[str]:
         return [f"--out={self.own_url}"]
@@ -389,5 +389,5 @@ _KINDS: dict[str, tuple[type[Work], type[Work]]] = {
 
 
 def kind_of(place: str, *, is_stored: bool) -> type[Work]:
-    """The job for a place of the matrix; `is_stored`: what this place writes is in the store."""
+    """Returns the kind of job for a place of the matrix. `is_stored`: whether it writes to the store."""
     return _KINDS.get(place, (Training, Training))[is_stored]

@@ -50,6 +50,7 @@ class Writer:
         self._process: subprocess.Popen[bytes] | None = None
         self._fit: BufferFit | None = None
         self._hurried = 0  # the newest save that the writer was told to hurry for
+        self._said = ""  # the last message for the log, which is not repeated after every save
         self._waiting: dict[int, str] = {}  # the saves for which an answer is due, and what was last asked
         self._start()
 
@@ -90,7 +91,7 @@ class Writer:
 
     def answers(self, *, seconds: float = 0.0) -> list[SaveResult]:
         """Returns the answers since the last call; waits up to `seconds` for the first. If the writer has died or was
-        silent for too long, what it was asked to do has failed."""
+        silent for too long, the answers say that everything asked of it has failed."""
         found: list[SaveResult] = []
         if seconds:
             self._hurry()
@@ -133,7 +134,7 @@ class Writer:
         self._push()
 
     def _push(self) -> None:
-        """Writes as much as the pipe takes now. That the writer has ended is noticed when reading."""
+        """Writes as much as the pipe takes now. If the writer has ended, the next read notices it."""
         with suppress(BlockingIOError, BrokenPipeError):
             while self._unsent:
                 line = self._unsent[0]
@@ -144,7 +145,7 @@ class Writer:
                     self._unsent.popleft()
 
     def _exchange(self, seconds: float, found: list[SaveResult]) -> bool:
-        """Sends and receives once; False if there is no process any more."""
+        """Sends and receives once. Returns False if the process is gone."""
         self._push()
         poll = select.poll()  # select(2) does not support descriptors above 1023
         poll.register(self._answers, select.POLLIN)
@@ -174,7 +175,9 @@ class Writer:
         if not isinstance(answer, SaveResult):
             raise ValueError(f"a {type(answer).__name__}; allowed: an Answer")
         if answer.what == "said":
-            log.warning("%s", answer.message)
+            if answer.message != self._said:
+                log.warning("%s", answer.message)
+            self._said = answer.message
         elif answer.what != "progress":
             if answer.what == "committed":
                 self._waiting[answer.save] = "retire"
@@ -183,8 +186,8 @@ class Writer:
             found.append(answer)
 
     def _lost(self, why: str, found: list[SaveResult]) -> None:
-        """Ends the process, or notes that it has ended. What it was asked to do has failed, unless only old checkpoints
-        were left to delete."""
+        """Ends the process, or notes that it has ended. Adds an answer for each save to `found`: it has failed, unless
+        only old checkpoints were left to delete."""
         pid, code = self.pid, self._end(is_over=not why)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         message = why or f"the checkpoint writer (process {pid}) {how}"
@@ -208,9 +211,9 @@ class Writer:
         words = [sys.executable, "-P", "-m", "pipeline.checkpoints.writer.process", *map(str, (*ends, os.getpid()))]
         try:
             with _signals_held_back():
-                # In its own process group, the writer does not get a terminal's Ctrl-C. It has no session of its own:
-                # the kernel divides the processor between sessions first, so the low priority would count only inside
-                # the writer's session.
+                # In its own process group, the writer does not get a terminal's Ctrl-C. It stays in the trainer's
+                # session: the kernel divides the processor between sessions first, so in another session the low
+                # priority would have no effect on training.
                 self._process = subprocess.Popen(
                     words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=ends, process_group=0
                 )

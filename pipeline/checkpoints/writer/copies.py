@@ -1,10 +1,10 @@
-"""Saves in the background or inline. All ranks do the same, and the log says which and why.
+"""Writes a rank's saves, in the background or inline. All ranks save in the same way, and the log says how and why.
 
 In the background, the trainer waits only for a copy of its state, and a writer process does the rest. Without a writer
 process, the trainer writes the file itself before it continues.
 
 The copy is the rank file, byte by byte, in host memory that is shared with the writer. The memory is allocated and
-touched once and reused by every save. On a GPU it is pinned, and the copies run on a stream of their own.
+touched once and reused by every save. On a GPU it is pinned, and the copies run on a separate stream.
 """
 
 import logging
@@ -34,7 +34,8 @@ _MOST_SHARE = 0.9  # the most that saves may take of the host's available memory
 
 
 class Copies:
-    """Copies into host memory. `event`: the event after them on the GPU; None if they are already complete."""
+    """Copies that are on their way into host memory. `event`: the event after them on the GPU; None if they are
+    complete."""
 
     def __init__(self, event: torch.cuda.Event | None = None) -> None:
         self._event = event
@@ -86,7 +87,7 @@ class HostBuffer:
 
     @property
     def num_bytes(self) -> int:
-        """The size of the buffer, which is that of the rank file in it."""
+        """The size of the buffer, which the rank file in it fills."""
         return self._bytes.numel()
 
     def fit(self, num_bytes: int) -> None:
@@ -318,7 +319,7 @@ def choose_writer(
 
 
 def _taken(buffer: HostBuffer, mine: Room, num_bytes: int) -> Room:
-    """Allocates the buffer, and returns the room. It has a `fault` if that failed."""
+    """Allocates the buffer. Returns the room, with a `fault` if the allocation failed."""
     try:
         buffer.fit(num_bytes)
     except OSError as error:

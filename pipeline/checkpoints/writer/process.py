@@ -48,7 +48,7 @@ _SIGN_SECONDS = 1.0  # the least time between two reports of progress
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGPIPE)
 _LOWEST = 19  # the niceness of the lowest priority
-_NO_SAVE = 1 << 62  # the number of work that belongs to no save, above that of any save
+_NO_SAVE = 1 << 62  # the number of work that belongs to no save; it is above the number of any save
 _OVER = object()
 _READ_BYTES = 1 << 20
 
@@ -120,12 +120,13 @@ def do_commit(order: CommitOrder, say: Say, *, store: Store | None = None) -> No
         attempt = attempt_from_json(order.attempt.encode())
         retire(store, attempt=attempt, newest=newest, retention=order.retention)
     except _FAULTS as error:
-        say(SaveResult(save=order.save, what="said", message=f"old checkpoints could not be deleted: {error}"))
+        message = f"old checkpoints could not be deleted, so they stay and take up space: {error}"
+        say(SaveResult(save=order.save, what="said", message=message))
     say(SaveResult(save=order.save, what="retired"))
 
 
 def said_of(error: Exception, url: str) -> str:
-    """Returns the text for the log of an error in a save. For a full disk, it says what to do."""
+    """Returns an error in a save as text for the log. If the disk is full, the text says what to do."""
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         where = error.filename or url
         return f"{error.strerror} at {where}; make room there (a smaller --checkpoint.keep-newest needs less)"

@@ -80,7 +80,7 @@ def save_as(
     """Writes a file (.npz) or a folder, completely or not at all. The head's constant is folded into its bias.
 
     In formats other than ours, 2-D or missing position embeddings become a learned 1-D table with the same values.
-    timm's format keeps only the transform of `usage`, and .npz files keep nothing of it.
+    timm's format keeps only the transform of `usage`, and .npz files keep none of it.
     """
     if written == "patchline":
         named = labels or tuple(str(number) for number in range(config.num_classes))
@@ -107,8 +107,8 @@ def save_as(
 
 
 def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
-    """Raises UserError for parts of the model that the format does not have. Parts that only our format has come first
-    in the table, because no other format can then be advised."""
+    """Raises UserError for parts of the model that the format does not have. In the table, parts that only our format
+    has come first, so that no other format is advised in vain."""
     npz: tuple[Format, ...] = ("vision_transformer", "big_vision")
     is_vit, resnet = not config.is_bit, config.resnet
     parts: dict[str, tuple[bool, tuple[Format, ...]]] = {

@@ -1,8 +1,8 @@
 """Hugging Face's ViT: a folder with `config.json` and `model.safetensors`, as ViTForImageClassification reads it.
 
-Sources: transformers' configuration_vit.py and modeling_vit.py. Its defaults are exact GELU and an epsilon of 1e-12, so
-the model's own GELU and epsilon are written into `config.json`. Tensors get the names of published files, which
-transformers 5 still reads; its newer names can be read, too. Shape letters: D width.
+Sources: transformers' configuration_vit.py and modeling_vit.py. The library's defaults are exact GELU and an epsilon of
+1e-12, so the model's own GELU and epsilon are written into `config.json`. Tensors get the names in published files,
+which transformers 5 still reads. Files with its newer names can be read, too. Shape letters: D width.
 """
 
 import logging
@@ -42,7 +42,7 @@ _PATCH = "vit.embeddings.patch_embeddings.projection.weight"
 _MULTI_LABEL = "multi_label_classification"  # a problem_type whose probabilities are sigmoids, not softmax
 _BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
 _MOST_SIDE = 1 << 16
-# transformers 5's own names -> those of the published files.
+# transformers 5's own names -> the names in published files.
 _NEWER = (
     (r"^vit\.layers\.", "vit.encoder.layer."),
     (r"\.attention\.q_proj\.", ".attention.attention.query."),
@@ -102,7 +102,8 @@ def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str
     """Returns the settings with which transformers' image processors prepare images as ours does.
 
     The filter `area` becomes bilinear, since torchvision, which transformers uses, has no such filter. Both backends of
-    transformers always antialias. Its ViTImageProcessor does not crop in version 4; CLIP's processor crops in 4 and 5.
+    transformers always antialias. In version 4 of transformers, ViTImageProcessor does not crop; CLIP's processor crops
+    in versions 4 and 5.
     """
     square = {"height": image_size, "width": image_size}
     if transform.mode == "resize":
@@ -127,7 +128,7 @@ def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str
 
 def _transform(processor: Mapping[str, Any], image_size: int) -> EvaluationTransform:
     """Returns the transform that a processor describes, as the inverse of `image_processor`. Returns the default if the
-    file does not say it, or says what ours cannot do, such as another image size than the model's."""
+    processor describes none, or one that ours cannot do, such as one with another image size than the model's."""
     size, crop = processor.get("size"), processor.get("crop_size", image_size)
     resample = processor.get("resample", _BILINEAR)
     if type(size) is int:  # the oldest files give one number

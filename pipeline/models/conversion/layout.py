@@ -1,4 +1,4 @@
-"""How our tensors appear in files of other libraries: under which names, in which shapes, fused or split.
+"""Describes how our tensors appear in files of other libraries: under which names, in which shapes, fused or split.
 
 Each format has a table. A row has our name, the file's name or names, and how the values are converted. Import, export
 and the check of what a file must hold all follow the same table: the names of a model's parameters say which rows
@@ -21,7 +21,7 @@ Change = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Transform:
-    """How one of our tensors is split into tensors of a file, and joined from them."""
+    """Splits one of our tensors into tensors of a file, and joins it from them."""
 
     split: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]
     join: Callable[[tuple[torch.Tensor, ...]], torch.Tensor]
@@ -29,7 +29,7 @@ class Transform:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorMapping:
-    """One tensor of ours: its names in a file, and how it is converted."""
+    """One of our tensors: its names in a file, and how it is converted."""
 
     names: tuple[str, ...]
     transform: Transform
@@ -37,9 +37,10 @@ class TensorMapping:
 
 Layout = Mapping[str, TensorMapping]
 LayerTensors = Mapping[str, tuple[str, Transform]]
-"""The tensors of a layer by the ends of our names: the ends of the file's names, and how values are converted."""
+"""The tensors of a layer. Each end of our names has the end of the file's names, and how values are converted."""
 Row = tuple[str, str | tuple[str, ...], LayerTensors]
-"""The beginning of our names, of the file's names (several, if a layer of ours is several there), and the layer."""
+"""The beginning of our names, the beginning of the file's names (several, if one layer of ours is several layers
+there), and the layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ def positions(*, class_row: bool, class_token: bool) -> Transform:
     """Returns the transform of position embeddings (1, N, D). `class_row`: whether the class token has a row in the
     file, as it has here.
 
-    If the file has no such row, ours is read as zeros. Before an export, our row is added to the class token itself
+    If the file has no such row, our row is read as zeros. Before an export, our row is added to the class token itself
     (`without_class_row`).
     """
     if class_row or not class_token:
@@ -139,7 +140,7 @@ class OurView:
         return layout_of(self.table, (name,))[name].names[0]
 
     def has(self, name: str) -> bool:
-        """Whether the file has our tensor."""
+        """Returns whether the file has our tensor."""
         return self.theirs(name) in self.file.shapes
 
     def shape(self, name: str, num_dims: int) -> tuple[int, ...]:

@@ -70,7 +70,7 @@ _FIRST = ("embedding/kernel", "root_block/conv_root/kernel", "resnet/root_block/
 _STACK, _BLOCK = "Transformer/encoderblock/", "Transformer/encoderblock_{}/"
 TABLE = "pos_embedding"
 _MAP = "MAPHead_0/"  # attention pooling
-_IMAGE_SIZE = 224  # px: the file does not say it; big_vision trains its models with this table at 224
+_IMAGE_SIZE = 224  # px: the size at which big_vision trains models with this table
 _POSITIONS = ("pos_embedding", "Transformer/pos_embedding", "Transformer/posembed_input/pos_embedding")
 _TENSORFLOW_NORM: LayerTensors = {"weight": ("gamma", AS_IS), "bias": ("beta", AS_IS)}
 _FLAX_BIT_NORM: LayerTensors = {"weight": ("scale", VECTOR_OF_FOUR), "bias": ("bias", VECTOR_OF_FOUR)}
@@ -239,7 +239,8 @@ def _vit_sections(names: NpzNames, *, patch: int, num_heads: int, position: Tran
 
 
 def _fused(ours: str, theirs: str, parts: tuple[str, ...], num_heads: int) -> Row:
-    """Returns the row of several dense layers of an attention that are one here: (n * D, D) -> n of (D, h, d)."""
+    """Returns the row of a dense layer of our attention that is several layers in the file: (n * D, D) -> n tensors (D,
+    h, d)."""
     weights = Transform(
         split=lambda t: tuple(piece.T.reshape(piece.shape[1], num_heads, -1) for piece in t.chunk(len(parts))),
         join=lambda pieces: torch.cat([piece.flatten(1).T for piece in pieces]),

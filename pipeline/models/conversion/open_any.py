@@ -81,9 +81,9 @@ def open_for_use(path: str, *, say: bool = False) -> Weights:
     """Opens the weights at `path`, without hints from the user. They may be a run, a weights folder, or what `open_any`
     reads.
 
-    If the file does not name each class of the head, the classes are called 0, 1, ... `say`: log what is assumed
-    because the file does not say it. Raises UserError if there are no weights, or if the file leaves open what only
-    flags of `patchline import` can say. Reading a tensor raises InvalidDataError if it is not finite.
+    If the file does not name each class of the head, the classes are called 0, 1, ... `say`: whether to log what is
+    assumed because the file does not say it. Raises UserError if there are no weights, or if the file leaves open what
+    only flags of `patchline import` can say. Reading a tensor raises InvalidDataError if it is not finite.
     """
     if _is_ours(Path(path)):
         return open_weights(path)
@@ -104,8 +104,9 @@ def open_for_use(path: str, *, say: bool = False) -> Weights:
 
 
 def names_of_classes(weights: Weights, *, say: bool) -> tuple[str, ...]:
-    """Returns the names of the head's classes: those in the file if there is one for each, else 0, 1, ... With any
-    other number of names, it is unknown which classes they belong to. `say`: log a warning in that case."""
+    """Returns the names of the head's classes: the file's names if it has one for each class, else 0, 1, ... If a file
+    has another number of names, it is unknown which classes they belong to. `say`: whether to log a warning in that
+    case."""
     num_names, num_classes = len(weights.labels), weights.config.num_classes
     if num_names == num_classes:
         return weights.labels
@@ -116,8 +117,8 @@ def names_of_classes(weights: Weights, *, say: bool) -> tuple[str, ...]:
 
 
 def usage_for(path: str) -> Usage:
-    """Returns how the weights at `path`, of any format, are used. Returns the defaults if they cannot be read; opening
-    them reports the reason."""
+    """Returns how the weights at `path`, of any format, are used. Returns the defaults if the weights cannot be read;
+    opening them reports the reason."""
     try:
         return open_for_use(path).usage
     except UserError:
@@ -125,8 +126,8 @@ def usage_for(path: str) -> Usage:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether the path is a run or a weights folder of ours, or nothing at all, rather than weights of another
-    library."""
+    """Returns whether the path is a run or a weights folder of ours, or does not exist. Otherwise, it holds weights of
+    another library."""
     try:
         if not path.is_dir():
             return not path.is_file()
@@ -154,7 +155,7 @@ def _with_our_pixels(
     weights: Weights, declared: PixelRange | None, hints: Hints, *, usual: PixelRange = PIXELS["paper"]
 ) -> Weights:
     """Returns the weights changed so that they take our pixels. The pixels that they were trained on are declared by
-    the file, given by the user, or else assumed to be the `usual` ones of the architecture."""
+    the file, given by the user, or else assumed to be the architecture's `usual` pixels."""
     given = PIXELS[hints.pixels] if hints.pixels else None
     if declared and given and given != declared:
         raise UserError(
@@ -169,8 +170,8 @@ def _with_our_pixels(
 
 
 def _refuse_other_pixels(path: Path, *, trained: str, usual: PixelRange) -> None:
-    """Raises UserError for a bare file if its name, its script's arguments or a config.json beside it mean a model that
-    takes other pixels than ours.
+    """Raises UserError for a bare file if its name, its script's arguments or a config.json beside it indicate a model
+    that takes other pixels than ours.
 
     `trained` is the model that the arguments name, and `usual` are the pixels of that model.
     """

@@ -41,7 +41,7 @@ _WORDS = re.compile(r"[^a-z]+")
 # Types of the arguments in files of timm, DeiT, MAE and others. Both only hold values.
 _HARMLESS: list[Any] = [argparse.Namespace, pathlib.PosixPath]
 SUFFIXES = (".npz", ".safetensors", ".bin", ".pth", ".pt", ".ckpt", ".pth.tar")
-# The first tensor of timm's ViTs. What precedes its name is a training script's name for the model.
+# The first tensor of timm's ViTs. The text before this name is a training script's name for the model.
 _FIRST = ".patch_embed.proj.weight"
 
 

@@ -1,10 +1,10 @@
-"""The pixels that weights were trained on: how they are declared, and how weights from elsewhere are made to take ours.
+"""Finds the range of pixels that weights were trained on, and makes weights from elsewhere take pixels in our range.
 
 Ours are 2 x / 255 - 1, as in the paper's code: mean and deviation 0.5. Many models of timm, DeiT, MAE and DINO take
-ImageNet's mean and deviation, CLIP's take their own. The patch embedding of a ViT is linear, so it absorbs the
+ImageNet's mean and deviation; CLIP's models take CLIP's. The patch embedding of a ViT is linear, so it absorbs the
 difference exactly: W ((x / 255 - m) / s) + b = W / (2 s) (2 x / 255 - 1) + b + W (0.5 - m) / s.
 
-Sources: timm's data/constants.py; transformers' image_processing_vit.py, whose processor file nests the entries of the
+Sources: timm's data/constants.py; transformers' image_processing_vit.py. Its processor file nests the entries of the
 image processor. Shape letters: D width, P patch.
 """
 
@@ -26,7 +26,7 @@ from shards.errors import UserError
 
 _PROCESSOR_FILES = (PIXELS_FILE, "processor_config.json")
 _PATCH = "embed.patch"
-_BEIT_CHOICE = "imagenet_default_mean_and_std"  # an argument of BEiT's scripts and of those that follow them
+_BEIT_CHOICE = "imagenet_default_mean_and_std"  # an argument of BEiT's scripts, and of scripts based on them
 # Words in the names of published files, by the pixels of their models. In timm, models of AugReg, SAM and BEiT take
 # mean and deviation 0.5.
 _WORDS: dict[str, PixelName] = {
@@ -112,7 +112,7 @@ def name_by_words(text: str) -> PixelName | None:
 
 
 def foreign_name(pixels: PixelRange) -> PixelName | None:
-    """Returns the name of pixels other than ours, for --pixels; None for ours, and for those without a name."""
+    """Returns the name of a range of pixels, for --pixels; None for our range, and for a range without a name."""
     return next((name for name, each in PIXELS.items() if each == pixels and name != "paper"), None)
 
 

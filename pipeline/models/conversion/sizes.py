@@ -43,9 +43,9 @@ _MOST_PARAMETERS = 10**11
 
 @dataclass(frozen=True, kw_only=True)
 class Usual:
-    """The usual values for a file's format, and for the architecture that it names, if any; by default those of the
-    paper's code. `said`: the fields that the file gives, directly or by naming its architecture. `num_heads`: None if
-    it follows only from the width."""
+    """The usual values for a file's format, and for the architecture that it names, if any; by default the values of
+    the paper's code. `said`: the fields that the file gives, directly or by naming its architecture. `num_heads`: None
+    if it follows only from the width."""
 
     gelu: Gelu = "tanh"
     layer_norm_epsilon: float = 1e-6
@@ -56,9 +56,10 @@ class Usual:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """What a format, or the config.json beside a file, says about a transformer; None if it does not say.
+    """The facts about a transformer that a file's format or the config.json beside it gives; None if neither gives a
+    fact.
 
-    `width` and `patch` are those of the patch embedding, whose shape differs between formats. `class_row`: whether the
+    `width` and `patch` come from the patch embedding, whose shape differs between formats. `class_row`: whether the
     position table has a row for the class token. `grid`: height and width of the table's grid. `is_square`: whether the
     format has only square grids. `layer_scale`: the initial value of LayerScale in a file that has it.
     """
@@ -84,8 +85,8 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerShapes(Declared):
-    """The sizes of a ViT or a hybrid: what is declared, and what the shapes in its file say. `num_positions`: the
-    number of rows of the position table; None if there is no table. `layer_scale`: 0 if the file has no LayerScale."""
+    """The sizes of a ViT or a hybrid, from declarations and from the shapes in its file. `num_positions`: the number of
+    rows of the position table; None if there is no table. `layer_scale`: 0 if the file has no LayerScale."""
 
     depth: int
     mlp_width: int

@@ -144,8 +144,9 @@ def table_of(config: ModelConfig, *, class_row: bool = True, is_written: bool = 
     """Returns the table of our tensors in the state dict of timm's model. `class_row`: whether its position table has a
     row for the class token.
 
-    With `is_written`, the position table also gets rows of zeros for registers, as timm's table has them if it has one
-    for the class token, and models with rotary positions get the names of eva.py.
+    `is_written`: the table is used for writing. The position table then also gets rows of zeros for registers, which
+    timm's table has whenever it has a row for the class token, and models with rotary positions get the names of
+    eva.py.
     """
     if config.is_bit:
         return _bit_table()
@@ -216,8 +217,8 @@ def _bit_table() -> Table:
 
 
 def _resnet_sections(ours: str, theirs: str, stem: str) -> Table:
-    """Returns the sections of a ResNet. Only the ResNets of hybrids have the norms of the root and of the projection;
-    their last norm of a unit is called norm_out."""
+    """Returns the sections of a ResNet. Only the ResNets of hybrids have the norms of the root and of the projection. A
+    hybrid's unit ends with our norm_out, which timm calls norm3."""
     return (
         Section(
             ours=ours, theirs=stem, rows=(("conv_root.weight", "conv.weight", TENSOR), ("norm_root.", "norm.", LAYER))
@@ -242,7 +243,7 @@ def _resnet_sections(ours: str, theirs: str, stem: str) -> Table:
 
 def refuse_other_description(weights: Weights, file: TensorFile, description: Mapping[str, Any], hints: Hints) -> None:
     """Raises UserError if the config.json beside a bare file gives its model another number of heads or another GELU
-    than was assumed without it."""
+    than was assumed."""
     config, said = weights.config, usual_of(file, description)
     if config.is_bit:
         return
@@ -348,8 +349,8 @@ def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dic
 def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -> EvaluationTransform:
     """Returns how timm's own evaluation prepares images: the inverse of `_evaluation_settings`.
 
-    Returns the default if the file does not say it, or says what ours cannot do. Raises UserError if `crop_pct` is not
-    a share.
+    Returns the default if the file describes no transform, or one that ours cannot do. Raises UserError if `crop_pct`
+    is not a share.
     """
     said = entries(description, "pretrained_cfg")
     crop_share, interpolation, crop_mode = (said.get(key) for key in ("crop_pct", "interpolation", "crop_mode"))
@@ -371,8 +372,8 @@ def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -
 def _architecture(config: ModelConfig) -> str:
     """Returns the name of the timm model that becomes ours with the arguments of `_arguments`."""
     if not config.is_bit and config.position == "rope2d":
-        # Without LayerScale, take a model of the same class that has none in timm's code: timm ignores arguments that
-        # are None.
+        # For a model without LayerScale, one of the same class that has none in timm's code is taken: timm ignores
+        # arguments that are None.
         return "vit_base_patch16_rope_224" if config.layer_scale else "eva_giant_patch14_224"
     if not config.resnet:
         return "vit_base_patch16_224"

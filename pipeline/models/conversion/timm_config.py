@@ -1,9 +1,9 @@
-"""What is known about a timm model besides its tensors: from config.json, a script's arguments, and timm's own code.
+"""Collects what config.json, a script's arguments and timm's code say about a timm model.
 
 A state dict does not say how its model is configured; `config.json` may. timm's defaults are exact GELU and its own
 epsilons in ResNets. For each entry point of timm whose model can be represented here, the table below has what timm's
-code sets: the attention heads, the GELU, and the pixels of its published weights. A test compares the table, and the
-logits of each, with the timm that is installed.
+code sets: the attention heads, the GELU, and the pixels of its published weights. A test compares the table and the
+logits of each model with the installed timm.
 
 Sources: vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py, deit.py and eva.py of timm 1.0.31.
 """
@@ -59,8 +59,8 @@ ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.wei
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A timm model. The epsilon of its norms is always 1e-6. `pixels` are those of its default weights; other weights
-    of the same architecture may have been trained on other pixels."""
+    """A timm model. The epsilon of its norms is always 1e-6. `pixels` belong to its default weights; other weights of
+    the same architecture may have been trained on other pixels."""
 
     width: int
     num_heads: int
@@ -168,7 +168,8 @@ _NAMES: dict[Architecture, str] = {
 
 ARCHITECTURES: Mapping[str, Architecture] = {name: each for each, names in _NAMES.items() for name in names.split()}
 
-# facebookresearch/moco-v3's vits.py, whose ViT-S is not timm's. Its files name the model and have no other arguments.
+# facebookresearch/moco-v3's vits.py, whose ViT-S differs from timm's. Its files name the model and have no other
+# arguments.
 _MOCO_V3: Mapping[str, Architecture] = {
     "vit_small": Architecture(width=384, num_heads=12, pixels=_IMAGENET),
     "vit_base": Architecture(width=768, num_heads=12, pixels=_IMAGENET),
@@ -207,8 +208,8 @@ def architecture_by_file(path: str) -> Architecture | None:
 
 
 def usual_pixels(description: Mapping[str, Any], arguments: Mapping[str, Any]) -> PixelRange:
-    """Returns the pixels to assume for a model that does not declare them: those of the tag of its weights ("mae"),
-    else of its architecture."""
+    """Returns the pixels to assume for a model that does not declare them. They follow from the tag of its weights
+    ("mae"), else from its architecture."""
     if by_tag := name_by_words(str(description.get("architecture") or "").partition(".")[2]):
         return PIXELS[by_tag]
     known = named_architecture(description, arguments)
@@ -216,8 +217,8 @@ def usual_pixels(description: Mapping[str, Any], arguments: Mapping[str, Any]) -
 
 
 def has_rotary_positions(description: Mapping[str, Any], *, where: str) -> bool:
-    """Whether config.json describes a model with rotary positions. Raises UserError if they are not those of RoPE-ViT's
-    axial models."""
+    """Returns whether config.json describes a model with rotary positions. Raises UserError if the positions differ
+    from those in RoPE-ViT's axial models."""
     architecture = bare_architecture(description)
     arguments = {**(AXIAL_ARGUMENTS if architecture in _AXIAL else {}), **entries(description, "model_args")}
     is_rotary = bool(arguments.get("use_rot_pos_emb"))
@@ -233,8 +234,8 @@ def has_rotary_positions(description: Mapping[str, Any], *, where: str) -> bool:
 
 
 def with_names_of_today(file: TensorFile, description: Mapping[str, Any]) -> TensorFile:
-    """Returns the file with LayerScale under the names of timm's ViT (`ls1.gamma`). DeiT-III's own files, and timm's
-    models with rotary positions, call it `gamma_1`.
+    """Returns the file with LayerScale under the names of timm's ViT (`ls1.gamma`). In DeiT-III's own files and in
+    timm's models with rotary positions, it is called `gamma_1`.
 
     Raises UserError for a file with rotary positions but without config.json, since nothing in it says how they rotate.
     """

@@ -28,7 +28,6 @@ from shards.files.local_files import open_local_file, replacing
 _MOST_FROM_ONE_BYTE = 1032
 _MOST_DIRECTORY_BYTES = 16 << 20
 _MOST_SHRUNK, _SMALL = 64, 64 << 20  # the values may have 64 times the file's bytes, or 64 MiB if that is more
-_ENCRYPTED = 1  # a bit of flag_bits
 _SUFFIX = ".npy"
 _MOST_HEADER_BYTES = 16 << 10  # the header of one array; NumPy allows 10,000 characters
 
@@ -100,7 +99,7 @@ def open_npz_file(path: Path) -> TensorFile:
     """Opens the arrays in an .npz file.
 
     Raises UserError for an array that is pickled or does not have its declared size. An array that is not numeric is
-    refused only when it is read, since flags and texts beside the model are never read.
+    refused only when it is read, since flags and texts beside the model's arrays are never read.
     """
     where = str(path)
     with _opened(path) as archive:

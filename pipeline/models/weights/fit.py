@@ -5,8 +5,8 @@ from the same tensors.
 
 The patch embedding is resized to another patch size by the PI-resize of "FlexiViT: One Model for All Patch Sizes"
 (Beyer et al., 2023; `resample_patchemb` in big_vision's models/proj/flexi/vit.py). If B is the matrix that resizes a
-patch x bilinearly, the new weights are the pseudo-inverse of its transpose times the old ones w: then <x, w> = <B x,
-new w> for every patch, if patches grow, and in the least-squares sense if they shrink.
+patch x bilinearly, the new weights are the pseudo-inverse of B's transpose times the old weights w. If patches grow,
+<x, w> = <B x, new w> then holds for every patch; if they shrink, it holds in the least-squares sense.
 
 Shape letters: D width, P Q old and new side of a patch, C channels.
 """
@@ -97,7 +97,8 @@ def fit_weights(
 
 
 def has_other_patches(source: ModelConfig, target: ModelConfig) -> bool:
-    """Whether two ViTs differ in the size of their patches. The patches of hybrids are cells of a ResNet's map."""
+    """Returns whether two ViTs differ in the size of their patches. The patches of hybrids are cells of a ResNet's
+    map."""
     are_vits = not any(config.is_bit or config.resnet for config in (source, target))
     return are_vits and source.size.patch != target.size.patch
 
@@ -142,8 +143,8 @@ def _family(config: ModelConfig) -> str:
 
 
 def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
-    """Raises UserError if relative positions get another grid, where a distance in the sequence would mean another
-    distance in the image."""
+    """Raises UserError if the grid of a model with relative positions changes: a distance in the sequence would then
+    mean another distance in the image."""
     source = weights.config
     if source.position == target.position == "relative" and source.grid != target.grid:
         size = source.grid[0] * target.stride
@@ -157,7 +158,7 @@ def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
 def _advice(source: ModelConfig, target: ModelConfig) -> str:
     """Returns the flags that give the model the settings and sizes of the weights; empty if both have the same."""
     pairs = [(name, getattr(source, name), getattr(target, name)) for name in _PARTS]
-    if bool(source.layer_scale) != bool(target.layer_scale):  # only whether there is one: initial values may differ
+    if bool(source.layer_scale) != bool(target.layer_scale):  # initial values may differ
         pairs.append(("layer_scale", source.layer_scale, target.layer_scale))
     if not target.is_bit:
         pairs += [

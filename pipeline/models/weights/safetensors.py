@@ -2,8 +2,8 @@
 
 The header is checked against the file before any tensor is read. The bytes of each tensor must match its type and
 shape, and all tensors together must fill the file: no overlap, no gap, nothing after the last one. The format allows
-headers of 100 MB; a model of 1000 layers needs 2 MB. Files are read, not mapped: a mapped file that becomes shorter
-kills the process.
+headers of 100 MB; a model of 1000 layers needs 2 MB. Files are read, not mapped: if a mapped file becomes shorter, the
+process is killed.
 
 Rank files of checkpoints and weights are both written as a stream: a head (safetensors_head.py), then tensor after
 tensor, all float32.
@@ -85,7 +85,7 @@ def refuse_not_finite(value: torch.Tensor, what: str) -> torch.Tensor:
     """Returns the same tensor. Raises InvalidDataError if it holds NaN or infinity.
 
     The check is one pass of `aminmax`, which returns NaN if any value is NaN, and is 70 times faster than `isfinite`.
-    `isfinite` only counts the values for the message.
+    For the message, `isfinite` counts the values.
     """
     if value.numel() and not torch.stack(value.aminmax()).isfinite().all():
         num_bad = value.numel() - int(torch.isfinite(value).sum())

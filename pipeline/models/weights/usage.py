@@ -1,7 +1,8 @@
-"""How weights are used: the meaning of their logits, how images are prepared for them, and the names of their classes.
+"""Describes how weights are used: what their logits mean, how images are prepared for them, and what their classes are
+called.
 
 config.json has all three. Names are made unique and complete: ImageNet's own list has two cranes, a bird and a machine.
-Evaluation and fine-tuning find classes by their names, so a name that two classes share would be counted wrong.
+Evaluation and fine-tuning find classes by their names, so images of two classes with one name would be counted wrong.
 """
 
 import logging

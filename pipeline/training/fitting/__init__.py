@@ -1,1 +1,1 @@
-"""What fits into memory: the batch plan that a device and its host can hold."""
+"""Chooses the batch plan that fits into the memory of every rank."""

@@ -1,9 +1,9 @@
 """The first pass on a GPU is a trial. If a rank runs out of memory in it, all ranks halve their micro-batch.
 
-A plan is only a prediction: what a GPU's kernels and allocator need shows on the GPU itself. If a rank ran out of
-memory during a step, the others would wait for it in a collective. So each rank tries one pass by itself, on random
-images, after the engine is built and before the first step, and then the ranks agree. The size of micro-batches does
-not change the batches.
+A plan is a prediction, and only the GPU itself shows how much memory its kernels and its allocator need. If a rank ran
+out of memory during a step, the others would wait for it in a collective. So each rank tries one pass by itself, on
+random images, after the engine is built and before the first step, and then the ranks agree. The size of micro-batches
+does not change the batches.
 """
 
 import logging

@@ -23,8 +23,8 @@ from shards.errors import UserError
 from shards.output.quantities import plural
 
 # The reserve on a GPU: the contexts of CUDA, cuBLAS and cuDNN, NCCL's buffers, and memory that the allocator cannot use
-# because its free pieces are too small. [unverified]: nothing has been measured on a GPU; the first steps are tried
-# before training (pipeline/training/fitting/first_pass.py).
+# because its free pieces are too small. [unverified]: nothing has been measured on a GPU, but a rank tries one pass
+# before it trains (first_pass.py).
 _GPU_CONTEXT_BYTES, _GPU_FRAGMENTED = 2_000_000_000, 0.08
 # The reserve on a host, for each rank: libraries, and memory that malloc keeps. ViT-S/16 and B/16 needed 0.2 to 0.8 GB
 # in addition to their tensors.
@@ -82,7 +82,7 @@ class Fit:
 
     @property
     def why(self) -> str:
-        """The reason for this plan, in words."""
+        """The reason for this plan, as text."""
         return self.reason or ("the largest that fits" if self.plan.accumulation > 1 else "the whole share")
 
 
@@ -168,7 +168,7 @@ def _larger(is_on_gpu: bool) -> str:
 
 
 def _others(job: TrainingJob, whole: BatchPlan, *, is_on_gpu: bool) -> Iterator[tuple[str, TrainingJob, BatchPlan]]:
-    """Yields plans near the one that does not fit, nearest first, each with the flags or the number of ranks that it
+    """Yields plans near the plan that does not fit, nearest first, each with the flags or the number of ranks that it
     takes."""
     engine = job.engine
     higher: tuple[Literal[2, 3], ...] = (2, 3)

@@ -15,8 +15,9 @@ some of these recordings. P is the number of parameters, R of ranks, w of bytes 
     as the last one ends                   the gradients of all weights (stages 2 and 3: of this rank's), and copies
     in the update                          copies of this rank's gradients (Muon: and of a few matrices)
 
-The peak is what is held all the time, plus the largest of the last three. A compiled block keeps less than is counted
-here, because torch.compile recomputes what is cheap. How much less depends on torch's version, so it is left as room.
+The peak is the memory that is held all the time, plus the largest of the last three rows. A compiled block keeps less
+than is counted here, because torch.compile recomputes what is cheap. How much less depends on torch's version, so the
+difference is not subtracted.
 """
 
 from dataclasses import dataclass, replace
@@ -178,8 +179,8 @@ class _Gradients:
         return self._own if self._stage == 3 else 0
 
     def as_backward_begins(self) -> int:
-        """Returns the bytes when the backward pass begins; with several micro-batches, when that of the second one
-        begins."""
+        """Returns the bytes that are held when the backward pass begins or, with several micro-batches, when the
+        backward pass of the second one begins."""
         if self._is_bf16_optimizer:
             return self.weight * self.number
         held = {1: self.weight * self.number, 2: self._own, 3: 0}[self._stage] if self.is_summed else 0

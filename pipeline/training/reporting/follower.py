@@ -29,7 +29,7 @@ _STEP = re.compile(rb'\{"step": (\d{1,18})[,}]')  # the start of a line, as Metr
 _TAIL_BYTES, _MOST_AT_ONCE = 1 << 20, 512  # bytes that hold the last line; lines per request
 SEND_SECONDS = 1.0  # between two reads of the file
 FAILING_SECONDS = 3.0  # longest wait at the end of a run for a service that does not answer
-END_SECONDS = {"done": 30.0, "stopped": 10.0, "failed": 10.0}  # longest wait for one that answers
+END_SECONDS = {"done": 30.0, "stopped": 10.0, "failed": 10.0}  # longest wait at the end for a service that answers
 _SAY_SECONDS = 3.0  # a wait of this length is logged
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # seconds between two tries
 _MOST_CHARACTERS = 300  # the most that is shown of a library's error
@@ -55,8 +55,8 @@ class CurveLine:
 
 
 class Logger(Protocol):
-    """One service. Its methods may block and raise: they are called in a thread of their own, which repeats a call
-    after an error (`write` with the same lines)."""
+    """One service. Its methods may block and raise: they are called in a separate thread, which repeats a call after an
+    error (`write` with the same lines)."""
 
     title: str
 
@@ -87,7 +87,7 @@ class MetricsReader:
     def __init__(self, path: Path, *, has: int, known: CurveLine | None = None) -> None:
         self._path, self._step = path, has
         self._offset = self._seen = 0  # the last line that was read: its offset and its step
-        self._names = set(known.values) if known and known.step == has else None  # None: all values of the line
+        self._names = set(known.values) if known and known.step == has else None  # None: it has all
 
     def read(self) -> Iterator[list[CurveLine]]:
         """Yields the lines that are new since the last call, in lists of up to `_MOST_AT_ONCE`. Raises OSError or
@@ -113,7 +113,7 @@ class MetricsReader:
             yield found
 
     def _fresh(self, text: bytes) -> CurveLine | None:
-        """Returns what the service does not have of a line; None if it has everything."""
+        """Returns the part of a line that the service does not have; None if it has all of the line."""
         line = _parsed(text)
         if line is None or line.step < self._step:
             return None

@@ -43,8 +43,8 @@ class Ledger:
 
     def complete(self, checkpoint: CheckpointId, seconds: object) -> None:
         """Adds the missing line of the checkpoint from which the run resumes, if the run was killed between the commit
-        and that line: its work is not lost. `seconds`: the result of `record` in the checkpoint's manifest; ignored if
-        it cannot follow the last line."""
+        and that line, so that the work before the commit does not count as lost. `seconds`: the result of `record` in
+        the checkpoint's manifest; ignored if it cannot follow the last line."""
         last = last_line(self.run_dir)
         if not last or not isinstance(seconds, dict) or not _are_seconds(seconds):
             return
@@ -59,7 +59,7 @@ class Ledger:
 
     @contextmanager
     def time(self, account: Account) -> Iterator[None]:
-        """Adds the time spent inside to one account."""
+        """Adds the time spent inside the `with` block to one account."""
         began = time.monotonic()
         try:
             yield

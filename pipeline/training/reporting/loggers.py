@@ -228,8 +228,9 @@ class WandbLogger:
 
 @contextmanager
 def following(job: TrainingJob, *, text: str, settings: Settings, is_done: Callable[[], bool]) -> Iterator[None]:
-    """Makes the job's loggers follow metrics.jsonl inside. Called on rank 0. `text`: the job as YAML. `settings`: the
-    settings by which runs are compared. `is_done`: called at the end; returns whether all steps of the run are done."""
+    """Makes the job's loggers follow metrics.jsonl inside the `with` block. Called on rank 0. `text`: the job as YAML.
+    `settings`: the settings by which runs are compared. `is_done`: called at the end; returns whether all steps of the
+    run are done."""
     path = Path(job.run_dir) / METRICS_FILE
     followers = [Follower(logger, path, job=(text, settings)) for logger in _chosen(job)]
     ending = StartEnding.FAILED
@@ -277,7 +278,7 @@ def refuse_unusable_loggers(config: LoggersConfig, run_dir: Path, *, opens: bool
 
 @dataclass(frozen=True, kw_only=True)
 class _Record:
-    """The content of RUN/loggers.json. Raises ValueError if the id has another form than those that runs make."""
+    """The content of RUN/loggers.json. Raises ValueError if the id is not 16 hexadecimal digits."""
 
     id: str
 

@@ -1,5 +1,4 @@
-"""What a run measures of its weights while it trains: norms by group of layers, and the similarity of position
-embeddings.
+"""Measures a run's weights while it trains: norms by group of layers, and the similarity of position embeddings.
 
 Norms of gradients and parameters are due every `every` steps. Each rank adds up the squares of what it holds: its part
 of the reduced gradients before clipping, and of the fp32 master weights before the update. The sums over ranks are part

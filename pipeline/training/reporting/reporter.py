@@ -1,6 +1,6 @@
-"""What rank 0 reports during training: the live line, a line in the log at each event, metrics.jsonl and TensorBoard.
+"""Reports a run on rank 0 while it trains: the live line, a line in the log at each event, metrics.jsonl, TensorBoard.
 
-Rates come from the ledger's accounts, which separate the time of training from that of saving and evaluating.
+Rates come from the ledger's accounts, which separate training time from the time for saving and evaluating.
 """
 
 import logging
@@ -66,7 +66,7 @@ class LaunchMark:
 
 
 class Throughput:
-    """How fast training is, from marks of its last 30 seconds, so that the slow first step of a process soon stops
+    """Measures how fast training is, from marks of its last 30 seconds. The slow first step of a process soon stops
     counting."""
 
     def __init__(self, seconds: Mapping[Account, float], *, step: int) -> None:
@@ -82,7 +82,7 @@ class Throughput:
         return self._last.at
 
     def launched(self, step: int) -> None:
-        """Ends the time of `step`, which has just been launched. It does not matter when its outcome is read."""
+        """Records that `step` has just been launched, which ends its time, no matter when its outcome is read."""
         self._launched.append(self._mark(step))
 
     def step(self) -> None:
@@ -247,7 +247,7 @@ class Reporter:
         ranks: Mapping[str, float] | None = None,
     ) -> None:
         """Reports the outcome of the oldest launched step. `rate`: the learning rate. `of_others`: further scores, such
-        as those on other held-out datasets. `guard`: the guard's values. `norms`: the norms by group; a step with
+        as scores on other held-out datasets. `guard`: the guard's values. `norms`: the norms by group; a step with
         scores or norms always gets a line of metrics. `ranks`: values about the ranks' times.
         """
         self._throughput.step()
@@ -343,7 +343,7 @@ class Reporter:
 
 
 def _tell(step: int, scores: Scores | None, values: Mapping[str, float], *, on: str) -> None:
-    """Logs the scores after a step: those of the model and of its averaged weights, and the few-shot accuracy."""
+    """Logs the scores after a step: the model's, the averaged weights', and the few-shot accuracy."""
     if scores:
         log.info("step %d: %s accuracy %.3f, loss %.3g", step, on, scores.accuracy, scores.loss)
     if "test_ema_accuracy" in values:

@@ -1,4 +1,4 @@
-"""What a step costs, for rank 0's metrics: the parts of its time, model FLOP utilisation, memory, and slow ranks.
+"""Measures what a step costs, for rank 0's metrics: the parts of its time, model FLOP utilisation, memory, slow ranks.
 
 Model FLOP utilisation (MFU) is the number of operations that a model needs in a step, relative to the peak of the
 devices, as in PaLM (Chowdhery et al., 2022, appendix B). A block that is computed again in the backward pass counts
@@ -96,8 +96,8 @@ def _on_gpu(factors: list[torch.Tensor], product: torch.Tensor) -> float:
 
 
 class Utilisation:
-    """Computes what a job's steps cost. The job's precision must be decided. Measures the device's peak once, when it
-    is made."""
+    """Computes what a job's steps cost. The job's precision must be decided. The device's peak is measured once, on
+    construction."""
 
     def __init__(self, job: TrainingJob, world: World, times: StepTimes) -> None:
         self.times, self._world = times, world
@@ -181,7 +181,8 @@ class RankTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class SlowRank:
-    """A rank, the mean of its own seconds per step, and how many times the median of all ranks that is."""
+    """A slow rank. `own_seconds`: the mean of its own seconds per step. `times`: that mean, divided by the median over
+    all ranks."""
 
     rank: int
     own_seconds: float
@@ -190,7 +191,7 @@ class SlowRank:
 
 class SlowRanks:
     """Finds ranks whose own time is above SLOW_FACTOR times the median in each of NUM_WINDOWS windows in a row, which
-    together last SLOW_SECONDS or longer. Each is named once."""
+    together last SLOW_SECONDS or longer. Each rank is reported once."""
 
     def __init__(self) -> None:
         self._lines: list[Sequence[float]] = []
@@ -199,8 +200,8 @@ class SlowRanks:
         self._named: set[int] = set()
 
     def newly_slow(self, own_seconds: Sequence[float], *, at: float) -> list[SlowRank]:
-        """Returns the ranks to name now. `own_seconds`: each rank's own seconds per step since the last exchange. `at`:
-        the monotonic time."""
+        """Returns the ranks to report now. `own_seconds`: each rank's own seconds per step since the last exchange.
+        `at`: the monotonic time."""
         self._began = self._began if self._lines else at
         self._lines.append(own_seconds)
         if at - self._began < SLOW_SECONDS / NUM_WINDOWS:

@@ -1,1 +1,1 @@
-"""What a run saves and when, its best checkpoint, its end, and whether a job may continue a run."""
+"""The saves of a run, when they are due, the best checkpoint, the final weights, and which jobs may continue a run."""

@@ -1,7 +1,7 @@
 """Makes weights from checkpoints, at the end of a run or from any checkpoint of a running one, and writes the marker
 RUN/DONE.
 
-The marker has the digest of the weights beside it.
+The marker holds the digest of the weights in RUN/weights.
 """
 
 import hashlib
@@ -26,13 +26,14 @@ from pipeline.models.weights.folder import save_weights
 from pipeline.models.weights.usage import Usage
 from pipeline.training.reporting.ledger import last_saved
 from pipeline.training.settings.job import TrainingJob
-from shards.errors import InvalidDataError, StorageError, UserError
+from shards.errors import InvalidDataError, StorageError, UserError, disk_fault
 from shards.files.local_files import open_local_file, read_local_text, write_whole
+from shards.files.looks import patiently
 from shards.files.typed_json import sealed, unsealed
 from shards.store import Store
 
 log = logging.getLogger(__name__)
-_MOST_LISTINGS = 5  # tries, for a run that retires its checkpoints faster than they are read
+_MOST_LISTINGS = 5  # how often to list the store if the run deletes checkpoints before they are read
 Labels = tuple[str, ...]
 _MOST_BYTES = 16 << 20  # largest marker that is read
 
@@ -57,10 +58,10 @@ def save_checkpoint_weights(
     labels: Labels,
     is_raw: bool = False,
 ) -> None:
-    """Writes a weights folder from a checkpoint of any ZeRO stage: the averaged weights if the job averages them, but
-    the raw ones with `is_raw`. Settings that no tensor shows, such as the head's constant, come from the checkpoint,
-    because job.yaml may have been edited since. Raises InvalidDataError if the checkpoint has other tensors than the
-    job's model."""
+    """Writes a weights folder from a checkpoint of any ZeRO stage: the averaged weights if the job averages them and
+    `is_raw` is False, else the raw ones. Settings that no tensor shows, such as the head's constant, come from the
+    checkpoint, because job.yaml may have been edited since. Raises InvalidDataError if the checkpoint has other tensors
+    than the job's model."""
     if {name: tensor.shape for name, tensor in manifest.tensors.items()} != dict(shapes_of(job.model)):
         raise InvalidDataError(f"{manifest.id.folder} has other tensors than the model in the run's job.yaml")
     slot = AVERAGE if job.ema_decay and not is_raw else MASTER
@@ -165,12 +166,15 @@ _DONE = TypeAdapter(Done)
 
 
 def read_done(run_dir: Path) -> Done | None:
-    """Reads the DONE marker. Returns None if it is missing or damaged, or if the weights beside it have another
-    digest."""
+    """Reads the DONE marker. Returns None if it is missing or damaged, or if the weights beside it have another digest.
+    Raises OSError if the disk fails for minutes, since that says nothing about the marker."""
+    path, weights = run_dir / "DONE", run_dir / "weights" / "model.safetensors"
     try:
-        done = done_from_json(read_local_text(run_dir / "DONE", most_bytes=_MOST_BYTES))
-        digest = _sha256(run_dir / "weights" / "model.safetensors")
-    except (OSError, ValueError, InvalidDataError):
+        done = done_from_json(patiently(path, lambda: read_local_text(path, most_bytes=_MOST_BYTES)))
+        digest = patiently(weights, lambda: _sha256(weights))
+    except (OSError, ValueError, InvalidDataError) as error:
+        if disk_fault(error):
+            raise
         return None
     return done if done.weights_sha256 == digest else None
 

@@ -1,4 +1,4 @@
-"""Which jobs may continue a run: the fields that must stay the same, and what more steps mean for the learning rate.
+"""Decides which jobs may continue a run: which fields must stay the same, and how more steps change the learning rate.
 
     where and how it runs          may change at any time; results stay equal to rounding, or exactly
     what is measured while it runs may change until the run is done
@@ -80,8 +80,8 @@ def _refuse_other_steps(
     saved: SavedJob, job: TrainingJob, *, step: int, extend: bool, others: Sequence[Difference]
 ) -> None:
     """Raises UserError if the job has fewer steps than the run has reached, or another number of steps without
-    `extend`. The message also lists `others`, except for the warm-up: it follows from the steps, and --extend keeps
-    it."""
+    `extend`. The message also lists `others`, except for the warm-up, which follows from the steps, and which --extend
+    keeps."""
     before = saved.job[STEPS]
     if step > job.steps:
         raise UserError(
@@ -99,8 +99,8 @@ def _refuse_other_steps(
 
 
 def other_values(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: bool) -> list[Difference]:
-    """Returns the fields that differ between a run's recorded job and another one and must stay the same, without
-    `steps`."""
+    """Returns the fields, apart from `steps`, that must stay the same but differ between a run's recorded job and
+    another job. `is_done`: whether the run is done."""
     was, is_now = flattened(before), flattened(now)
     free = (*OF_POSITION, *_WHERE_AND_HOW, *(() if is_done else _MEASURED))
     is_precision_fixed = is_done and is_now[_PRECISION] != _UNDECIDED

@@ -26,6 +26,7 @@ from pipeline.models.attention import kernel_in_use
 from pipeline.models.weights.safetensors_head import head_of
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
+from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.reporter import Reporter
 from pipeline.training.settings.job import EngineConfig, TrainingJob, reduced_in, with_buckets_of
 from pipeline.training.step import StepResult, SumSource
@@ -58,7 +59,7 @@ _WORDS = {
     "attention": "engine.attention",
     "float8": "engine.float8",
 }
-_GPU_ONLY = {"ranks_per_node", "deterministic"}  # gloo's order of adding does not depend on nodes
+_GPU_ONLY = {"ranks_per_node", "deterministic"}  # they change no bits on a CPU
 
 
 def saved_job(job: TrainingJob) -> SavedJob:
@@ -78,22 +79,21 @@ class Saving:
     """The saves of a run, as the rest of training sees them.
 
     `saved`: the newest committed checkpoint, at first the one that the run resumed from. `record`: the record in every
-    checkpoint. `reporter`: None on all ranks but the first. A save usually ends at a later step: the ranks learn of it
-    from `sources`, which must be in the sums of every step and are passed to `advance`.
+    checkpoint. `reporter`: None on all ranks but the first. A save usually ends at a later step. The ranks learn of its
+    end from the sums of that step: `sources` must be part of every step's sums, and `advance` takes the result.
     """
 
     def __init__(
         self,
-        job: TrainingJob,
-        engine: Engine,
+        gradients: Gradients,
         saves: Saves,
+        controls: Controls,
         *,
         saved: CheckpointManifest | None,
         record: dict[str, Any],
-        controls: Controls,
         reporter: Reporter | None,
     ) -> None:
-        self.job, self.engine, self.saves, self.record = job, engine, saves, record
+        self.job, self.engine, self.saves, self.record = gradients.job, gradients.engine, saves, record
         self.checkpoints, self.controls, self.reporter = saves.checkpoints, controls, reporter
         self.saved = saved.id if saved else None
         self.sources = (SumSource(names=NAMES, read=saves.flags),)
@@ -101,7 +101,7 @@ class Saving:
         self._waited_seconds = 0.0  # how long training has waited for the newest save
         self.num_failed = 0
         self._num_in_a_row = self._skipped_for = 0
-        engine.before_update = saves.writer.order_update
+        self.engine.before_update = saves.writer.order_update
         if saved:
             controls.stopping.saved(saved.id.step)
 
@@ -213,13 +213,22 @@ class Saving:
 
 
 def state_bytes(job: TrainingJob, engine: Engine) -> int:
-    """Returns the bytes of this rank's file after the first step, in which the optimiser makes its moments."""
+    """Returns the size in bytes of this rank's file in checkpoints after the first step, in which the optimiser creates
+    its moments."""
     average = (AVERAGE,) if job.ema_decay else ()
     shapes: dict[str, tuple[int, ...]] = {}
     for each in engine.fragments():
         moments = (*moments_of(each.name, job.optimizer), *average) if is_trained(each.name, job.optimizer) else ()
         shapes |= {f"{slot}:{each.name}": (each.length,) for slot in (MASTER, *moments)}
     return head_of(shapes).num_bytes
+
+
+def record_of(gradients: Gradients, *, is_compiled: bool, resumed: CheckpointManifest | None) -> dict[str, Any]:
+    """Returns the record in this run's checkpoints. Rank 0 logs what it says about bits. `resumed`: the checkpoint from
+    which the run resumes, if there is one."""
+    job, world = gradients.job, gradients.world
+    record = describe(job, world, plan=gradients.plan, is_compiled=is_compiled)
+    return record | {BITS: say_bits(world, job.engine, record, resumed=resumed.record if resumed else {})}
 
 
 def describe(job: TrainingJob, world: World, *, plan: BatchPlan, is_compiled: bool) -> dict[str, Any]:

@@ -8,16 +8,15 @@ from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
 from pipeline.models.config import ModelConfig, ModeOrNone
-from pipeline.ranks.environment import TimeLimits
+from pipeline.ranks.environment import MOST_SECONDS, TimeLimits
 from pipeline.shared_settings import ClassWeights, Device, LossName
 from pipeline.training.settings.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
 from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 from shards.output.quantities import plural
 
-_MOST_HANG_SECONDS = 7 * 86400
 _MOST_PROJECT_CHARACTERS, _NOT_IN_WANDB = 128, "/\\#?%:"  # limits of a project's name at W&B
-_MOST_LOSSES = 4096  # kept in each manifest
+_MOST_LOSSES = 4096  # the most losses that a manifest keeps
 # The most elements of a bucket on a CPU. The C library keeps freed blocks of up to 32 MiB. Larger ones go back to the
 # kernel, which then has to clear their pages again in each step.
 MOST_ON_CPU = 7_500_000
@@ -209,19 +208,19 @@ class InitialConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HangConfig:
-    """When a rank counts as hung. All ranks then write their stacks to RUN/stacks and end with exit code 74.
+    """The time limits after which a rank counts as hung. All ranks then write their stacks to RUN/stacks and end with
+    exit code 74.
 
     Time during which a rank's processes are suspended does not count.
     """
 
-    step_seconds: Annotated[float, Range(0, _MOST_HANG_SECONDS, zero="never")] = 600.0
+    step_seconds: Annotated[float, Range(0, MOST_SECONDS, zero="never")] = 600.0
     """Most seconds that a rank may wait for the data of a step, compute it, or evaluate a batch, or 3 times the longest
     so far if that is more; 0: never look."""
-    other_seconds: Annotated[float, Range(0, _MOST_HANG_SECONDS)] = 3600.0
+    other_seconds: Annotated[float, Range(0, MOST_SECONDS)] = 3600.0
     """Most seconds for starting, for the first step and the first batch of an evaluation, which may compile, and for
     saving and finishing; at least the seconds of a step."""
-    join_seconds: Annotated[float, Range(1, _MOST_HANG_SECONDS)] = TimeLimits.join_seconds
-    """Most seconds until all ranks have arrived where they meet; NCCL or gloo then has as long to connect them."""
+    join_seconds: Annotated[float, Range(1, MOST_SECONDS)] = TimeLimits.join_seconds
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="hang.")
@@ -378,7 +377,8 @@ class TrainingJob:
 
     @property
     def scored_on(self) -> str:
-        """The name of the data behind the shown accuracy: test, or held-out (a part of the training data)."""
+        """The name of the data on which the shown accuracy is measured: test, or held-out (a part of the training
+        data)."""
         return "test" if self.data.held_out.is_none else "held-out"
 
     @property

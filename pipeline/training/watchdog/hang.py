@@ -1,4 +1,4 @@
-"""Says which ranks hang, and writes to RUN/stacks what every thread of a rank was doing when the run hung."""
+"""Finds out which ranks hang, and writes to RUN/stacks what every thread of a rank was doing when the run hung."""
 
 import faulthandler
 import threading

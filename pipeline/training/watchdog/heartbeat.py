@@ -1,11 +1,11 @@
 """Notices that a rank hangs: in an exchange, in a read, in an evaluation, or anywhere else.
 
-The main thread reports what it does (heartbeat_files.py), at almost no cost. On every rank, a thread writes that to
-RUN/heartbeats every few seconds, and watches how long the rank has been at the same place (for the limits, see
+The main thread reports what it does (heartbeat_files.py), at almost no cost. On every rank, a thread writes this report
+to RUN/heartbeats every few seconds, and watches how long the rank has been at the same place (for the limits, see
 HangConfig). If a rank has been there for too long, it writes its stacks, and so does each rank that waits for it. One
 of them reports for which rank the others wait. Then all end with exit code 74. Usually all ranks exceed the limit at
-about the same time, since each step has an exchange. Only the time in which this thread runs counts, so a run continues
-after a suspension.
+about the same time, since each step has an exchange. Only the time in which the heartbeat's thread runs counts, so a
+run continues after a suspension.
 """
 
 import os
@@ -35,11 +35,13 @@ from pipeline.training.watchdog.heartbeat_files import (
 )
 from pipeline.training.watchdog.last_resort import LastResort
 from pipeline.training.watchdog.stopping import NOTHING_SAVED, end_now, say
+from shards.files.looks import Look, look_once
 
 Feed = Callable[[], None]  # tells the last resort that Python runs
-_RETRY = NOTHING_SAVED  # the exit code of a fault outside: the same command continues
+_RETRY = NOTHING_SAVED  # the exit code for a fault outside the run: the same command continues it
 _MOST_TICK_SECONDS, _MOST_BEAT_SECONDS = 1.0, 15.0
-# The most that one pause of this thread counts; in a longer one, the machine was busy or the process suspended.
+# The most ticks that a pause of the heartbeat's thread counts for. In a longer pause, the machine was busy or the
+# process was suspended.
 _MOST_TICKS = 5
 _FLUSH_SECONDS = 10.0  # how long to wait for a beat to be written
 _GRACE_SECONDS = (2.0, 60.0)  # the least and the most time for ranks to write their stacks
@@ -82,12 +84,14 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._is_on:
+            asked_by = self._progress.asked_by  # looked for while the thread still watches, as the disk may not answer
+            if not asked_by and look_once(self._run_dir / "STOP") is Look.THERE:
+                asked_by = "the file STOP"
             self._leave.set()
-            # Never returns if the thread is ending the process, which writes the only message of a hang.
+            # If the thread is ending the process, this call never returns, so the thread's message stays the only one.
             self._thread.join()
             self._error = error_words(error) if error else ""
-            if not self._progress.asked_by and (self._run_dir / "STOP").exists():
-                self._progress.asked_by = "the file STOP"
+            self._progress.asked_by = self._progress.asked_by or asked_by
             self._progress.enters(Phase.ENDED)
             self._place, self._stood = self._progress.place, 0.0
             self._beat()
@@ -129,7 +133,7 @@ class Heartbeat:
         if place is self._place:
             self._stood += passed
         else:
-            # Beyond the limit, it waited for a rank that was saving.
+            # If it took longer than the limit, the rank waited for another one that was saving.
             if self._place.is_repeated and self._stood <= self._limit:
                 self._longest = max(self._longest, self._stood)
             self._place, self._stood = place, 0.0
@@ -154,7 +158,7 @@ class Heartbeat:
         return other.beat.seconds <= other.beat.limit_seconds
 
     def _end(self, feed: Feed) -> None:
-        """Writes the stacks, waits for those of the other ranks and for the message, and ends the process."""
+        """Writes the stacks, waits for the other ranks' stacks and for the message, and ends the process."""
         self._dump()
         deadline = time.monotonic() + min(max(self._config.step_seconds / 4, _GRACE_SECONDS[0]), _GRACE_SECONDS[1])
         while time.monotonic() < deadline and not self._all_have_dumped():
@@ -174,7 +178,7 @@ class Heartbeat:
         feed()
 
     def _first_to_dump(self) -> int:
-        """Returns the lowest rank that has written its stacks. It writes the message."""
+        """Returns the lowest rank that has written its stacks, which is the one that writes the message."""
         lower = (one for one in self._others() if one.rank < self._world.rank)
         return next((one.rank for one in lower if one.beat and one.beat.has_dumped), self._world.rank)
 
@@ -258,7 +262,7 @@ class Heartbeat:
             self._writer.flush(seconds=_FLUSH_SECONDS)
 
     def _beat(self) -> None:
-        """Writes a beat if the job is accepted; a refused command must leave no files behind."""
+        """Writes a beat, unless the attempt has not begun: a refused command must leave no files behind."""
         if not self._progress.attempt:
             return
         if self._writer is None:

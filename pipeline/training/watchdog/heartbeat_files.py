@@ -1,4 +1,4 @@
-"""What each rank is doing now, as its main thread reports it, in a small file per rank in RUN/heartbeats.
+"""Keeps a small file per rank in RUN/heartbeats, which says what the rank is doing now, as its main thread reports it.
 
 All ranks read and write these files in a shared folder. One more file says that a rank hangs. How long a rank has been
 silent is the difference between two times of that folder's file system, so the hosts' clocks do not matter.
@@ -22,12 +22,12 @@ from shards.files.local_files import read_local_file, write_whole
 from shards.files.typed_json import read_record
 
 _TIMES_LONGEST = 3.0
-_TIMES_JOINING = 2.0  # the ranks first meet, which ends with its own message if one is missing, and then connect
+_TIMES_JOINING = 2.0  # the ranks first meet (a missing rank has its own message), and then connect
 FOLDER = "heartbeats"
-_HANGING = "hanging"
+HANGING = f"{FOLDER}/hanging"  # holds the attempt of which a rank hangs
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_MOST_ERROR_CHARACTERS = 240  # a character takes at most 12 bytes in JSON, so a beat stays below _MOST_BYTES
-_MOST_BYTES = 4096
+_MOST_ERROR_CHARACTERS = 240  # a character takes at most 12 bytes in JSON, so a beat stays below MOST_BEAT_BYTES
+MOST_BEAT_BYTES = 4096
 _MOST_UNIX_TIME = 1e12
 _Count = Annotated[int, Range(0)]
 _Seconds = Annotated[float, Range(0)]
@@ -52,8 +52,9 @@ _OF_A_STEP = (Phase.WAITING_FOR_DATA, Phase.COMPUTING, Phase.EVALUATING)
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """The place in a run that a rank has reached. `step` is the step, from 1 on, and `batch` that of an evaluation; 0
-    means none yet. `is_first`: whether this is done for the first time, and so may compile."""
+    """The place in a run that a rank has reached. `step`: the step, from 1 on. `batch`: the batch of an evaluation,
+    from 1 on. For both, 0 means none yet. `is_first`: whether the rank does this for the first time, when it may have
+    to compile."""
 
     phase: Phase
     step: int = 0
@@ -67,8 +68,8 @@ class Place:
 
     @property
     def is_repeated(self) -> bool:
-        """Whether this is a place in a step, and not done for the first time. The time that such places take tells what
-        is usual."""
+        """Whether this is a phase of a step that the rank has been in before. How long the rank stays at such places
+        shows how long they usually take."""
         return self.phase in _OF_A_STEP and not self.is_first
 
     def words(self) -> str:
@@ -90,12 +91,12 @@ class RankProgress:
         self._num_steps = self._num_evaluations = 0
 
     def step_begins(self, step: int) -> None:
-        """Says that a step begins, by waiting for its data."""
+        """Records that a step begins, with the wait for its data."""
         self._num_steps += 1
         self.place = Place(phase=Phase.WAITING_FOR_DATA, step=step, is_first=self._num_steps == 1)
 
     def enters(self, phase: Phase, *, batch: int = 0) -> None:
-        """Says that another phase of the same step begins. `batch`: the batch of an evaluation, from 1 on; 0: the
+        """Records that another phase of the same step begins. `batch`: the batch of an evaluation, from 1 on; 0: the
         evaluation begins."""
         if phase is Phase.EVALUATING and not batch:
             self._num_evaluations += 1
@@ -104,8 +105,8 @@ class RankProgress:
 
 
 def limit_seconds(place: Place, config: HangConfig, *, longest_seconds: float) -> float:
-    """Returns how long a rank may stay at a place. `longest_seconds`: the longest that it has stayed at a place of a
-    step."""
+    """Returns how long a rank may stay at a place. `longest_seconds`: the longest time that the rank has stayed at a
+    repeated place."""
     if place.is_repeated:
         return max(config.step_seconds, _TIMES_LONGEST * longest_seconds)
     if place.phase is Phase.JOINING:
@@ -156,13 +157,31 @@ class Heard:
     silent_seconds: float
 
 
+def beat_path(rank: int) -> str:
+    """Returns the path of a rank's heartbeat file below its run directory."""
+    return f"{FOLDER}/rank-{rank:05d}.json"
+
+
+def read_beat(path: Path) -> Beat:
+    """Reads a rank's heartbeat. Raises OSError, ValueError or InvalidDataError if it is missing or damaged."""
+    return read_record(Beat, read_local_file(path, most_bytes=MOST_BEAT_BYTES))
+
+
+def is_hanging(run_dir: Path, attempt: str) -> bool:
+    """Returns whether a rank of this attempt has said that one hangs."""
+    try:
+        return read_local_file(run_dir / HANGING, most_bytes=MOST_BEAT_BYTES) == attempt.encode()
+    except (OSError, InvalidDataError):
+        return False
+
+
 class HeartbeatFiles:
     """The files of one attempt, as one rank sees them. What cannot be written or read counts as silence."""
 
     def __init__(self, run_dir: Path, *, rank: int, attempt: str) -> None:
-        self._folder, self._rank, self._attempt = run_dir / FOLDER, rank, attempt
+        self._run_dir, self._rank, self._attempt = run_dir, rank, attempt
         with suppress(OSError):
-            self._folder.mkdir(exist_ok=True)
+            (run_dir / FOLDER).mkdir(exist_ok=True)
 
     def write(self, beat: Beat) -> None:
         """Replaces this rank's file. On a full disk, it is overwritten in place, which needs no space. If the folder
@@ -175,13 +194,13 @@ class HeartbeatFiles:
                 if error.errno in _FULL:
                     _overwrite(path, data)
                 elif error.errno == errno.ENOENT:
-                    self._folder.mkdir(exist_ok=True)  # fails if the run directory was deleted, too
+                    (self._run_dir / FOLDER).mkdir(exist_ok=True)  # fails if the run directory was deleted, too
                     write_whole(path, data)
 
     def hear(self, rank: int) -> Heard:
         """Returns another rank's last beat."""
         try:
-            beat = read_record(Beat, read_local_file(self._path(rank), most_bytes=_MOST_BYTES))
+            beat = read_beat(self._path(rank))
             Phase(beat.phase)
             silent = self._path(self._rank).stat().st_mtime - self._path(rank).stat().st_mtime
         except (OSError, ValueError, InvalidDataError):
@@ -193,24 +212,20 @@ class HeartbeatFiles:
     def say_hanging(self) -> None:
         """Tells the other ranks that one of them hangs."""
         with suppress(OSError):  # written in place: on a file server, a new file is noticed later than a changed one
-            (self._folder / _HANGING).write_text(self._attempt)
+            (self._run_dir / HANGING).write_text(self._attempt)
 
     def is_hanging(self) -> bool:
         """Returns whether a rank of this attempt has said that one hangs."""
-        try:
-            return read_local_file(self._folder / _HANGING, most_bytes=_MOST_BYTES) == self._attempt.encode()
-        except (OSError, InvalidDataError):
-            return False
+        return is_hanging(self._run_dir, self._attempt)
 
     def _path(self, rank: int) -> Path:
-        return self._folder / f"rank-{rank:05d}.json"
+        return self._run_dir / beat_path(rank)
 
 
 def rank_words(run_dir: Path, rank: int) -> str:
-    """Returns the rank as text, with its host if a heartbeat says it."""
+    """Returns the rank as text, with its host if a heartbeat names it."""
     try:
-        path = run_dir / FOLDER / f"rank-{rank:05d}.json"
-        host = read_record(Beat, read_local_file(path, most_bytes=_MOST_BYTES)).host
+        host = read_beat(run_dir / beat_path(rank)).host
     except (OSError, ValueError, InvalidDataError):
         return f"rank {rank}"
     return f"rank {rank} on host {host}"

@@ -29,6 +29,8 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from pipeline.training.watchdog.heartbeat_files import Phase, RankProgress
+from shards.errors import disk_fault
+from shards.files.looks import RepeatedLook
 from shards.output.terminal import message_text
 
 _LEAVE = b"\0"
@@ -103,7 +105,10 @@ class Signals:
     and exit. The file RUN/STOP is such a request, too, and RUN/SAVE is a request to save."""
 
     def __init__(self, run_dir: Path, *, watch_markers: bool) -> None:
-        self._stop, self._save = run_dir / "STOP", run_dir / "SAVE"
+        self._save = run_dir / "SAVE"
+        todo = "the run goes on and looks again at every step; until then, a signal stops it"
+        self._stop_look = RepeatedLook(run_dir / "STOP", todo=todo)
+        self._save_look = RepeatedLook(self._save, todo="the run goes on and looks again at every step")
         self._watch_markers = watch_markers
         self._asked = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
@@ -126,32 +131,35 @@ class Signals:
         """Returns what this rank is asked to do now."""
         if self._asked.is_set():
             return StopRequest.SAVE_AND_EXIT
-        if self._watch_markers and self._stop.exists():
+        if self._watch_markers and self._stop_look.status():
             return StopRequest.SAVE_AND_EXIT
         asked = self._marker() if self._watch_markers else None
         return StopRequest.SAVE if asked and asked != self._served else StopRequest.NOTHING
 
     def over(self) -> None:
-        """Says that everything is committed and all ranks know. When the context ends, the signals are ignored from
-        then on."""
+        """Records that everything is committed and all ranks know it. The signals are ignored once the context has
+        ended."""
         self._is_over = True
 
     def saving(self) -> None:
-        """Says that a save begins. If RUN/SAVE exists now, this save is the one that it asks for."""
+        """Records that a save begins. If RUN/SAVE exists now, this is the save that it asks for."""
         self._served = self._marker() if self._watch_markers else None
 
     def not_saved(self) -> None:
-        """Says that the save failed, so that RUN/SAVE still asks for one."""
+        """Records that the save failed, so that RUN/SAVE still asks for one."""
         self._served = None
 
     def saved(self) -> None:
-        """Says that the save is committed. RUN/SAVE is deleted, unless it was written after the save began."""
+        """Records that the save is committed. RUN/SAVE is deleted, unless it was written after the save began."""
         served, self._served = self._served, None
         if served and served == self._marker():
             try:
                 self._save.unlink(missing_ok=True)
-            except OSError as error:  # it is a folder, or belongs to somebody else
-                self._ignored = served
+            except OSError as error:
+                if disk_fault(error):
+                    self._served = served  # it is deleted after the next save
+                    return
+                self._ignored = served  # it is a folder, or belongs to somebody else
                 log.warning(
                     "%s cannot be deleted (%s) and is ignored; to ask for a save again, remove it first",
                     *(self._save, error.strerror),
@@ -160,11 +168,8 @@ class Signals:
     def _marker(self) -> _File | None:
         """Returns the inode and time of RUN/SAVE, which tell a repeated request from the first; None if the file is
         missing or ignored."""
-        try:
-            found = self._save.lstat()
-        except OSError:
-            return None
-        if self._ignored and found.st_ino == self._ignored[0]:
+        found = self._save_look.status()
+        if found is None or (self._ignored and found.st_ino == self._ignored[0]):
             return None
         return found.st_ino, found.st_mtime_ns
 
@@ -224,11 +229,12 @@ class Stopping:
         return INTERRUPTED if self._num_interrupts else NOTHING_SAVED
 
     def saved(self, step: int) -> None:
-        """Says that a checkpoint of this step is committed."""
+        """Records that a checkpoint of this step is committed."""
         self.saved_step = step
 
     def step_begins(self, step: int = 0) -> None:
-        """Says that a step begins. From now on, a stop waits for the end of the step. `step`: its number, from 1 on."""
+        """Records that a step begins. From now on, a stop waits for the end of the step. `step`: its number, from 1
+        on."""
         now = time.monotonic()
         if self._num_steps > 1:  # the first step may compile
             self._longest_seconds = max(self._longest_seconds, now - self._reached)
@@ -238,8 +244,8 @@ class Stopping:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Says that a checkpoint is written inside the `with` block, where a stop has no deadline. A checkpoint that is
-        written in the background is waited for inside such a block before the run ends."""
+        """Records that a checkpoint is written inside the `with` block, where a stop has no deadline. A checkpoint that
+        is written in the background is waited for inside such a block before the run ends."""
         is_over = self._phase is _Phase.WRITING
         self._phase = _Phase.WRITING
         self.progress.enters(Phase.SAVING)
@@ -248,17 +254,17 @@ class Stopping:
         self.progress.enters(Phase.FINISHING if is_over else Phase.COMPUTING)
 
     def finishing(self) -> None:
-        """Says that the last step is done. There is no deadline for what is still to be written."""
+        """Records that the last step is done. There is no deadline for what is still to be written."""
         self._phase = _Phase.WRITING
         self.progress.enters(Phase.FINISHING)
 
     @contextmanager
     def giving_up(self, doing: str) -> Iterator[None]:
-        """Lets the work inside the `with` block be given up: 5 s after a signal, WaitGivenUpError is raised there.
-        `doing`: what is done, for messages.
+        """Allows a stop request to interrupt the work inside the `with` block: 5 s after the signal, WaitGivenUpError
+        is raised there. `doing`: what is done, for messages.
 
-        With several ranks nothing is given up: the others are in a collective, and would take this rank's collective
-        for saving as its part in theirs.
+        With several ranks nothing is interrupted: the others are in a collective, with which this rank's collective for
+        saving would be mixed up.
         """
         self._doing, self._can_give_up = doing, self._is_alone
         try:

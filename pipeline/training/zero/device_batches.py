@@ -1,4 +1,5 @@
-"""A rank's batches on its device. A stream for copies and events order the copies, the computation and the host.
+"""A rank's batches on its device. Batches are copied on a separate stream, and events order the copies, the computation
+and the host.
 
 Work that is launched on one stream runs in order. Between two streams, and between a stream and the host, only events
 impose an order. The next batch is copied while the previous step computes:
@@ -68,8 +69,8 @@ class CudaStreams:
         return stream
 
     def record(self) -> torch.cuda.Event:
-        """Implements `Streams`. While it waits for the event, the host thread sleeps, since the decoding threads need
-        its core."""
+        """Implements `Streams`. A host thread that waits for the event sleeps, since the decoding threads need its
+        core."""
         event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
@@ -176,7 +177,7 @@ class Batches(Protocol):
         """Returns the next batch, on the device."""
 
     def launched(self) -> None:
-        """Says that all work that uses the last batch has been launched."""
+        """Records that all work that uses the last batch has been launched."""
 
 
 class HostBatches:

@@ -1,4 +1,4 @@
-"""DeepSpeed as the ZeRO engine and nothing more. Learning rates, batch plan and checkpoints are Patchline's own."""
+"""Uses DeepSpeed only as the ZeRO engine. Learning rates, the batch plan and checkpoints are Patchline's own."""
 
 import logging
 import warnings
@@ -53,7 +53,7 @@ def deepspeed_config(
     """Returns DeepSpeed's configuration. It always sets clipping, whose default became 1.0 in 2026. Raises UserError
     for CUDA graphs with several passes per step."""
     if config.precision == "auto":
-        raise ValueError("engine.precision is 'auto'; the engine needs the one it came to, bf16 or fp32")
+        raise ValueError("engine.precision is 'auto'; the engine needs the resolved one, bf16 or fp32")
     if config.cuda_graphs and plan.accumulation > 1:
         raise UserError(
             f"engine.cuda_graphs is on, but a step has {plan.accumulation} passes; allowed: one (between passes, "
@@ -164,7 +164,7 @@ class FrozenWeights:
 @contextmanager
 def timed_exchanges(times: StepTimes) -> Iterator[None]:
     """Counts DeepSpeed's exchanges between ranks inside the `with` block as `communication` of the steps. An exchange
-    counts from its call to its end on the device; one that runs beside the passes counts while it is waited for.
+    counts from its call to its end on the device. If it runs beside the passes, it counts only while they wait for it.
     Changes nothing on a single rank."""
     if times.is_alone:
         yield
@@ -178,7 +178,7 @@ def timed_exchanges(times: StepTimes) -> Iterator[None]:
     try:
         for name in _EXCHANGES:
             setattr(backend, name, _timed(getattr(backend, name), times))
-        # Here the passes wait for sums on another stream: for those of the previous bucket, and for the last ones.
+        # Here the passes wait for sums on another stream: the sums of the previous bucket, and the last sums.
         accelerator.synchronize = _timed(accelerator.synchronize, times)
         first.average_tensor = _timed_if(lambda zero: zero.overlap_comm and zero.reduction_stream, average, times)
         third.independent_gradient_partition_epilogue = _timed_if(
@@ -193,7 +193,8 @@ def timed_exchanges(times: StepTimes) -> Iterator[None]:
 
 
 def _timed_if(is_beside: Callable[[Any], Any], method: Callable[..., Any], times: StepTimes) -> Callable[..., Any]:
-    """Wraps a method of a ZeRO optimiser, whose time counts as communication if its sums run on a separate stream."""
+    """Wraps a method of a ZeRO optimiser. The method's time counts as communication if the optimiser's sums run on a
+    separate stream."""
 
     def timed(zero: Any, *args: Any, **options: Any) -> Any:
         with times.exchanging() if is_beside(zero) else nullcontext():
@@ -308,8 +309,8 @@ class Engine:
 
     def accumulate(self, loss_of: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
         """Makes the forward and backward pass of one micro-batch, and returns its detached loss. If the loss is not
-        finite, the gradients are made NaN, since those of an infinite loss may be finite. DeepSpeed then skips the
-        update."""
+        finite, the gradients are made NaN, since the gradients of an infinite loss may be finite. DeepSpeed then skips
+        the update."""
         if self._has_graphs:  # results of the last micro-batch are no longer needed
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         loss = loss_of(self._deepspeed)
@@ -323,8 +324,8 @@ class Engine:
         return loss.detach()
 
     def update(self, *, learning_rate: float, ema_decay: float | None = None, discard: bool = False) -> UpdateResult:
-        """Makes the optimiser step with the gradients accumulated so far, at this learning rate (times the factor of
-        each layer) and with this decay of the average (None: that of the run). `discard`: drops the gradients instead,
+        """Takes an optimiser step with the gradients accumulated so far, at this learning rate (times the factor of
+        each layer) and with this decay of the average (None: the run's decay). `discard`: drops the gradients instead,
         in the way in which DeepSpeed drops non-finite ones; no tensor of the state changes."""
         norm_before = spoil_gradients(self._zero, self.gradients().values()) if discard else None
         for group in self._zero.param_groups:
@@ -374,8 +375,8 @@ class Engine:
         filled: Callable[[], None] = lambda: None,
     ) -> None:
         """Overwrites masters and moments. `fill(fragment, slot)` must copy into `fragment.slots[slot]`, at once or by
-        the time `filled` returns. If the average is not among `moments`, it begins with the values of the masters. Of
-        the other `moments`, each parameter gets those that the optimiser keeps for it."""
+        the time `filled` returns. If the average is not among `moments`, it begins with the values of the masters. Each
+        parameter gets the other `moments` that the optimiser keeps for it."""
         create_moments(self._zero, names=[name for name in moments if name != AVERAGE], num_updates=num_updates)
         fragments = self._trained_fragments()
         for fragment in fragments:

@@ -1,9 +1,9 @@
-"""Compares the engine's reduced gradients with those of plain PyTorch, tensor by tensor, before the first step.
+"""Compares the engine's reduced gradients with plain PyTorch's, tensor by tensor, before the first step.
 
 A fault in the summation of gradients over ranks is silent: with DeepSpeed #8224, several versions trained on wrong
 sums, and the loss still fell. So a throw-away model goes through the same engine (stage, precision, accumulation,
-optimiser groups, the process group of the run). What reaches the optimiser is compared with forward and backward passes
-without any engine, summed over ranks by one plain all-reduce in float64 per tensor.
+optimiser groups, the process group of the run). The gradients that reach the optimiser are compared with the gradients
+of passes without any engine, summed over ranks by one plain all-reduce in float64 per tensor.
 
 The throw-away model is a small copy. Its tensors are as large as the run's, but it has only two layers (one unit per
 stage of a ResNet), and its buckets are smaller in proportion. A copy of the whole model in fp32 would double the memory
@@ -26,9 +26,9 @@ Limits of ||found - expected|| / ||expected||, tensor by tensor:
 
     fp32, against passes in fp32    1e-5 (measured: 1e-7). If blocks are compiled, also 3/4 against plain passes that
                                     are not.
-    bf16, against passes in bf16    2^-6. Only the sum over ranks differs: with fp32 reduction by one rounding to bf16
-                                    (measured: 3e-3). With bf16 reduction by one per rank (2e-3 times the square root of
-                                    their number), so the limit grows from 16 ranks on. If one of M contributions is
+    bf16, against passes in bf16    2^-6. Only the sum over ranks differs. fp32 reduction rounds once to bf16 (measured:
+                                    3e-3). bf16 reduction rounds once per rank (2e-3 times the square root of the
+                                    number of ranks), so its limit grows from 16 ranks on. If one of M contributions is
                                     missing, the error is 1 / sqrt(M).
     bf16, against passes in fp32    3/4. The passes themselves round: 0.04 in a ViT, 0.4 in BiT (measured). This
                                     limit finds bf16 kernels with wrong gradients.
@@ -194,7 +194,7 @@ def _references(config: EngineConfig, plan: BatchPlan) -> list[_Reference]:
 
 
 def _is_compiled(config: EngineConfig) -> bool:
-    """Returns whether the run compiles its blocks, which is already decided (start.py)."""
+    """Returns whether the run compiles its blocks, which is already decided (decisions.py)."""
     return config.compile == "on"
 
 

@@ -1,4 +1,4 @@
-"""What a run refuses and avoids when it loads DeepSpeed: untested versions, and libraries that it never uses.
+"""Refuses untested versions of DeepSpeed, and keeps DeepSpeed from loading libraries that a run never uses.
 
 The engine and state.py read and overwrite DeepSpeed's flat partitions, which are not a public interface. Another
 version may lay them out differently, and would still train, but with wrong numbers. So a run accepts only the tested
@@ -28,7 +28,7 @@ def deepspeed_version() -> str:
 
 
 def refuse_untested_deepspeed(config: EngineConfig, installed: str) -> None:
-    """Raises UserError unless this version is a tested one, or the one that the job allows by name."""
+    """Raises UserError unless this version is tested, or the job allows it by name."""
     if installed in TESTED or config.allow_deepspeed == installed:
         return
     todo = f"install {TESTED[-1]} (pip install deepspeed=={TESTED[-1]}), or accept this one"

@@ -1,10 +1,10 @@
 """Muon: momentum with orthogonalised matrices, for matrices that ZeRO has cut into flat partitions.
 
 Sources: Keller Jordan's post of 2024 (https://kellerjordan.github.io/posts/muon/) and its code, KellerJordan/Muon;
-torch.optim.Muon, whose update this is to the bit in a bf16 model; "Muon is Scalable for LLM Training" (Liu et al.,
+torch.optim.Muon, which makes bitwise the same update of a bf16 model; "Muon is Scalable for LLM Training" (Liu et al.,
 2025, arXiv:2502.16982) for the size of an update. In an fp32 model, the iteration runs in fp32 here, but in bf16 in
-torch. After 20 updates at a rate of 0.02, the weights differ by 1e-3, and those computed here are nearer to the exact
-ones. With G the gradient of a matrix of A rows and B columns:
+torch. After 20 updates at a rate of 0.02, the weights differ by 1e-3, and the weights computed here are nearer to the
+exact ones. With G the gradient of a matrix of A rows and B columns:
 
     M <- momentum M + (1 - momentum) G
     U  = (1 - momentum) G + momentum M                                          Nesterov's momentum
@@ -16,8 +16,8 @@ sqrt(max(1, A / B)), would need a second learning rate.
 
 ZeRO 1 and 2 put the matrices of a group end to end and give each rank one slice of equal length. The momentum needs no
 whole matrix. Each rank then orthogonalises the matrices of which it holds a part. A matrix that is cut is gathered by
-all its holders; each of them computes the whole result and keeps its own part. That concerns one matrix at each border
-between slices, or all matrices if slices are smaller than matrices.
+all its holders; each of them computes the whole result and keeps its own part. At each border between slices, one
+matrix is cut; if slices are smaller than matrices, all matrices are cut.
 
 DeepSpeed 0.19.8 has its own Muon, which is not used. It iterates in fp16, treats a fused q, k and v as one matrix (or
 each head as one), and, outside its BF16_Optimizer, clips the orthogonalised update instead of the gradient.
@@ -48,7 +48,7 @@ class Matrix:
 
     @property
     def end(self) -> int:
-        """The element after its last one."""
+        """One past its last element."""
         return self.start + self.rows * self.columns
 
     def part(self, rank: int, size: int) -> tuple[int, int]:

@@ -41,7 +41,7 @@ _STEPS = inspect.unwrap(torch.optim.SGD.step), inspect.unwrap(torch.optim.AdamW.
 
 
 def is_trained(name: str, config: OptimizerConfig) -> bool:
-    """Returns whether updates change the parameter, which is true for all but those of a frozen backbone."""
+    """Returns whether updates change the parameter. They change all parameters but the frozen backbone's."""
     return not config.freeze_backbone or name.startswith(_HEAD_PREFIXES)
 
 
@@ -70,7 +70,7 @@ def rate_factors(names: Iterable[str], config: OptimizerConfig) -> dict[str, flo
 
 def group_of(name: str) -> str:
     """Returns the part of the model to which a parameter belongs: a block, a ResNet's stage, the embedding of patches,
-    that of positions with the class token and registers (`embed.position`), a hybrid's root (`embed.resnet`), or else a
+    the positions with the class token and registers (`embed.position`), a hybrid's root (`embed.resnet`), or else a
     module of the model, such as `norm` and `head`."""
     if name.startswith(_POSITION):
         return _POSITION[0]
@@ -215,7 +215,7 @@ def decay_of(name: str, config: OptimizerConfig) -> float:
 
 def is_decayed(name: str, config: OptimizerConfig) -> bool:
     """Returns whether weight decay applies to the parameter. Depending on `config.decay`, it applies to all parameters,
-    or only to kernels: weights that are not those of a norm."""
+    or only to kernels, which are weights that do not belong to a norm."""
     is_kernel = name.endswith(".weight") and "norm" not in name.split(".")[-2]
     return config.decay == "all" or is_kernel
 

@@ -45,8 +45,9 @@ def local_fragments(
 
 
 def give_memory(model: torch.nn.Module, settings: Mapping[str, Any]) -> None:
-    """Gives a model on meta memory on this rank's device, in the model's own precision and with arbitrary values. Under
-    stage 3, a rank keeps its share of each tensor, and never has more than one whole layer. Collective."""
+    """Moves a model from the meta device to this rank's device, where it gets memory with arbitrary values, in its own
+    precision. Under stage 3, a rank keeps its share of each tensor, and never has more than one whole layer.
+    Collective."""
     # Not imported at the top, as in `_quiet_deepspeed` (engine.py).
     from deepspeed import zero  # noqa: PLC0415
     from deepspeed.accelerator import get_accelerator  # noqa: PLC0415
@@ -88,7 +89,7 @@ def inner_optimizer(zero: Any) -> torch.optim.Optimizer:
 
 def create_moments(zero: Any, *, names: Iterable[str], num_updates: int) -> None:
     """Gives the optimiser zeroed moments and its update count, so that saved moments can be copied in. A group gets
-    only those of the `names` that the optimiser keeps for its parameters."""
+    only the moments in `names` that the optimiser keeps for its parameters."""
     names = list(names)
     # Under stage 3, groups may temporarily have no parameters; then all their partitions get all names.
     kept = {id(flat): group[MOMENTS] for group in inner_optimizer(zero).param_groups for flat in group["params"]}

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: the parts that metrics show, and the trace of `--profile`.
+"""Measures where the time of a step goes: the parts that metrics show, and the trace of `--profile`.
 
 The parts come from marks, in the order in which a rank works: each mark ends one part and begins the next. On a CPU, a
 mark is a time. On a GPU, it is an event on the stream that computes, so the parts divide the GPU's own time: a wait for
@@ -7,7 +7,7 @@ later, so nothing waits for them. The wall time of each step is also taken from 
 be compared with a figure that does not depend on them.
 
 Exchanges between ranks are a separate part, `communication`, wherever in the step they occur: a rank that waits there
-for a slower one has little work of its own. Sums that run beside the passes, on another stream, count only while the
+for a slower one has little work itself. Sums that run beside the passes, on another stream, count only while the
 computing stream waits for them.
 
 `--profile` traces a few steps with PyTorch's profiler, in Chrome's format, which ui.perfetto.dev opens. The trace has
@@ -37,7 +37,7 @@ PARTS: tuple[Part, ...] = (
     *("data_wait", "to_device", "forward_backward", "communication", "optimizer", "checkpoint", "evaluation"),
     "other",
 )
-_ASIDE: tuple[Part, ...] = ("checkpoint", "evaluation")  # exchanges in these parts count as theirs
+_ASIDE: tuple[Part, ...] = ("checkpoint", "evaluation")  # an exchange during one of these parts counts as that part
 _STEP, _COUNT = "step", "steps"
 log = logging.getLogger(__name__)
 FOLDER = "profile"
@@ -60,7 +60,7 @@ class Marks(Protocol):
         """Returns a mark after all work launched so far."""
 
     def free(self, mark: DeviceMark) -> None:
-        """Says that the mark is no longer needed."""
+        """Releases a mark that is no longer needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +110,8 @@ class CudaMark:
 
 class CudaMarks:
     """The marks of a GPU, on the stream that is current on construction. The run computes on that stream, but another
-    one, such as that of DeepSpeed's sums, may be current when a mark is made. Events are reused, so there are only as
-    many as two or three steps need."""
+    one, such as DeepSpeed's stream for sums, may be current when a mark is made. Events are reused, so their number
+    does not grow with the number of steps."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream, self._free = torch.cuda.current_stream(device), deque[CudaMark]()
@@ -148,9 +148,9 @@ def unnamed(_: str) -> AbstractContextManager[object]:
 
 
 class StepTimes:
-    """Adds up the parts of the steps. A step lasts until the next one begins, so a save or an evaluation after it is
-    part of it. `named` gives a part its name in the profiler. `is_alone`: whether there are no other ranks, so that
-    there is no `communication`."""
+    """Adds up the parts of the steps. A step lasts until the next one begins, so a save or an evaluation between the
+    two belongs to the first. `named` gives a part its name in the profiler. `is_alone`: whether there are no other
+    ranks, so that there is no `communication`."""
 
     def __init__(self, marks: Marks | None = None, *, is_alone: bool = False) -> None:
         self._marks, self.is_alone = marks or HostMarks(), is_alone
@@ -168,7 +168,7 @@ class StepTimes:
         self._at_line, self._at_exchange = dict(self._sums), dict(self._sums)
 
     def begins(self) -> None:
-        """Says that a step begins, which ends the previous one."""
+        """Records that a step begins, which ends the previous one."""
         mark, now = self._marks.now(), time.monotonic()
         if self._begins:
             self._ended.append(_Ended(self._begins, mark, now - self._began))
@@ -207,8 +207,8 @@ class StepTimes:
         return {f"time/{name}": seconds for name, seconds in found.items() if name not in left_out}
 
     def since_exchange(self) -> tuple[float, float, float]:
-        """Returns the mean seconds per step since the last call for waiting for data, for the step without
-        `communication`, and for waiting for saves. Returns zeros if no step has ended since then."""
+        """Returns three means, in seconds per step since the last call: the wait for data, the step without
+        `communication`, and the wait for saves. Returns zeros if no step has ended since then."""
         self._add_up()
         found = _means(self._sums, self._at_exchange)
         if not found:
@@ -250,7 +250,7 @@ class StepTrace:
         self._traced: list[int] = []
 
     def begins(self, step: int) -> None:
-        """Says that a step begins: names it in the trace, and starts or writes the trace if it is due."""
+        """Called when a step begins. Names the step in the trace, and starts or writes the trace if it is due."""
         self._named.close()
         if self._profiler and step not in self._steps:
             self._write(self._profiler)

@@ -69,7 +69,7 @@ def test_a_chain_that_gave_up_says_why_and_what_to_do(chain: Path) -> None:
     ended = patchline("status", str(chain), environ=slurm(chain))
     first, todo, *_ = ended.output.splitlines()
     assert first.endswith("gave up, 1 of 3 steps complete: train saved nothing \\x1b[31mnew"), ended.output
-    assert "> once it is mended, submit the chain again" in todo
+    assert "> once it is fixed, submit the chain again" in todo
 
 
 def test_a_branch_that_still_runs_when_another_gave_up_is_named(chain: Path) -> None:
@@ -77,8 +77,8 @@ def test_a_branch_that_still_runs_when_another_gave_up_is_named(chain: Path) -> 
     environ = slurm(chain, "2 RUNNING train.e1.r0")
     said = [line.strip() for line in patchline("status", str(chain), environ=environ).output.splitlines()]
     assert said[1:3] == [
-        "train still has jobs in Slurm: they go on to their end",
-        "> once it is mended, submit the chain again: what is complete stays",
+        "train still has jobs in Slurm, which run to their end",
+        "> once it is fixed, submit the chain again: completed steps are kept",
     ]
     assert not status_of_chain(chain, environ).is_over
     assert "still has" not in patchline("status", str(chain), environ=slurm(chain)).output
@@ -89,8 +89,8 @@ def test_a_chain_without_a_job_says_that_it_is_to_be_submitted_again(chain: Path
     ended = patchline("status", str(chain), environ=slurm(chain))
     said = [line.strip() for line in ended.output.splitlines()]
     assert said[1:3] == [
-        "no job of the chain is left, so it does not go on by itself",
-        "> submit the chain again: what is complete stays",
+        "no job of the chain is left, so it does not continue by itself",
+        "> submit the chain again: completed steps are kept",
     ]
     found = json.loads(patchline("status", str(chain), "--json", environ=slurm(chain)).output.splitlines()[0])
     assert found["stalled"]

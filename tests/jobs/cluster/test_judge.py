@@ -5,7 +5,18 @@ from typing import Any
 
 import pytest
 
-from jobs.cluster.judge import CheckFacts, NextTry, Partition, TryFacts, chosen, crashed_node, judged, nodes_to_avoid
+from jobs.cluster.judge import (
+    CheckFacts,
+    NextTry,
+    Partition,
+    TryFacts,
+    chosen,
+    crashed_node,
+    faults_of,
+    judged,
+    nodes_to_avoid,
+    ports_of,
+)
 
 ALIKE = ("n1 mixed h100,ib 64/1000/gpu:8", "n2 mixed h100,ib 64/1000/gpu:8", "n3 idle h100,ib 64/1000/gpu:8")
 Answer = tuple[int | None, tuple[str, ...]]
@@ -61,6 +72,8 @@ def test_what_follows_from_the_end_of_a_try(facts: dict[str, Any], then: str, co
         pytest.param({"codes": {0: 9}, "idle": 1, "has_saved": True}, 0, id="it saved something"),
         pytest.param({"codes": {0: 2}, "idle": 1}, None, id="a mistake is not counted"),
         pytest.param({"stop": "R/STOP", "idle": 1}, None, id="nor a stop"),
+        pytest.param({"codes": {0: 9}, "idle": 2}, 0, id="a job that gives up: the next one starts from 0"),
+        pytest.param({"is_asked": True, "idle": 2}, 0, id="also after three limits"),
     ],
 )
 def test_tries_that_save_nothing_are_counted(facts: dict[str, Any], idle: int | None) -> None:
@@ -68,24 +81,29 @@ def test_tries_that_save_nothing_are_counted(facts: dict[str, Any], idle: int | 
 
 
 @pytest.mark.parametrize(
-    ("codes", "idle", "pauses"),
+    ("codes", "idle", "seconds"),
     [
-        pytest.param({0: 74}, 1, True, id="storage failed, and the next try is the last"),
-        pytest.param({0: None}, 1, True, id="the disk had no room for a rank's exit code"),
-        pytest.param({0: 74}, 0, False, id="there are more tries"),
-        pytest.param({0: 9}, 1, False, id="a crash needs no time"),
-        pytest.param({0: 75, 1: 75}, 1, False, id="it stopped well"),
+        pytest.param({0: 74}, 1, 120, id="storage failed, and the next try is the last"),
+        pytest.param({0: None}, 1, 120, id="the disk had no room for a rank's exit code"),
+        pytest.param({0: 74}, 0, None, id="there are more tries"),
+        pytest.param({0: 9}, 1, None, id="a crash needs no time"),
+        pytest.param({0: 75, 1: 75}, 1, None, id="it stopped well"),
     ],
 )
-def test_storage_gets_time_before_the_last_try(codes: dict[int, int | None], idle: int, pauses: bool) -> None:
-    assert after(codes=codes, idle=idle).pauses == pauses
+def test_storage_gets_time_before_the_last_try(codes: dict[int, int | None], idle: int, seconds: int | None) -> None:
+    assert after(codes=codes, idle=idle).pause_seconds == seconds
 
 
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
         ({"codes": {0: 2}}, "exit code 2: not tried again, it would end the same way"),
-        ({"codes": {0: 9}}, "crashed, tries in a row that saved nothing new: 1"),
+        (
+            {"codes": {0: 9}},
+            "crashed, tries in a row that saved nothing new: 1; trying again in this allocation",
+        ),
+        ({"codes": {0: 9}, "number": 2}, "crashed, tries in a row that saved nothing new: 1; to be continued"),
+        ({"codes": {0: 75, 1: 75}}, "stopped, tries in a row that saved nothing new: 1; to be continued"),
         ({"stop": "R/STOP"}, "stopped by R/STOP: delete it and submit again to continue"),
         ({"is_asked": True}, "asked to stop before anything could be saved: to be continued"),
         ({"full": "S", "is_asked": True}, "asked to stop while S takes no file: to be continued"),
@@ -129,6 +147,10 @@ def test_the_node_whose_ranks_crash_by_themselves(codes: dict[int, int | None], 
 def check(answers: Mapping[str, Answer], **facts: Any) -> CheckFacts:
     nodes = facts.pop("nodes", tuple(answers))
     return CheckFacts(nodes=nodes, answers=answers, **({"num_needed": 2, "server_clock": 1000} | facts))
+
+
+def without(found: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in found.items() if name not in names}
 
 
 WELL: dict[str, Answer] = dict.fromkeys(("n1", "n2", "n3"), (1000, ()))
@@ -175,6 +197,77 @@ WELL: dict[str, Answer] = dict.fromkeys(("n1", "n2", "n3"), (1000, ()))
 def test_the_nodes_of_a_try(facts: CheckFacts, nodes: tuple[str, ...], left_out: tuple[str, ...], end: str) -> None:
     found = chosen(facts)
     assert (found.nodes, found.left_out, found.decision.end if found.decision else "") == (nodes, left_out, end)
+
+
+FOUND = {"shared": "", "writable": "", "scratch": "", "scratch-kib": "262144", "shm-kib": "65536"}
+
+
+@pytest.mark.parametrize(
+    ("found", "faults"),
+    [
+        pytest.param(FOUND, (), id="nothing is wrong"),
+        pytest.param(without(FOUND, "shared", "writable"), ("unshared",), id="what is not there cannot be written"),
+        pytest.param(without(FOUND, "writable"), ("read-only",), id="the folder is there"),
+        pytest.param(without(FOUND, "scratch"), ("no-scratch",), id="no temporary file can be made"),
+        pytest.param(FOUND | {"scratch-kib": "262143"}, ("scratch-full",), id="less than 256 MiB"),
+        pytest.param(FOUND | {"scratch-kib": "-"}, ("scratch-full",), id="df says no number"),
+        pytest.param(FOUND | {"shm-kib": "65535"}, ("shm-full",), id="less than 64 MiB"),
+        pytest.param(FOUND | {"gpus": "8", "gpus-asked": "8"}, (), id="all GPUs answer"),
+        pytest.param(FOUND | {"gpus": "7", "gpus-asked": "8"}, ("gpu",), id="one has fallen off the bus"),
+        pytest.param(
+            {},
+            ("unshared", "no-scratch", "scratch-full", "shm-full"),
+            id="a node that finds nothing",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_node(found: dict[str, str], faults: tuple[str, ...]) -> None:
+    assert faults_of(found) == faults
+    assert faults_of(found, has_store=True) == (*faults, "s3")
+    assert faults_of(found | {"s3": ""}, has_store=True) == faults
+
+
+S3: dict[str, Answer] = dict.fromkeys(("n1", "n2", "n3"), (1000, ("s3",)))
+
+
+@pytest.mark.parametrize(
+    ("facts", "nodes", "left_out", "store"),
+    [
+        pytest.param(check(WELL, has_store=True), ("n1", "n2"), (), "answers", id="all reach it"),
+        pytest.param(check(S3 | {"n3": (1000, ())}, has_store=True), ("n3",), ("n1", "n2"), "answers", id="one does"),
+        pytest.param(check(S3, has_store=True), ("n1", "n2"), (), "away", id="none does: that is no fault of theirs"),
+        pytest.param(
+            check(S3 | {"n1": (1000, ("gpu", "s3"))}, has_store=True), ("n2", "n3"), ("n1",), "away", id="but this is"
+        ),
+        pytest.param(check(WELL), ("n1", "n2"), (), "", id="there is no store"),
+        pytest.param(check({}, nodes=("n1", "n2", "n3"), has_store=True), ("n1", "n2"), (), "", id="nobody answers"),
+    ],
+)
+def test_a_store_that_no_node_reaches_is_no_fault_of_the_nodes(
+    facts: CheckFacts, nodes: tuple[str, ...], left_out: tuple[str, ...], store: str
+) -> None:
+    found = chosen(facts)
+    assert (found.nodes, found.left_out, found.store) == (nodes, left_out, store)
+
+
+@pytest.mark.parametrize(
+    ("is_checked", "says"),
+    [(True, ("no node answered, not even this one: nothing was checked",)), (False, ())],
+)
+def test_nodes_of_which_nothing_is_known_are_used(is_checked: bool, says: tuple[str, ...]) -> None:
+    found = chosen(check({}, nodes=("n1", "n2", "n3"), is_checked=is_checked, crashes={"n1": 2}))
+    assert (found.nodes, found.left_out, found.says, found.decision) == (("n1", "n2"), (), says, None)
+
+
+def test_ports_differ_from_job_to_job_and_from_try_to_try() -> None:
+    ports = ports_of(job=7, start=0, number=0)
+    assert ports[:2] == [20_707, 21_704]
+    assert len(set(ports)) == 100
+    assert all(20_000 <= port < 32_000 for port in ports_of(job=99_999_999, start=9, number=9))
+    firsts = [
+        ports_of(job=job, start=start, number=number)[0] for job in (7, 8) for start in (0, 1) for number in (0, 1)
+    ]
+    assert len(set(firsts)) == len(firsts)
 
 
 def test_what_is_said_of_nodes() -> None:

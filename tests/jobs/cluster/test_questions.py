@@ -2,10 +2,12 @@
 
 import io
 import os
+import socket
 from pathlib import Path
 
 import pytest
 
+from jobs.cluster.judge import ports_of
 from jobs.cluster.questions import answer, store_address
 from shards.errors import UserError
 
@@ -87,17 +89,60 @@ def test_codes_that_are_none_are_passed_over(asked: Asked) -> None:
     asked.rank(1, "", 2000)
     asked.said("try", facts=TRY)
     (asked.state / "idle").write_text("1")
-    assert asked.said("try", facts=TRY)["pauses"], "no room for the code of rank 1"
+    assert asked.said("try", facts=TRY)["pause-seconds"], "no room for the code of rank 1"
+
+
+CHECK = (
+    *(
+        "job 7",
+        "restart 0",
+        "try 0",
+        "run-dir ",
+        "nodes n1 n2 n3 n4",
+        "needed 2",
+        "seconds 1",
+        "s3 store:80",
+        "checks 1",
+    ),
+    *("server-clock 1000", "address n1 127.0.0.1", "address n3 127.0.0.1"),
+)
+FOUND = "shared writable scratch scratch-kib=999999 shm-kib=999999"
 
 
 def test_nodes_are_chosen_by_what_they_answered(asked: Asked) -> None:
-    now = int((asked.exits / "started").stat().st_mtime)
     (asked.state / "crashes").write_text("7 n1\n7 n1\n8 n3\n8 n3\n")
-    facts = ("job 7", "run-dir ", "nodes n1 n2 n3 n4", "needed 2", "seconds 1")
-    answers = (f"checked n1 {now} ", f"checked n2 {now} s3,gpu", f"checked n3 {now} ", f"checked n4 {now} ")
-    found = asked.said("nodes", facts=(*facts, *answers))
-    assert (found["nodes"], found["left-out"]) == ("n3 n4", "n1,n2")
+    answers = tuple(f"checked n{number} 1000 {FOUND} s3" for number in (1, 3, 4))
+    found = asked.said("nodes", facts=(*CHECK, *answers, f"checked n2 1000 {FOUND} gpus=7 gpus-asked=8"))
+    assert (found["nodes"], found["left-out"], found["store"]) == ("n3 n4", "n1,n2", "answers")
     assert "then" not in found
+
+
+def test_nodes_that_answered_nothing_are_used(asked: Asked) -> None:
+    assert asked.said("nodes", facts=(*CHECK, ""))["say"].startswith("no node answered")
+    found = asked.said("nodes", facts=(*CHECK, "checks 0"))
+    assert (found["nodes"], found["left-out"], found["store"], "say" in found) == ("n1 n2", "", "", False)
+
+
+def test_a_port_that_is_taken_is_passed_over(asked: Asked) -> None:
+    first, second = ports_of(job=7, start=0, number=0)[:2]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first))
+        taken.listen()
+        assert asked.said("nodes", facts=CHECK)["port"] == str(second)
+
+
+def test_only_the_address_of_the_first_node_of_the_ranks_is_asked(
+    asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked_for: list[str] = []
+
+    def refuses(address: tuple[str, int], **_: float) -> None:
+        asked_for.append(address[0])
+        raise OSError
+
+    monkeypatch.setattr("socket.create_connection", refuses)
+    asked.said("nodes", facts=(*CHECK, "address n1 10.0.0.1"))
+    assert asked_for == ["127.0.0.1", "10.0.0.1"]
 
 
 def test_nodes_to_avoid(asked: Asked) -> None:
@@ -123,6 +168,12 @@ def test_a_job_starts_with_its_numbers(asked: Asked) -> None:
     found = asked.said("start", "evaluate", "r", facts=(*START, "spares 1", "retries 0", "launcher torchrun"))
     assert (found["run-dir"], found["has-marker"], found["state"]) == ("", "", str(asked.state))
     assert (found["spares"], found["retries"], found["launcher"]) == ("1", "0", "torchrun")
+
+
+def test_variables_that_replace_the_scripts_options_are_named(asked: Asked) -> None:
+    assert "say" not in asked.said("start", "evaluate", "r", facts=START, SBATCH_ACCOUNT="vision")
+    found = asked.said("start", "evaluate", "r", facts=START, SBATCH_SIGNAL="KILL@1", SBATCH_NO_REQUEUE="1")
+    assert found["say"].startswith("SBATCH_NO_REQUEUE and SBATCH_SIGNAL may have replaced options of this script")
 
 
 @pytest.mark.parametrize(

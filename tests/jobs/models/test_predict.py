@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from jobs.models.predict import PredictJob, image_names, run
+from jobs.models.predict import image_names, run
+from jobs.settings.models import PredictJob
 from pipeline.checkpoints.stored import Best, write_best
 from pipeline.evaluation.predictor import load_model
 from shards.dataset import open_dataset

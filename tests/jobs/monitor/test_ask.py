@@ -23,7 +23,7 @@ def test_a_running_run_saves_and_then_stops(digits_url: str, tmp_path: Path) -> 
     try:
         assert wait_until(ranks, step_at_least(2), run_dir)
         ended = patchline("save", str(run_dir))
-        assert (ended.code, "it saves at its next step, and goes on" in ended.errors) == (0, True), ended.errors
+        assert (ended.code, "it saves at its next step, and continues" in ended.errors) == (0, True), ended.errors
         assert wait_until(ranks, lambda path: any((path / "checkpoints").glob("step-*/**/MANIFEST.json")), run_dir)
         assert wait_until(ranks, lambda path: not (path / "SAVE").exists(), run_dir)
         shutil.copytree(run_dir, tmp_path / "copy", ignore=shutil.ignore_patterns("checkpoints"))

@@ -221,7 +221,7 @@ def test_a_screen_of_80_columns(view: View) -> None:
         "node n7 is drained: bad disk",
         "> scontrol update NodeName=n7 State=resume",
     ]
-    assert lines[-1] == "q or Ctrl-C leaves; the run goes on"
+    assert lines[-1] == "q or Ctrl-C leaves; the run continues"
     assert lines[-2] == "0: line 49\\x1b[2J"
 
 
@@ -319,7 +319,7 @@ def test_without_a_terminal_it_ends_with_the_chain(chain: Path) -> None:  # noqa
     assert ended.output.rstrip().endswith("1/3 steps complete  gave-up")
 
 
-@pytest.mark.parametrize(("runs", "wanted"), [(True, "log:"), (False, "the chain goes on")])
+@pytest.mark.parametrize(("runs", "wanted"), [(True, "log:"), (False, "the chain continues")])
 def test_on_a_terminal(chain: Path, runs: bool, wanted: str) -> None:  # noqa: F811
     """The table is above; below it is the run, if one runs."""
     if not runs:

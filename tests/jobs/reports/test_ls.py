@@ -18,7 +18,7 @@ from jobs.origin import Nearest
 from jobs.recipes.pretrain import digits_smoke
 from jobs.record import write_record
 from jobs.reports.ls import Run, in_order, run_table
-from jobs.settings.models import SortColumn
+from jobs.settings.runs import SortColumn
 from pipeline.runs.facts import RunFacts
 from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.processes import patchline

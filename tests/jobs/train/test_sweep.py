@@ -37,7 +37,7 @@ def words_of(url: str, folder: Path, *more: str) -> list[str]:
 
 @pytest.mark.long
 def test_the_best_value_is_chosen_and_repeated(digits_url: str, tmp_path: Path) -> None:
-    """An interrupt saves the run that it meets; the same command goes on, and once done it has nothing to do."""
+    """An interrupt saves the running run; the same command continues it, and does nothing once all are done."""
     folder = tmp_path / "a sweep"
     words = words_of(digits_url, folder, *RATES, "--select-on", digits_url, "--seeds=2")
     words += ["--evaluation.url", digits_url]
@@ -58,7 +58,7 @@ def test_the_best_value_is_chosen_and_repeated(digits_url: str, tmp_path: Path) 
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 75, errors.decode()
-    assert "tries/learning-rate=0 ended with 75; the same command goes on" in " ".join(errors.decode().split())
+    assert "tries/learning-rate=0 ended with 75; the same command continues it" in " ".join(errors.decode().split())
     for _ in range(2):
         ended = patchline(*words)
         assert ended.code == 0, ended.errors

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from jobs.settings.models import VerifyResumeJob
+from jobs.settings.runs import VerifyResumeJob
 from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, outcome_table
 from tests.jobs.train.test_resume_verdict import A_TENSOR, outcome
 

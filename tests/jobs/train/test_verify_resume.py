@@ -25,7 +25,7 @@ from jobs.recipes.of_training import trial_of
 from jobs.recipes.pretrain import digits_smoke
 from jobs.record import read_record
 from jobs.resolve import default_job
-from jobs.settings.models import VerifyResumeJob
+from jobs.settings.runs import VerifyResumeJob
 from jobs.train.verify_resume import TrialTopology, planned_moments, verify
 from pipeline.checkpoints.manifest import MANIFEST_NAME
 from pipeline.training.settings.job import LoggersConfig, TrainingJob

@@ -1,11 +1,14 @@
 """Checkpoints on disk: complete, addressed by byte, committed by their manifest, deleted in order."""
 
+import errno
 import io
 import json
 import logging
 import os
 import random
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,11 +23,13 @@ from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.manifest import CheckpointManifest, manifest_from_json
 from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.ranks.world import World
-from shards.errors import UserError
+from shards.errors import StorageError, UserError, WillNotSucceedError
 from shards.files.typed_json import sealed, unsealed
+from shards.storage.retries import RetryConfig
 from shards.store import open_store
 from tests.pipeline.training.test_run import continue_from
 from tests.rigs.checkpoints import checkpoints_of
+from tests.rigs.forks import ONE_THREAD
 from tests.rigs.processes import one_world, run_ranks
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run
 
@@ -209,6 +214,103 @@ def test_a_run_continues_from_the_checkpoint_before_a_damaged_one(
     assert resumed_steps(run_dir) == [0, STEPS - 4]
     assert losses(run_dir) == losses(unbroken)
     assert (run_dir / "weights/model.safetensors").read_bytes() == (unbroken / "weights/model.safetensors").read_bytes()
+
+
+def newest_where_reads_fail(world: World, run_dir: Path, fault: int, steps: list[int]) -> tuple[object, str]:
+    """The step of the newest usable checkpoint or the error, and what the log says, where these steps' first rank files
+    cannot be read."""
+    pread = os.pread
+
+    def failing(descriptor: int, count: int, offset: int) -> bytes:
+        name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        if any(f"step-{step:08d}" in name for step in steps) and name.endswith("rank-00000.safetensors"):
+            raise OSError(fault, os.strerror(fault))
+        return pread(descriptor, count, offset)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pread", failing)
+        patch.setattr("shards.storage.local.RETRIES", RetryConfig(deadline_seconds=0.5))
+        try:
+            return newest_and_log(world, run_dir)
+        except StorageError as error:
+            return error, ""
+
+
+@pytest.mark.parametrize("fault", [errno.EIO, errno.ESTALE])
+def test_a_checkpoint_that_stays_unreadable_is_passed_over_by_all_ranks(
+    finished_runs: FinishedRuns, tmp_path: Path, fault: int
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_runs.get(2), run_dir)
+    (first, said), (second, nothing) = run_ranks(newest_where_reads_fail, run_dir, fault, [STEPS], num_ranks=2)
+    assert (first, second, nothing) == (STEPS - 4, STEPS - 4, "")
+    assert said.startswith(f"checkpoint step-{STEPS:08d}/")
+    assert f"cannot be read for now: {os.strerror(fault)} at {run_dir}/checkpoints/step-{STEPS:08d}/" in said
+
+
+def test_a_store_without_a_readable_checkpoint_is_no_start_from_scratch(
+    finished_runs: FinishedRuns, tmp_path: Path
+) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_runs.get(2), run_dir)
+    steps = list(range(4, STEPS + 1, 4))
+    for error, _ in run_ranks(newest_where_reads_fail, run_dir, errno.EIO, steps, num_ranks=2):
+        assert isinstance(error, StorageError)
+        assert str(error).startswith(f"none of the 4 checkpoints in {run_dir}/checkpoints can be used for now")
+        assert f"step-{STEPS:08d}/" in str(error)
+        assert "rank-00000.safetensors" in str(error)
+
+
+def newest_or_refusal(world: World, run_dir: Path) -> str:
+    try:
+        return str(newest_and_log(world, run_dir))
+    except WillNotSucceedError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("is_intact", [True, False])
+def test_a_checkpoint_of_another_version_is_not_given_up_for_an_older_one(
+    finished_runs: FinishedRuns, tmp_path: Path, is_intact: bool
+) -> None:
+    """Unless it is damaged: then the format that it says may be the damage."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_runs.get(2), run_dir)
+    (path,) = (run_dir / "checkpoints").glob(f"step-{STEPS:08d}/*/MANIFEST.json")
+    later = json.loads(unsealed(path.read_bytes())) | {"format": 5}
+    data = sealed(json.dumps(later).encode())
+    path.write_bytes(data if is_intact else data.replace(b'"seed"', b'"sead"'))
+    first, second = run_ranks(newest_or_refusal, run_dir, num_ranks=2)
+    assert first == second or not is_intact
+    said = "its manifest has format 5, this version reads 4; use the version of Patchline that wrote it"
+    if is_intact:
+        folder = path.parent.relative_to(run_dir / "checkpoints")
+        assert first == f"checkpoint {folder} in {run_dir}/checkpoints: {said}, or another --run-dir"
+    else:
+        assert first.startswith(f"({STEPS - 4}, ")
+        assert said in first
+
+
+@pytest.mark.long
+def test_a_run_continues_before_a_checkpoint_with_a_bad_sector(finished_runs: FinishedRuns, tmp_path: Path) -> None:
+    """strace answers every read of the newest rank file with EIO. The run ends with the same bits, and keeps what it
+    could not read."""
+    unbroken, run_dir = finished_runs.get(1), tmp_path / "run"
+    shutil.copytree(unbroken, run_dir)
+    (run_dir / "DONE").unlink()
+    bad = next((run_dir / "checkpoints").glob(f"step-{STEPS:08d}/*/rank-00000.safetensors"))
+    words = [*pretrain_words(finished_runs.url, run_dir), "--checkpoint.keep-newest", "1"]
+    reads = "pread64,preadv,read,readv"
+    command = ["strace", "-f", "-o", "/dev/null", "-e", f"inject={reads}:error=EIO", "-P", str(bad)]
+    command += [sys.executable, "-m", "patchline", *words]
+    environ = {**os.environ, **ONE_THREAD}
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=500)
+    assert ended.returncode == 0, ended.stderr
+    assert f"cannot be read for now: Input/output error at {bad}" in ended.stderr
+    assert resumed_steps(run_dir) == [0, STEPS - 4]
+    assert losses(run_dir) == losses(unbroken)
+    kept = sorted((run_dir / "checkpoints").glob("step-*/*/MANIFEST.json"))
+    assert [path.parent for path in kept if path.parent == bad.parent] == [bad.parent]
+    assert len(kept) == 2
 
 
 def put_strays(checkpoints: Path) -> list[Path]:

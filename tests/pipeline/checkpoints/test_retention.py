@@ -100,3 +100,21 @@ def test_what_this_run_has_not_written_stays(tmp_path: Path) -> None:
         store.write(f"{each.folder}/{MANIFEST_NAME}", b"")
     retire(store, attempt=own, newest=CheckpointId(step=12, attempt=OWN), retention=Retention(keep_newest=1))
     assert sorted(path[5:13] for path in store.list() if path.startswith("step-")) == ["00000004", "00000012"]
+
+
+def test_what_an_attempt_could_not_read_stays_and_takes_nobodys_place(tmp_path: Path) -> None:
+    """Through later attempts, too, which could read what they continued from."""
+    store, unread = open_store(str(tmp_path)), CheckpointId(step=12, attempt=OLD)
+    own = Attempt(token="0003-eeeeeeee", resumed_from=CheckpointId(step=16, attempt=OWN), skipped=())
+    for attempt in (
+        Attempt(token=OLD, resumed_from=None, skipped=()),
+        Attempt(token=OWN, resumed_from=CheckpointId(step=8, attempt=OLD), skipped=(), unread=(unread,)),
+        own,
+    ):
+        store.write(record_path(attempt.token), attempt_to_json(attempt))
+    for step, token in ((4, OLD), (8, OLD), (12, OLD), (12, OWN), (16, OWN), (20, own.token)):
+        store.write(f"{CheckpointId(step=step, attempt=token).folder}/{MANIFEST_NAME}", b"")
+    newest = CheckpointId(step=20, attempt=own.token)
+    retire(store, attempt=own, newest=newest, retention=Retention(keep_newest=2))
+    left = {path.rpartition("/")[0] for path in store.list() if path.startswith("step-")}
+    assert left == {unread.folder, CheckpointId(step=16, attempt=OWN).folder, newest.folder}

@@ -34,16 +34,24 @@ IMAGE = {"labels": ["a"], "ext": "jpg", "mode": "RGB", "reason": None}
 def test_the_first_reason_is_given(row: dict[str, object], reason: str | None) -> None:
     rows = [IMAGE, row, IMAGE]
     table = pa.Table.from_pylist(rows, schema=pa.schema([SCAN_SCHEMA.field(name) for name in IMAGE]))
-    found = reasons(labelled(table, are_names(("a", "b"))), pack_spec(FolderSource(root="x"))).to_pylist()
+    why, is_unlabeled = reasons(labelled(table, are_names(("a", "b"))), pack_spec(FolderSource(root="x")))
+    found = why.to_pylist()
     assert (found[0], found[2]) == (None, None)
     assert (found[1] is None) == (reason is None)
     assert reason is None or found[1].startswith(reason)
+    assert is_unlabeled.to_pylist() == [False, reason == "no label", False]
+
+
+def test_images_without_a_label_may_be_kept() -> None:
+    table = pa.Table.from_pylist([IMAGE | {"labels": []}], schema=SCAN_SCHEMA)
+    why, is_unlabeled = reasons(table, pack_spec(FolderSource(root="x"), unlabeled="keep"))
+    assert (why.to_pylist(), is_unlabeled.to_pylist()) == ([None], [False])
 
 
 def test_formats_may_be_converted_where_it_is_allowed() -> None:
     table = pa.Table.from_pylist([IMAGE | {"ext": "gif", "mode": "P"}], schema=SCAN_SCHEMA)
     spec = pack_spec(FolderSource(root="x"), resize=Resize(convert=True))
-    assert reasons(table, spec).to_pylist() == [None]
+    assert reasons(table, spec)[0].to_pylist() == [None]
 
 
 def test_several_scan_files_are_one_survey(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,13 @@ import io
 import json
 import os
 import re
+import secrets
 import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import formatdate
 from functools import partial
@@ -23,8 +25,16 @@ from shards.errors import StorageError, UnreachableError, UserError
 from shards.files.local_files import write_whole
 from shards.storage.retries import RetryConfig
 from shards.storage.s3 import S3Store
-from shards.storage.s3_client import Body, ClientOfProcess, RequestFault, fault_of, storage_errors
+from shards.storage.s3_client import (
+    Body,
+    ClientOfProcess,
+    DeleteRefusedError,
+    RequestFault,
+    fault_of,
+    storage_errors,
+)
 from shards.store import open_store
+from tests.rigs.ceph import Gateway
 from tests.rigs.faulty_connection import FaultyProxy
 from tests.rigs.faulty_proxy import faulty_proxy
 from tests.rigs.s3 import free_port
@@ -322,6 +332,16 @@ def proxy(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyPro
         yield running
 
 
+def keyed() -> ClientOfProcess:
+    """Clients with a key, though none is in the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "KEY")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        clients = ClientOfProcess()
+        clients.get()
+        return clients
+
+
 @contextmanager
 def renewed_once(is_so: Callable[[], bool], path: Path, text: str) -> Iterator[None]:
     """Replaces a file of credentials as soon as something inside the block waits for them."""
@@ -342,9 +362,9 @@ def renewed_once(is_so: Callable[[], bool], path: Path, text: str) -> Iterator[N
         thread.join()
 
 
-def keys_of(name: str) -> str:
+def keys_of(name: str, hidden: str = "secret") -> str:
     """A file of credentials."""
-    return f"[default]\naws_access_key_id = {name}\naws_secret_access_key = secret\n"
+    return f"[default]\naws_access_key_id = {name}\naws_secret_access_key = {hidden}\n"
 
 
 def created(store: S3Store, data: bytes) -> None:
@@ -446,3 +466,122 @@ def test_credentials_that_stay_expired_end_after_the_deadline_and_at_once_if_the
     with pytest.raises(StorageError, match="ExpiredToken"):
         OPERATIONS[operation](accepted)
     assert proxy.num_expired > 3
+
+
+@dataclass(kw_only=True)
+class Rotation:
+    """A user of Ceph whose key is in a file, and nowhere in the environment."""
+
+    gateway: Gateway
+    path: Path
+    key: str = ""
+    secret: str = ""
+
+    def replace(self, *, same_name: bool = False, is_told: bool = True) -> None:
+        """Gives the user another key, or another secret for the key, and writes it to the file unless `is_told` is
+        false. The old one is refused from then on."""
+        old, self.secret = self.key, secrets.token_hex(20)
+        self.key = old if same_name else secrets.token_hex(10)
+        words = ("--uid=test", "--key-type=s3", "--access-key")
+        self.gateway.admin("key", "create", *words, self.key, "--secret-key", self.secret)
+        if old not in ("", self.key):
+            self.gateway.admin("key", "rm", *words, old)
+        if is_told:
+            self.tell()
+
+    def tell(self) -> None:
+        """Writes the key to the file."""
+        write_whole(self.path, keys_of(self.key, self.secret).encode())
+
+
+@pytest.fixture
+def rotation(
+    ceph_gateway: Gateway, ceph_bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[Rotation]:
+    """The bucket has the object x."""
+    S3Store(bucket=ceph_bucket).write("x", b"0123456789")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setattr("shards.storage.s3_client.PAUSE_SECONDS", 0.1)
+    user = Rotation(gateway=ceph_gateway, path=tmp_path / "credentials")
+    user.replace()
+    yield user
+    ceph_gateway.admin("key", "rm", "--uid=test", "--key-type=s3", "--access-key", user.key)
+
+
+@pytest.mark.rgw
+@pytest.mark.parametrize("same_name", [False, True], ids=["another key", "another secret"])
+def test_a_key_of_ceph_that_was_replaced_is_read_again(rotation: Rotation, ceph_bucket: str, same_name: bool) -> None:
+    """By every operation, on a server that refuses the old one with InvalidAccessKeyId or SignatureDoesNotMatch."""
+    store = S3Store(bucket=ceph_bucket)
+    assert store.exists("x")
+    for operation in OPERATIONS.values():
+        rotation.replace(same_name=same_name)
+        operation(store)
+
+
+@pytest.mark.rgw
+@pytest.mark.parametrize("operation", ["read", "exists", "write"])
+def test_a_key_of_ceph_that_is_replaced_in_the_file_later_is_waited_for(
+    rotation: Rotation, ceph_bucket: str, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    """Until the deadline, if the old one was accepted. One that was never accepted is wrong."""
+    store, late = S3Store(bucket=ceph_bucket), S3Store(bucket=ceph_bucket)
+    assert store.exists("x")
+    rotation.replace(is_told=False)
+    timer = threading.Timer(1.0, rotation.tell)
+    timer.start()
+    OPERATIONS[operation](store)
+    timer.join()
+    rotation.replace(is_told=False)
+    with pytest.raises(UserError, match=r"access denied \(InvalidAccessKeyId\)"):
+        OPERATIONS[operation](late)
+    monkeypatch.setattr("shards.storage.s3_client.DEADLINE_SECONDS", 1.0)
+    monkeypatch.setattr("shards.storage.s3.RETRIES", RetryConfig(backoff_seconds=0.05, deadline_seconds=1.0))
+    with pytest.raises(StorageError, match="InvalidAccessKeyId"):
+        OPERATIONS[operation](S3Store(bucket=ceph_bucket, clients=store.clients))
+
+
+@pytest.mark.parametrize("operation", ["read", "exists", "list", "write"])
+def test_a_redirect_names_the_region_and_what_to_set(s3_bucket: str, proxy: FaultyProxy, operation: str) -> None:
+    proxy.region = "eu-west-3"
+    with pytest.raises(UserError, match=r"is in the region eu-west-3 \(.*; set AWS_DEFAULT_REGION=eu-west-3$"):
+        OPERATIONS[operation](S3Store(bucket=s3_bucket, clients=keyed()))
+
+
+@pytest.mark.parametrize(
+    ("region", "endpoint", "said"),
+    [
+        (
+            "eu-west-3",
+            "s3.eu.example.com:8443",
+            "AWS_DEFAULT_REGION=eu-west-3, and AWS_ENDPOINT_URL to the server s3.eu",
+        ),
+        ("", "", r"is in another region \(PermanentRedirect\); set AWS_DEFAULT_REGION to its region$"),
+        ("x\x1b[2J", "a b; rm", r"is in another region \(PermanentRedirect\); set AWS_DEFAULT_REGION to its region$"),
+    ],
+)
+def test_what_a_redirect_says_is_checked(s3_endpoint: str, region: str, endpoint: str, said: str) -> None:
+    headers = {"HTTPHeaders": {"x-amz-bucket-region": region}}
+    response = {"Error": {"Code": "PermanentRedirect", "Endpoint": endpoint}, "ResponseMetadata": headers}
+    error = botocore.exceptions.ClientError(response, "GetObject")
+    clients = ClientOfProcess()
+    with pytest.raises(UserError, match=said), storage_errors("x", bucket="b", url="s3://b", clients=clients):
+        raise error
+
+
+@pytest.mark.rgw
+def test_a_bucket_of_ceph_that_refuses_to_delete_is_named(ceph_bucket: str) -> None:
+    store = S3Store(bucket=ceph_bucket, prefix="run")
+    store.write("x", b"1")
+    deny = {
+        "Effect": "Deny",
+        "Principal": "*",
+        "Action": "s3:DeleteObject",
+        "Resource": f"arn:aws:s3:::{ceph_bucket}/*",
+    }
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [deny]})
+    store.clients.retrying().put_bucket_policy(Bucket=ceph_bucket, Policy=policy)
+    with pytest.raises(DeleteRefusedError, match=r"refuses to delete \(AccessDenied\), as object lock does; allow"):
+        store.delete("x")

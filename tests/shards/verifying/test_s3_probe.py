@@ -1,6 +1,7 @@
 """The probe of a store on real servers, on one that does not do what Patchline relies on, and on none at all."""
 
 import io
+import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ from botocore.exceptions import ClientError
 from shards.errors import Finding, UserError
 from shards.storage.s3_client import probing_client
 from shards.verifying.s3_probe import probe_store, unreachable
+from tests.rigs.faulty_proxy import faulty_proxy
+from tests.rigs.processes import patchline
 from tests.rigs.s3 import free_port
 
 
@@ -121,3 +124,30 @@ def test_a_url_of_something_else() -> None:
 def test_nothing_is_to_be_done_unless_a_verdict_says_so() -> None:
     found = Finding(name="partition", status="ok", found="gpu")
     assert (found.allowed, found.todo) == ("", "")
+
+
+def test_a_bucket_in_another_region_is_named_with_what_to_set(
+    s3_bucket: str, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By preflight and by verify."""
+    with faulty_proxy(s3_endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        proxy.region = "eu-west-3"
+        (fault,) = probe_store(f"s3://{s3_bucket}/x")
+        assert (fault.status, fault.todo) == ("fault", "set AWS_DEFAULT_REGION=eu-west-3")
+        ended = patchline("verify", f"s3://{s3_bucket}/x")
+    assert ended.code == 2
+    assert ended.errors.endswith("is in the region eu-west-3 (PermanentRedirect); set AWS_DEFAULT_REGION=eu-west-3\n")
+
+
+@pytest.mark.rgw
+def test_a_bucket_of_ceph_that_keeps_old_versions_is_named(ceph_endpoint: str) -> None:
+    """Under object lock, nothing that retention deletes frees any space."""
+    bucket = f"test-{secrets.token_hex(6)}"
+    client = boto3.session.Session().client("s3")
+    client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=True)
+    found = {one.name: one for one in probe_store(f"s3://{bucket}/x")}
+    assert found["S3 list"].status == "ok"
+    assert found["S3 delete"].status == "warning"
+    assert "object lock" in found["S3 delete"].found
+    assert "lifecycle rule" in found["S3 delete"].todo

@@ -231,3 +231,11 @@ def test_a_trainer_may_have_many_files_open(tmp_path: Path) -> None:
         for other in others:
             os.close(other)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_message_that_every_save_repeats_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Such as that old checkpoints must not be deleted."""
+    with writer_in(tmp_path) as writer:
+        for message in ("a", "a", "b", "a"):
+            writer._take(SaveResult(save=1, what="said", message=message), [])
+    assert [record.message for record in caplog.records] == ["a", "b", "a"]
