@@ -463,9 +463,9 @@ def name_of_a_class(_: Path, name: object) -> None:
         "export them again"
     ),
     row("a field of another version", spoilt, lambda f: rewrite(f, model=TINY | {"colour": 3})).says(
-        "InvalidDataError: the weights at 'DIR/weights' cannot be read (model.'colour' is no field; allowed: "
+        "InvalidDataError: the weights at 'DIR/weights' cannot be read (model.'colour' is not a field; allowed: "
         "name, image_size, num_classes, patch, depth, width, mlp_width, num_heads, resnet_units, resnet_factor, "
-        "pooling, representation, po…et_epsilons, masked_patches, layer_scale, registers, qk_norm, attention, "
+        "pooling, representation,…et_epsilons, masked_patches, layer_scale, registers, qk_norm, attention, "
         "masked_target, masked_share); export them again"
     ),
     row("text for a number", spoilt, lambda f: rewrite(f, model=TINY | {"image_size": "16"})).says(
@@ -536,7 +536,7 @@ def name_of_a_class(_: Path, name: object) -> None:
         "InvalidDataError: the weights at 'DIR/weights' cannot be read ('a' is named twice); export them again"
     ),
     row("NaN", spoilt, lambda f: (f / "config.json").write_text('{"a": NaN}')).says(
-        "InvalidDataError: the weights at 'DIR/weights' cannot be read (NaN is no number of JSON); export them again"
+        "InvalidDataError: the weights at 'DIR/weights' cannot be read (NaN is not a JSON number); export them again"
     ),
     row("large", spoilt, lambda f: os.truncate(f / "config.json", 1 << 40)).says(
         "InvalidDataError: the weights at 'DIR/weights' cannot be read (DIR/weights/config.json is larger than "
@@ -639,7 +639,7 @@ def name_of_a_class(_: Path, name: object) -> None:
         "ValueError: usage.transform.short_side is '604'; allowed: a whole number"
     ),
     row("a field of another version", usage, {"transform": {}, "colour": 3}).says(
-        "ValueError: usage.'colour' is no field; allowed: loss, transform"
+        "ValueError: usage.'colour' is not a field; allowed: loss, transform"
     ),
     row("a folder that cannot be made", folder_below_a_file).says(
         "no folder can be made at 'DIR/file/w': Not a directory; give another one, which this user may write to"
