@@ -27,7 +27,7 @@ import pyarrow as pa
 log = logging.getLogger(__name__)
 _TABLE, _LOCK, _UNFINISHED = ".arrow", ".lock", ".part"
 _MOST_LOCK_BYTES = 1 << 16
-_MOST_WAIT_SECONDS = 120.0  # for the rank that makes a table
+_MOST_WAIT_SECONDS = 120.0  # a rank waits this long for another to make a table
 _LONGEST_PAUSE_SECONDS = 0.1  # between two tries to take a lock
 _STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat after the name
 
