@@ -210,8 +210,8 @@ def _refuse_wrong_numbers(flags: SubmitFlags, stage: str, *, has_ranks: bool) ->
 
 
 def read_settings(path: str, environ: Mapping[str, str], *, is_full: bool) -> ClusterConfig:
-    """Reads the cluster's settings, and adds the command that runs patchline there. Logs which variables jobs do not
-    get: all of them if `is_full`, else the first few. Raises UserError for a mistake in the settings."""
+    """Reads the cluster's settings, and adds the command that runs patchline there. Logs the variables that jobs do not
+    get: all of them if `is_full`, otherwise the first few. Raises UserError for a mistake in the settings."""
     if not path:
         raise UserError(
             "--cluster is missing: the YAML file of your cluster's settings; for one to edit: patchline example "

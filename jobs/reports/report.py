@@ -95,7 +95,8 @@ def by_cause(restarts: Sequence[Restart]) -> list[tuple[str, list[Restart]]]:
 
 
 def _restart_lines(restarts: Sequence[Restart]) -> list[str]:
-    """Returns lines about restarts: each one if they are few, else a line a cause, and the last ones."""
+    """Returns lines about restarts: one for each if there are few, otherwise one for each cause, and the last
+    restarts."""
     lines = []
     if len(restarts) > _MOST_RESTARTS:
         causes = by_cause(restarts)
