@@ -52,7 +52,7 @@ from shards.files.local_files import append_or_say
 from shards.files.looks import is_there, patiently
 from shards.output.terminal import printable_name
 
-_MOST_NAMES = 3  # of variables kept from jobs, in the line that says so
+_MOST_NAMES = 3  # how many of the variables that jobs do not get are named in the log
 
 log = logging.getLogger(__name__)
 USAGE = (

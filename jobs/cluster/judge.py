@@ -95,10 +95,10 @@ class Partition:
 class CheckFacts:
     """The results of a check of a job's nodes.
 
-    `answers`: for each node that answered, its clock in seconds and what is wrong with it. `is_checked`: False if the
-    user has switched the check off. `has_store`: whether the nodes had to reach a store. `server_clock`: the file
-    server's clock. `seconds`: how long the check took. `crashes`: for each node, the number of this job's tries in
-    which only ranks on that node crashed. `folder`: the folder that the nodes must share.
+    `answers`: for each node that answered, its clock in seconds and its faults. `is_checked`: whether the nodes were
+    checked; False if the user has switched the check off. `has_store`: whether the nodes had to reach a store.
+    `server_clock`: the file server's clock. `seconds`: how long the check took. `crashes`: for each node, the number of
+    this job's tries in which only ranks on that node crashed. `folder`: the folder that the nodes must share.
     """
 
     nodes: tuple[str, ...]
@@ -221,8 +221,8 @@ def _whole(text: str) -> int:
 
 def chosen(facts: CheckFacts) -> Choice:
     """Chooses the nodes for a try after their check. A node whose ranks have crashed repeatedly is used again only if
-    nothing can replace it, neither a spare node nor another node after a requeue. A store that no node reaches is no
-    fault of the nodes."""
+    nothing can replace it, neither a spare node nor another node after a requeue. If no node reaches the store, the
+    fault is not in the nodes."""
     if not facts.answers:
         says = ("no node answered, not even this one: nothing was checked",) if facts.is_checked else ()
         return Choice(nodes=facts.nodes[: facts.num_needed], left_out=(), says=says)

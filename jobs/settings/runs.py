@@ -16,7 +16,7 @@ from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 SUFFIXES = (".svg", ".html")
-TRIAL_STEPS = 20  # of verify-resume without --steps; a recipe with fewer keeps its own
+TRIAL_STEPS = 20  # steps of verify-resume without --steps, unless the recipe has fewer
 SortColumn = Literal["run", "recipe", "state", "step", "loss", "accuracy", "images", "goodput", "seen"]
 
 
