@@ -32,7 +32,7 @@ from shards.verifying.s3_probe import probe_store
 _FIELD = re.compile(r"^(\w+)\s*=\s?(.*?)\s*$", re.MULTILINE)
 _LEAST_KILL_WAIT, _MOST_SLURMD_TIMEOUT, _LEAST_ARRAY = 30, 600, 1001
 _USABLE = ("idle", "mixed", "allocated", "completing", "reserved")
-_PORTS = range(20_000, 32_000)  # ranks meet on one of these, as in slurm/stage.sbatch
+PORTS = range(20_000, 32_000)  # ranks meet on one of these, as in slurm/stage.sbatch
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LEAST_LOCKED = 64 << 20
 _COMMAND_SECONDS = 60
@@ -98,9 +98,9 @@ def judge_flock(run_dir: Path) -> Finding:
 def judge_ports(text: str) -> Finding:
     """Judges whether the kernel gives our ports to other programs. `text` is the kernel's range of ephemeral ports,
     first and last. Pure."""
-    found = f"ranks meet on one of {_PORTS.start} to {_PORTS.stop - 1}"
+    found = f"ranks meet on one of {PORTS.start} to {PORTS.stop - 1}"
     numbers = [int(word) for word in re.findall(r"\d+", text)]
-    is_ok = len(numbers) != 2 or numbers[0] >= _PORTS.stop or numbers[1] < _PORTS.start
+    is_ok = len(numbers) != 2 or numbers[0] >= PORTS.stop or numbers[1] < PORTS.start
     if not is_ok:
         found = f"the kernel gives {numbers[0]} to {numbers[1]} to other programs; {found}"
     todo = "nothing, usually: a port that is taken is passed over; or set net.ipv4.ip_local_port_range"
