@@ -19,6 +19,7 @@ from typing import Any
 from jobs.mistakes import unknown_recipe
 from jobs.recipes import recipes_in
 from jobs.recipes.shorter import SUFFIX, shortened, smoke
+from jobs.settings.runs import TRIAL_STEPS
 from jobs.stages import STAGES, WITH_SMOKE, job_class, recipes_of
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
@@ -28,7 +29,6 @@ _WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
 _PREFIX = "patchline_own_"  # keeps the file's name from hiding a module
 PLAN, VERIFY_RESUME = OF_TRAINING = ("plan", "verify-resume")  # take training's recipes and files
 _TRAINING = WITH_SMOKE
-_TRIAL_STEPS = 20  # steps of verify-resume without --steps
 WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.recipes and name not in OF_TRAINING)
 SHOWN = tuple(name for name, stage in STAGES.items() if (stage.recipes or stage.takes_file) and name not in OF_TRAINING)
 
@@ -90,7 +90,7 @@ def default_job(stage: str, word: str) -> Any:
     Raises UserError if the word names no job of this stage."""
     if stage in OF_TRAINING:
         job = _job_of_training(stage, word)
-        return job if stage == PLAN else shortened(job, steps=_TRIAL_STEPS)
+        return job if stage == PLAN else shortened(job, steps=TRIAL_STEPS)
     record = Path(word) / "job.yaml"
     if stage in WITH_RECIPES:
         is_run = not is_own(word) and not has_recipe(stage, word) and is_a_file(record)  # a recipe takes precedence

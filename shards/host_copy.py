@@ -165,7 +165,7 @@ def _is_free(lock: int, *, is_last_try: bool) -> bool:
 
 
 def _is_named(lock: int, path: Path) -> bool:
-    """Whether the lock file still has this name: the rank that held it before may have removed it."""
+    """Returns whether the lock file still has this name: the rank that held it before may have removed it."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(lock), path.stat())
     return False

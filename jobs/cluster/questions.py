@@ -39,6 +39,7 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _CHECKED = re.compile(r"(\S+) ([0-9]*)( .*)?")
 _REACH_SECONDS = 2.0
 _LEFT_OUT = "after the second time it is left out"
+_REPLACING = ("SBATCH_NO_REQUEUE", "SBATCH_SIGNAL")  # variables of sbatch that replace what the script relies on
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
 Facts = Mapping[str, Sequence[str]]
 
@@ -90,6 +91,8 @@ def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> li
         and int(submitted) < int(patiently(done, done.stat).st_mtime)
     ):
         lines.append("may-be-done yes")
+    if replaced := [name for name in _REPLACING if name in environ]:
+        lines.append(f"say {' and '.join(replaced)} may have replaced options of this script: unset it for sbatch")
     return [*lines, f"state {state}", f"s3 {store_address(words, environ)}"]
 
 

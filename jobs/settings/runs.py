@@ -16,6 +16,7 @@ from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 SUFFIXES = (".svg", ".html")
+TRIAL_STEPS = 20  # of verify-resume without --steps; a recipe with fewer keeps its own
 SortColumn = Literal["run", "recipe", "state", "step", "loss", "accuracy", "images", "goodput", "seen"]
 
 

@@ -1,9 +1,9 @@
 """Checks that a job fits its data and its ranks, and then that all ranks are about to run the same thing.
 
-`prepare` runs before the ranks are joined, and `refuse_other_runs` makes their first exchange. Without it, a node with
-an old installation or an old copy of the dataset would make the ranks train a wrong model, and nobody would notice. The
-ranks exchange a digest of everything that must be equal, 64 bytes per rank. If the digests differ, they exchange the
-values themselves, and all end with the same message.
+`prepare` runs before the ranks are joined, and `refuse_other_runs` makes their first exchange. Without this exchange, a
+node with an old installation or an old copy of the dataset would make the ranks train a wrong model, and nobody would
+notice. The ranks exchange a digest of everything that must be equal, 64 bytes per rank. If the digests differ, they
+exchange the values themselves, and all end with the same message.
 """
 
 import hashlib
@@ -198,7 +198,7 @@ def _initial_weights(job: TrainingJob, *, say: bool = False) -> Weights:
 
 def _held_out(job: TrainingJob, data: TrainingData, *, ranks: LocalRanks, say: bool) -> dict[str, Dataset]:
     """Returns the datasets to score on, by name; the dataset that decides which model is best has an empty name. `say`:
-    whether to log which part of the data is trained on, unless it is all of it, and to warn if the run also trains on
+    whether to log which part of the data is trained on (if it is not all of it), and to warn if the run also trains on
     the images that decide which model is best."""
     if say and data.part_text:
         log.info("%s", data.part_text)

@@ -46,7 +46,7 @@ _LEAST_BITS_SET = HASH_BITS // 4  # half of the bits are set unless most coeffic
 
 
 class EvaluationIndex:
-    """A search index of the hashes of evaluation images, uint8[n, 32]. It takes 96 bytes of memory per image."""
+    """A search index of the hashes of evaluation images, uint8[n, 32]. It takes 96 bytes of memory per hash."""
 
     def __init__(self, hashes: NDArray[np.uint8]) -> None:
         self._hashes = _as_words(hashes)
@@ -142,7 +142,7 @@ def evaluation_hashes(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
     2.5 %.
 
     Thanks to the last two, a crop of up to 5 % on any side differs by at most 2.5 % per side from one of the four
-    versions. Returns None and raises errors like `perceptual_hash`.
+    versions. Like `perceptual_hash`, returns None for an image without structure, and raises ImageRefusedError.
     """
     grey = _upright_grey(data)
     small = _small(grey)

@@ -4,8 +4,8 @@ boto3.
 botocore reads a credentials file once, and asks a provider again only when the lifetime that the provider stated is
 over. A run may last longer than the credentials, and their renewal may be late. So a request that is refused because
 its credentials have expired, or because their key was replaced by another, is retried with the credentials that
-botocore's chain finds by then, until the store's deadline. Credentials that were never accepted are not waited for,
-because they are probably wrong.
+botocore's chain finds by then, until the store's deadline. If the server has never accepted any credentials, there is
+no wait, because they are probably wrong.
 """
 
 import hashlib
@@ -78,7 +78,7 @@ REQUEST_ERRORS = (boto_errors.ClientError, *_UNREACHABLE, *CREDENTIALS_FAILED)
 
 
 def says_expired(code: str, operation: str) -> bool:
-    """Says whether an error's code may mean that the credentials have expired or were replaced."""
+    """Returns whether an error's code may mean that the credentials have expired or were replaced."""
     return code in (*_EXPIRED, *_REPLACED_KEYS) or (code == _HEAD_EXPIRED and operation.startswith("Head"))
 
 

@@ -377,7 +377,8 @@ class TrainingJob:
 
     @property
     def scored_on(self) -> str:
-        """The name of the data behind the shown accuracy: test, or held-out (a part of the training data)."""
+        """The name of the data on which the shown accuracy is measured: test, or held-out (a part of the training
+        data)."""
         return "test" if self.data.held_out.is_none else "held-out"
 
     @property

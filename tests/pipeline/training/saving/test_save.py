@@ -30,6 +30,7 @@ from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
+from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.saving import save
 from pipeline.training.saving.save import (
@@ -86,7 +87,7 @@ def saving_in(world: World, folder: Path, *, config: CheckpointConfig = JOB.chec
     chosen = choose_writer(config, writer, checkpoints.store, world, num_bytes=state_bytes(job, engine))
     record = describe(job, world, plan=PLAN, is_compiled=False)
     saves = Saves(checkpoints, chosen, Retention(keep_newest=config.keep_newest))
-    return Saving(job, engine, saves, saved=None, record=record, controls=controls, reporter=None)
+    return Saving(Gradients(job, PLAN, engine, world), saves, controls, saved=None, record=record, reporter=None)
 
 
 def saved_twice(world: World, folder: Path, config: CheckpointConfig) -> tuple[list[int | None], int, list[str]]:
