@@ -185,14 +185,15 @@ def _given_up(why: str, *, idle: int | None = None, crashed_on: str = "") -> Nex
 
 def crashed_node(facts: TryFacts) -> str:
     """Returns the one node whose ranks crashed by themselves in this try. Returns an empty text if no rank did, if
-    ranks on several nodes did (as with a bug), or if there is only one node. A killed rank counts only if it was the
-    first to crash, since srun kills the others later."""
+    ranks on several nodes did (as with a bug), or if the only node of a run crashed, but the run saves checkpoints in
+    between. A killed rank counts only if it was the first to crash, since srun kills the others later."""
     found: list[str] = []
     for rank, code in facts.codes.items():
         if code is None or code in _OF_OTHERS or (code == _KILLED and found):
             continue
         found += facts.nodes[rank // facts.ranks_per_node :][:1]
-    return found[0] if len(facts.nodes) > 1 and len(set(found)) == 1 else ""
+    is_blamed = len(set(found)) == 1 and (len(facts.nodes) > 1 or not facts.has_saved)
+    return found[0] if is_blamed else ""
 
 
 def ports_of(*, job: int, start: int, number: int) -> list[int]:
@@ -270,7 +271,9 @@ def _too_few(left_out: str, idle: int | None) -> NextTry:
 def _fault_of(name: str, facts: CheckFacts, *, is_odd: bool) -> str:
     _, found = facts.answers.get(name, (None, ("no-answer",)))
     found = (*found, *(("clock",) if is_odd else ()))
-    if not found and facts.crashes.get(name, 0) >= MOST_CRASHES:
+    # A run on one node moves only if its last tries saved nothing: on one node, a rare bug looks like a sick node.
+    may_move = facts.num_needed > 1 or facts.idle >= MOST_CRASHES
+    if not found and facts.crashes.get(name, 0) >= MOST_CRASHES and may_move:
         found = ("crashes",)
     return ",".join(found)
 
