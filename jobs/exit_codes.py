@@ -1,5 +1,5 @@
-"""How a command ends: what each exit code tells a shell, a batch script or Slurm, and which error or signal leads to
-it.
+"""Decides how a command ends: what each exit code tells a shell, a batch script or Slurm, and which error or signal
+leads to it.
 
 A training run handles signals itself (pipeline/training/watchdog/stopping.py). Other commands end at the first signal
 while they load. While they work, the first signal is raised as KeyboardInterrupt, so that half-written files are

@@ -482,6 +482,12 @@ def job_class(stage: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+def commands_of(stage: str, recipe: str) -> list[str]:
+    """Returns the commands of a recipe that help shows, without the first word `patchline`."""
+    flags: Mapping[str, tuple[str, ...]] = importlib.import_module(STAGES[stage].recipes).COMMAND_FLAGS
+    return [f"{stage} {recipe} {each}" for each in flags.get(recipe) or flags.get("", ())]
+
+
 def recipes_of(stage: str) -> Mapping[str, Callable[[], Any]]:
     """Returns the recipes of a stage by name. The stage must take recipes."""
     recipes: Mapping[str, Callable[[], Any]] = importlib.import_module(STAGES[stage].recipes).RECIPES

@@ -157,7 +157,7 @@ class Meaning:
         bits = _bits(written) or ()
         if written and (len(bits) != self.vector_length or None in bits):
             shown = shown_value(", ".join(written))
-            raise ImageRefusedError(f"its labels {shown} are no vector of {self.vector_length} values, each 0 or 1")
+            raise ImageRefusedError(f"its labels {shown} are not a vector of {self.vector_length} values, each 0 or 1")
         if weights and len(weights) != len(bits):
             raise ImageRefusedError(f"{len(weights)} weights for a vector of {self.vector_length} values")
         places = [place for place, bit in enumerate(bits) if bit]
@@ -195,8 +195,8 @@ class Meaning:
             return ""
         if self.text != "names" and _FRACTION.fullmatch(label):
             raise ImageRefusedError(
-                f"its label {label} is no whole number; allowed: whole numbers and names; --labels.text names takes it "
-                "for a name"
+                f"its label {label} is not a whole number; allowed: whole numbers and names; --labels.text names takes "
+                "it for a name"
             )
         return self._allowed(label)
 

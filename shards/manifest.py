@@ -181,7 +181,7 @@ def _refuse_fields(found: dict[str, Any], *, is_table: bool) -> None:
     """Raises ValueError for the first field that is missing, unknown, of the wrong type or out of its range."""
     declared = {field.name: field for field in fields(Manifest) if not (is_table and field.name == "shards")}
     if unknown := sorted(found.keys() - declared.keys()):
-        raise ValueError(f"not a manifest: {shown_value(unknown[0])} is no field; allowed: {', '.join(declared)}")
+        raise ValueError(f"not a manifest: {shown_value(unknown[0])} is not a field; allowed: {', '.join(declared)}")
     for name, field in declared.items():
         if name not in found and field.default is MISSING:
             raise ValueError(f"not a manifest: {name} is missing")

@@ -32,6 +32,7 @@ from pipeline.checkpoints.manifest import (
     MANIFEST_NAME,
     CheckpointId,
     CheckpointManifest,
+    OtherFormatError,
     id_from_path,
     manifest_from_json,
     overlapping,
@@ -157,9 +158,9 @@ class Checkpoints:
 
     def _usable(self, folder: str) -> tuple[CheckpointManifest | None, str]:
         """Returns the manifest in a folder if every rank can verify it and its share of the files, else None and logs
-        why not. Also returns the fault of storage that kept a rank from reading; empty if the files are damaged.
-        Collective."""
-        data, fault, manifest, is_read = b"", "", None, True
+        why not. Also returns the fault of storage that kept a rank from reading; empty if the files are damaged. Raises
+        WillNotSucceedError if another version of Patchline wrote the checkpoint. Collective."""
+        data, fault, manifest, is_read, other_format = b"", "", None, True, ""
         try:
             data = self.store.read(f"{folder}/{MANIFEST_NAME}")
             manifest = manifest_from_json(data)
@@ -169,6 +170,8 @@ class Checkpoints:
             self._files = RankFiles(self.store, manifest, most_held_bytes=most)
             for name, first, end in Shares(manifest.files, num_ranks=self.world.num_ranks).of(self.world.rank):
                 self._files.verify_parts(name, first, end)
+        except OtherFormatError as error:
+            fault = other_format = str(error)
         except FAULTS as error:
             fault = str(error)
         except (OSError, StorageError) as error:
@@ -181,6 +184,8 @@ class Checkpoints:
         if all_agree(not fault, device=self.world.device) and manifest:
             return manifest, ""
         self.loaded()
+        if all_agree(bool(other_format), device=self.world.device):  # an older checkpoint would give this one up
+            raise WillNotSucceedError(f"checkpoint {folder} in {self.store.url}: {other_format}, or another --run-dir")
         faults = [
             (text, was_read) for text, was_read in gather_json([fault, is_read], device=self.world.device) if text
         ]

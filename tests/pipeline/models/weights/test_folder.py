@@ -167,7 +167,7 @@ def cut(folder: Path, num_bytes: int) -> None:
         pytest.param(lambda f: rewrite(f, labels=["a", "b", ["c"]]), "allowed: a list of texts", id="a list in it"),
         pytest.param(lambda f: (f / "config.json").write_text("[" * 200_000), "more than 64 deep", id="nested"),
         pytest.param(lambda f: (f / "config.json").write_text('{"a": 1, "a": 2}'), "'a' is named twice", id="twice"),
-        pytest.param(lambda f: (f / "config.json").write_text('{"a": NaN}'), "NaN is no number of JSON", id="NaN"),
+        pytest.param(lambda f: (f / "config.json").write_text('{"a": NaN}'), "NaN is not a JSON number", id="NaN"),
         pytest.param(lambda f: os.truncate(f / "config.json", 1 << 40), "larger than 67,108,864 bytes", id="large"),
         pytest.param(lambda f: os.truncate(f / "model.safetensors", 1 << 40), "the file at 1,099,511", id="zeros"),
         pytest.param(lambda f: cut(f, 500), "cannot be read", id="tensors cut off in their header"),
