@@ -52,7 +52,7 @@ from shards.files.local_files import append_or_say
 from shards.files.looks import is_there, patiently
 from shards.output.terminal import printable_name
 
-_MOST_NAMES = 3  # of variables kept from jobs, in the line that says so
+_MOST_NAMES = 3  # how many of the variables that jobs do not get are named in the log
 
 log = logging.getLogger(__name__)
 USAGE = (
@@ -210,8 +210,8 @@ def _refuse_wrong_numbers(flags: SubmitFlags, stage: str, *, has_ranks: bool) ->
 
 
 def read_settings(path: str, environ: Mapping[str, str], *, is_full: bool) -> ClusterConfig:
-    """Reads the cluster's settings, and adds the command that runs patchline there. Logs which variables jobs do not
-    get: all of them if `is_full`, else the first few. Raises UserError for a mistake in the settings."""
+    """Reads the cluster's settings, and adds the command that runs patchline there. Logs the variables that jobs do not
+    get: all of them if `is_full`, otherwise the first few. Raises UserError for a mistake in the settings."""
     if not path:
         raise UserError(
             "--cluster is missing: the YAML file of your cluster's settings; for one to edit: patchline example "

@@ -207,7 +207,7 @@ def _of_guard(found: Evidence) -> Ranked:
 
 
 def _of_silence(found: Evidence) -> Ranked:
-    """Yields what is known of a run that ended without a message: its state when it was last seen."""
+    """Yields the state in which a run was last seen, if it ended without a message."""
     why = next(iter(found.facts.run.reasons), "it ended, and nothing tells why")
     is_gone = found.facts.run.has_vanished
     guess = "; a run ends like this if SIGKILL or the loss of its node ends it" if is_gone else ""

@@ -9,8 +9,8 @@ docs/benchmarks.md has the measurements behind the choice.
 Two hashes match if at most `max_distance` bits differ and if at most 11 of the first 64 bits differ. The second
 condition makes an exact search cheap. The 64 bits are cut into 4 words of 16: if at most 11 bits differ, then at most 2
 differ in one of the words (Norouzi, Punjani and Fleet, Fast Exact Search in Hamming Space with Multi-Index Hashing,
-2014). So images that share a word are compared only with the images of the 137 words within 2 bits of it. No match is
-missed, and 1 pair in 120 is compared.
+2014). So an image is compared only with the evaluation images whose word is one of the 137 words within 2 bits of its
+own. No match is missed, and 1 pair in 120 is compared.
 
 Shape letters: m queries, n evaluation hashes, q queries of one word, e evaluation hashes near that word.
 """

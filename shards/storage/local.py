@@ -43,7 +43,7 @@ MOST_WAYS = 16  # how often links may lead to one folder: several classes may sh
 Identity = tuple[int, int]  # device and inode
 Result = TypeVar("Result")
 RETRIES = RetryConfig()
-ALARM_SECONDS = 60.0  # a read or a look that has failed for this long is warned of
+ALARM_SECONDS = 60.0  # a warning is logged if a read or a look has failed for this long
 Read = TypeVar("Read", bytes, memoryview)
 STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
@@ -114,7 +114,7 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
     """Returns what `read()` returns. Calls it again while it fails with an error that may pass.
 
     Raises the error, with the name `what` as its path, once the deadline is over, and ReadStoppedError once `stop` is
-    set. A warning says after a minute what is waited for.
+    set. Logs a warning after a minute.
     """
     retries, alarm_at = None, math.inf
     while True:
