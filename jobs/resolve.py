@@ -28,7 +28,6 @@ _WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
 _PREFIX = "patchline_own_"  # keeps the file's name from hiding a module
 PLAN, VERIFY_RESUME = OF_TRAINING = ("plan", "verify-resume")  # take training's recipes and files
 _TRAINING = WITH_SMOKE
-_TRIAL_STEPS = 20  # steps of verify-resume without --steps
 WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.recipes and name not in OF_TRAINING)
 SHOWN = tuple(name for name, stage in STAGES.items() if (stage.recipes or stage.takes_file) and name not in OF_TRAINING)
 
@@ -89,8 +88,7 @@ def default_job(stage: str, word: str) -> Any:
     """Returns the job that a stage's second word names. For an empty word, as in help, returns the job without it.
     Raises UserError if the word names no job of this stage."""
     if stage in OF_TRAINING:
-        job = _job_of_training(stage, word)
-        return job if stage == PLAN else shortened(job, steps=_TRIAL_STEPS)
+        return _job_of_training(stage, word)
     record = Path(word) / "job.yaml"
     if stage in WITH_RECIPES:
         is_run = not is_own(word) and not has_recipe(stage, word) and is_a_file(record)  # a recipe takes precedence
@@ -146,11 +144,13 @@ def _job_of_training(of: str, word: str) -> Any:
     training = [stage for stage in _TRAINING if stage in stages]
     if training:
         from jobs.recipes.of_training import plan_of, trial_of  # noqa: PLC0415 - loads every recipe's module
+        from jobs.settings.runs import TRIAL_STEPS  # noqa: PLC0415 - only these two stages need it
 
         job = file_job(training[0], Path(word)) if is_file(word) else recipe_job(training[0], word)
         if of == PLAN:
             return plan_of(word, job)
-        return trial_of(word, job, command="finetune" if training[0] == "finetune" else "pretrain")
+        trial = trial_of(word, job, command="finetune" if training[0] == "finetune" else "pretrain")
+        return shortened(trial, steps=TRIAL_STEPS)
     if stages:
         what = "record" if is_file(word) else "recipe"
         wanted = "a plan is" if of == PLAN else "verify-resume takes those"

@@ -53,7 +53,7 @@ class SubsetConfig:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the subset is every sample."""
+        """Whether the subset has every sample."""
         return not any(self._has(name) for name in ("share", "count", "per_class", "first", "end"))
 
     def _has(self, name: str) -> bool:

@@ -106,8 +106,8 @@ class Dataset:
         self._tars: Readable = self.shard_store
 
     def read_by(self, reads: RangeReads) -> "Dataset":
-        """Returns the same dataset, sharing all that is in memory, but read through `reads`, which counts the bytes.
-        Once `reads` is closed, threads that wait for bytes get a CancelledError."""
+        """Returns a copy of this dataset that shares everything in memory, but reads through `reads`, which counts the
+        bytes. Once `reads` is closed, threads that wait for bytes get a CancelledError."""
         stream = copy.copy(self)
         stream._files = reads.of(self.store)
         stream._tars = reads.of(self.shard_store)

@@ -27,7 +27,7 @@ import pyarrow as pa
 log = logging.getLogger(__name__)
 _TABLE, _LOCK, _UNFINISHED = ".arrow", ".lock", ".part"
 _MOST_LOCK_BYTES = 1 << 16
-_MOST_WAIT_SECONDS = 120.0  # for the rank that makes a table
+_MOST_WAIT_SECONDS = 120.0  # a rank waits this long for another to make a table
 _LONGEST_PAUSE_SECONDS = 0.1  # between two tries to take a lock
 _STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat after the name
 
@@ -57,17 +57,13 @@ def one_copy(ranks: LocalRanks | None, name: str, make: Callable[[], pa.Table]) 
     if name not in ranks.opened:
         if not ranks.is_starting:
             return make()
-        ranks.opened[name] = _shared(ranks, name, make)
+        ranks.opened[name] = passing_copy(ranks, name, make)
     return ranks.opened[name]
 
 
 def passing_copy(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Table:
-    """Works like `one_copy`, but for a table that each of several ranks needs only once, at any time of the run. It is
-    not kept in `ranks.opened`."""
-    return _shared(ranks, name, make)
-
-
-def _shared(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Table:
+    """Shares a table like `one_copy`, but at any time of the run, and without keeping the table in `ranks.opened`: for
+    tables that each rank needs only once."""
     if ranks.is_alone:
         return make()
     key = hashlib.sha256(f"{ranks.launch}\0{name}".encode()).hexdigest()[:32]
@@ -165,7 +161,7 @@ def _is_free(lock: int, *, is_last_try: bool) -> bool:
 
 
 def _is_named(lock: int, path: Path) -> bool:
-    """Whether the lock file still has this name: the rank that held it before may have removed it."""
+    """Returns whether the lock file still has this name: the rank that held it before may have removed it."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(lock), path.stat())
     return False

@@ -71,7 +71,7 @@ QUARANTINE_SCHEMA = pa.schema(
         ("kind", pa.string()),  # one of KINDS
         ("reason", pa.string()),
         ("match", pa.string()),  # the image that it is a copy of
-        ("distance", pa.int32()),  # to the match, in bits of the perceptual hash
+        ("distance", pa.int32()),  # the bits in which its perceptual hash differs from the match's
     ]
 )
 

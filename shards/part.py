@@ -120,7 +120,7 @@ def per_class(ids: Ids, labels: Ids, num_samples: int, *, key: int) -> Ids:
 
 
 def labels_of(dataset: Dataset, *, what: str) -> Ids:
-    """Returns the label of every sample: int64[N]. Raises UserError if a sample has several labels or none; `what`:
+    """Returns the label of every sample: int64[N]. Raises UserError if a sample has several labels or none. `what`:
     what needs exactly one label, for the message. Reads the index of every shard once per host, and no image."""
     [labels] = dataset.of_host("labels", lambda: (_labels_of(dataset, what=what),))
     return labels

@@ -168,7 +168,7 @@ class Pool:
         return CancelledError(f"the pool {self._name!r} is closed")
 
     def _leave(self, future: Future[Any]) -> None:
-        """Stops counting a task whose future has been set by other code than its thread."""
+        """Stops counting a task whose future was set by code other than its thread."""
         with self._changed:
             left = [entry for entry in self._later if entry[2].future is not future]
             if len(left) < len(self._later):

@@ -39,6 +39,7 @@ from jobs.cluster.slurm import (
     slurms_answer,
     submitted,
     submitted_in,
+    unused_options,
 )
 from jobs.cluster.submit_checks import AskedJob, limits_of, refuse_job, refuse_unprintable, refuse_unreachable
 from jobs.output import make_folder, put, work_in
@@ -50,6 +51,8 @@ from shards.errors import UserError
 from shards.files.local_files import append_or_say
 from shards.files.looks import is_there, patiently
 from shards.output.terminal import printable_name
+
+_MOST_NAMES = 3  # how many of the variables that jobs do not get are named in the log
 
 log = logging.getLogger(__name__)
 USAGE = (
@@ -95,7 +98,7 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     stage, row = words[0], submitted_stage(words[0])
     _refuse_wrong_numbers(flags, stage, has_ranks=row.has_ranks)
     refuse_secret_words(words)
-    cluster = read_settings(flags.cluster, environ)
+    cluster = read_settings(flags.cluster, environ, is_full=flags.full)
     if flags.spares is not None:
         cluster = replace(cluster, spares=flags.spares)
     job = job_of_words(words, override)
@@ -136,7 +139,7 @@ def _submit_chain(
     *,
     names: Names = Names.OF_SUBMIT,
 ) -> int:
-    cluster = read_settings(flags.cluster, environ)
+    cluster = read_settings(flags.cluster, environ, is_full=flags.full)
     reach_store(cluster, environ)
     return submit_chain(
         config,
@@ -206,9 +209,9 @@ def _refuse_wrong_numbers(flags: SubmitFlags, stage: str, *, has_ranks: bool) ->
         raise UserError(f"--links is of {' and '.join(WITH_SMOKE)}, whose runs are continued; leave it out")
 
 
-def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
-    """Reads the cluster's settings, and adds the command that runs patchline there. Raises UserError for a mistake in
-    them."""
+def read_settings(path: str, environ: Mapping[str, str], *, is_full: bool) -> ClusterConfig:
+    """Reads the cluster's settings, and adds the command that runs patchline there. Logs the variables that jobs do not
+    get: all of them if `is_full`, otherwise the first few. Raises UserError for a mistake in the settings."""
     if not path:
         raise UserError(
             "--cluster is missing: the YAML file of your cluster's settings; for one to edit: patchline example "
@@ -216,9 +219,17 @@ def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
         )
     cluster = read_cluster(Path(path))
     if names := withheld(environ, named=cluster.environment):
+        shown = names if is_full else names[:_MOST_NAMES]
         log.info(
-            "kept from jobs, since Slurm stores what they inherit: %s; to pass on what is no secret, name it in "
+            "kept from jobs, since Slurm stores what they inherit: %s%s; to pass on what is no secret, name it in "
             "`environment:` of your cluster's settings",
+            ", ".join(map(printable_name, shown)),
+            f" and {len(names) - len(shown)} more (--dry-run --full names all)" if len(names) > len(shown) else "",
+        )
+    if names := unused_options(environ):
+        log.info(
+            "not given to sbatch: %s; the cluster's settings and the flags of submit say this, and `options:` of the "
+            "settings takes any other option",
             ", ".join(map(printable_name, names)),
         )
     return with_command(cluster, environ)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from jobs.cluster.batch_script import tasks_in
@@ -26,7 +27,7 @@ from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 120
-_SILENT_SECONDS, _MOST_CHARACTERS = 30.0, 200
+_SILENT_SECONDS, _MOST_CHARACTERS = 30.0, 400
 _ENDING_SECONDS, _PAUSE_SECONDS = 90.0, 1.0
 _JOB_LINE = re.compile(r"([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%.-]+\]))?) ([A-Z_]+) (\S+)")
 _FIELD = re.compile(r"(\w+)=(\S*)")
@@ -42,6 +43,11 @@ _SILENCE = re.compile(
 _OF_JOB = re.compile(
     r"SLURM_(?!CONF$)|PMI|PMIX|MASTER_(ADDR|PORT)$|PATCHLINE_(STATE|MARGIN|RETRIES|REQUEUE|SPARES|LAUNCHER|S3_ANSWERED)$"
 )
+# A user's preferences change what these programs answer and do: SQUEUE_STATES would hide a run's job.
+_OF_TOOLS = re.compile(r"(SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_")
+# A variable of sbatch replaces the same option in a script. Only variables that say where or for whom a job runs may do
+# so.
+_OF_SBATCH = re.compile(r"SBATCH_(?!(ACCOUNT|CLUSTERS|CONSTRAINT|PARTITION|QOS|RESERVATION|WCKEY)$)")
 FINISHED = (
     "COMPLETED",
     "FAILED",
@@ -112,6 +118,11 @@ def need_sbatch(environ: Mapping[str, str]) -> None:
         raise UserError("no sbatch on the PATH: run this on a login node of the cluster, or with --dry-run anywhere")
 
 
+def unused_options(environ: Mapping[str, str]) -> list[str]:
+    """Returns the names of sbatch's variables that would replace options of a job, and are not given to sbatch."""
+    return sorted(filter(_OF_SBATCH.match, environ))
+
+
 def ran(
     words: list[str],
     environ: Mapping[str, str],
@@ -121,13 +132,14 @@ def ran(
     inherited: Collection[str] = (),
 ) -> "subprocess.CompletedProcess[str]":
     """Runs one of Slurm's programs, with `text` as its input. Slurm stores the environment that sbatch and srun pass on
-    to jobs, so only variables that are known to hold no secret, and those in `inherited`, are passed on. `seconds`: how
-    long the program may take; 0: two minutes. Raises UserError if the program is missing or does not answer in time."""
+    to jobs, so only variables that are known to hold no secret, and those in `inherited`, are passed on. The user's
+    preferences for these programs are left out. `seconds`: how long the program may take; 0: two minutes. Raises
+    UserError if the program is missing or does not answer in time."""
     limit = seconds or _ANSWER_SECONDS
     clean = {
         name: value
         for name, value in environ.items()
-        if not _OF_JOB.match(name)
+        if not any(kind.match(name) for kind in (_OF_JOB, _OF_TOOLS, _OF_SBATCH))
         and (is_passed_on(name, value, named=inherited) if words[0] in _STARTING else not is_secret(name, value))
     }
     if words[0] == "squeue":
@@ -151,6 +163,11 @@ def ran(
         raise UserError(f"{words[0]} has not answered for {limit:g} s", todo="try again when Slurm does") from None
 
 
+def in_one_line(error: str) -> str:
+    """Returns an error of one of Slurm's programs in one line, escaped. A long one is cut between two words."""
+    return printable_name(shorten(error, _MOST_CHARACTERS, placeholder=" ...", break_on_hyphens=False))
+
+
 def slurms_answer(
     words: list[str],
     environ: Mapping[str, str],
@@ -165,7 +182,7 @@ def slurms_answer(
     said = " ".join(line.removeprefix("sbatch: ").strip() for line in done.stderr.splitlines() if line.strip())
     if done.returncode == 0:
         return printable_name(said)
-    reason = said.removeprefix("error: ")[:400]
+    reason = in_one_line(said.removeprefix("error: "))
     if _SILENCE.search(said):
         todo = "run this on a login node of the cluster, once its controller answers (`scontrol ping`)"
         raise UserError(f"Slurm does not answer: {reason}", todo=todo)
@@ -177,7 +194,7 @@ def submitted(words: list[str], environ: Mapping[str, str], *, inherited: Collec
     Raises UserError with sbatch's message if it fails."""
     done = ran(["sbatch", "--parsable", *words], environ, inherited=inherited)
     if done.returncode != 0:
-        raise UserError(f"sbatch failed: {done.stderr.strip()[:400]}")
+        raise UserError(f"sbatch failed: {in_one_line(done.stderr)}")
     job = done.stdout.strip().partition(";")[0]
     if not job.isascii() or not job.isdecimal():
         raise UserError(f"sbatch answered {shown_value(job)} instead of a job's number", todo="see squeue")
@@ -193,7 +210,7 @@ def queued(environ: Mapping[str, str], *, with_ended: bool = False) -> list[Queu
 
 def _jobs_in(answer: "subprocess.CompletedProcess[str]") -> list[QueuedJob]:
     if answer.returncode != 0:
-        raise UserError(f"squeue does not answer: {answer.stderr.strip()[:200]}", todo="try again when Slurm does")
+        raise UserError(f"squeue does not answer: {in_one_line(answer.stderr)}", todo="try again when Slurm does")
     found = [_JOB_LINE.fullmatch(line.rstrip()) for line in answer.stdout.splitlines()]
     return [QueuedJob(job=one[1], state=one[2], names=tuple(one[3].split(","))) for one in found if one]
 
@@ -243,18 +260,18 @@ def silence(environ: Mapping[str, str]) -> str:
     if done.returncode == 0:
         return ""
     reason = (done.stderr.strip().splitlines() or ["squeue failed"])[-1].removeprefix("squeue: ")
-    return f"Slurm does not answer ({printable_name(reason[:_MOST_CHARACTERS])})"
+    return f"Slurm does not answer ({in_one_line(reason)})"
 
 
 def cancelled(jobs: list[str], environ: Mapping[str, str]) -> None:
     """Cancels pending or running jobs. Raises UserError if scancel fails."""
     done = ran(["scancel", *jobs], environ)
     if done.returncode != 0:
-        raise UserError(f"scancel failed: {done.stderr.strip()[:300]}", todo="try again when Slurm answers")
+        raise UserError(f"scancel failed: {in_one_line(done.stderr)}", todo="try again when Slurm answers")
 
 
 def partitions(environ: Mapping[str, str], name: str = "") -> list[dict[str, str]]:
-    """Returns the fields of every partition, or of the one with this name, as scontrol shows them. Returns an empty
+    """Returns the fields that scontrol shows for every partition, or for the partition with this name. Returns an empty
     list if Slurm does not answer."""
     done = ran(["scontrol", "--oneliner", "show", "partition", *([name] if name else [])], environ)
     return [dict(_FIELD.findall(line)) for line in done.stdout.splitlines()] if done.returncode == 0 else []
@@ -383,8 +400,8 @@ def tasks_of(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> l
     empty list if Slurm does not know the job. Raises UserError if Slurm does not answer."""
     done = ran(["scontrol", "--oneliner", "show", "job", job], environ, seconds=seconds)
     if done.returncode != 0 and not UNKNOWN_JOB.search(done.stdout[:_MOST_TEXT] + done.stderr[:_MOST_TEXT]):
-        said = " ".join(done.stderr.split())[:200]
-        raise UserError(f"scontrol does not answer: {printable_name(said)}", todo="try again when Slurm does")
+        said = in_one_line(done.stderr)
+        raise UserError(f"scontrol does not answer: {said}", todo="try again when Slurm does")
     lines = done.stdout.split("\n", _MOST_TASKS) if done.returncode == 0 else []
     return [one for line in lines if (one := parsed(line))]
 

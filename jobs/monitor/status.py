@@ -180,7 +180,7 @@ def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
         found.append(Finding(found=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
     if ended := said_of_last_try(run_dir):
         found.append(Finding(found=ended))
-    path = newest_log(run_dir, jobs)
+    path = None if is_there(run_dir / "DONE") else newest_log(run_dir, jobs)  # a finished run needs no explanation
     with suppress(OSError, InvalidDataError):
         tail = read_tail(path, most_bytes=_LOG_BYTES) if path else None
         text = tail.data.decode(errors="replace") if tail else ""

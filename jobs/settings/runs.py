@@ -16,12 +16,13 @@ from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 SUFFIXES = (".svg", ".html")
+TRIAL_STEPS = 20  # steps of verify-resume without --steps, unless the recipe has fewer
 SortColumn = Literal["run", "recipe", "state", "step", "loss", "accuracy", "images", "goodput", "seen"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnNodes:
-    """Nodes to plan for, and what is assumed about them."""
+    """Nodes to plan for, and assumptions about them."""
 
     nodes: tuple[Annotated[int, Range(1, 1_000_000)], ...] = ()
     """Numbers of nodes to compare, such as --nodes 8 16 32: for each, S3 traffic, checkpoint interval, goodput, days
@@ -160,8 +161,7 @@ class PlanJob(OnNodes):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyResumeJob(TrainingJob):
-    """The training job whose continuation is verified, and how: every flag of training, and those of
-    `verify-resume`."""
+    """The training job whose continuation is verified, with the flags of training and of `verify-resume`."""
 
     kills: Annotated[int, Range(1, 1000)] = 3
     """Times that each run is killed with SIGKILL, in saves and between them."""

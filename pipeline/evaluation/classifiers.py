@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import cross_entropy
 
+from pipeline.evaluation.config import FewshotConfig
+
 BIAS = 100.0
-L2 = 2.0**10
 LEAST_STD = 1e-5
 _ROWS = 4096  # images that are scored together
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # the strongest first: each fit starts from the one before
@@ -70,7 +71,7 @@ def whitening_of(features_ND: torch.Tensor) -> Whitening:
 
 
 def fit_ridge(
-    features_ND: torch.Tensor, labels_N: torch.Tensor, *, num_classes: int, l2: float = L2
+    features_ND: torch.Tensor, labels_N: torch.Tensor, *, num_classes: int, l2: float = FewshotConfig.l2
 ) -> LinearClassifier:
     """Solves the regression exactly for training images with labels 0 to K-1, on the features' device. `l2`: the
     strength of the regularisation, above 0.

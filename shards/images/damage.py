@@ -42,8 +42,8 @@ def jpeg_damage(data: bytes | memoryview) -> str:
 
 
 def _lacks_scans(data: bytes | memoryview) -> bool:
-    """Whether the scans of a progressive JPEG leave out a coefficient, or a part of its precision (ITU-T T.81, annex
-    G). A decoder does not notice that a file was cut between two scans. Returns False for a baseline JPEG."""
+    """Returns whether the scans of a progressive JPEG leave out a coefficient, or a part of its precision (ITU-T T.81,
+    annex G). A decoder does not notice that a file was cut between two scans. Returns False for a baseline JPEG."""
     missing_bits: dict[int, list[int]] = {}  # per coefficient, by component; 16: in no scan yet
     position = 2
     while found := _MARKER.search(data, position):

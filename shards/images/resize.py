@@ -109,7 +109,7 @@ def refusal(header: ImageHeader, resize: Resize) -> str | None:
 
 
 def is_untouched(header: ImageHeader, resize: Resize) -> bool:
-    """Whether the image's bytes are stored as they are."""
+    """Returns whether the image's bytes are stored as they are."""
     is_small = not resize.short_side or min(header.height, header.width) <= resize.short_side
     return header.ext in _STORABLE and is_small
 

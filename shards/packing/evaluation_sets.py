@@ -203,7 +203,7 @@ def _made_of(task: HashTask) -> bytes:
 
 
 def is_hashed(store: Store, task: HashTask) -> bool:
-    """Whether the hashes of a shard's images exist and are up to date."""
+    """Returns whether the hashes of a shard's images exist and are up to date."""
     return _read_hashes(store, task) is not None
 
 

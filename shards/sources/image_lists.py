@@ -43,7 +43,7 @@ class Locations:
 
 
 def is_remote(location: str) -> bool:
-    """Says whether a location is a URL of a server or a bucket."""
+    """Returns whether a location is a URL of a server or a bucket."""
     return location.startswith(SCHEME) or is_web(location)
 
 

@@ -113,7 +113,7 @@ def list_images(root: str) -> Iterator[tuple[str, int]]:
 
 
 def is_image_name(name: bytes) -> bool:
-    """Says whether a file has an image suffix."""
+    """Returns whether a file has an image suffix."""
     return name[name.rfind(b".") :].lower() in _SUFFIXES
 
 

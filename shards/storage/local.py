@@ -43,7 +43,7 @@ MOST_WAYS = 16  # how often links may lead to one folder: several classes may sh
 Identity = tuple[int, int]  # device and inode
 Result = TypeVar("Result")
 RETRIES = RetryConfig()
-ALARM_SECONDS = 60.0  # a read or a look that has failed for this long is warned of
+ALARM_SECONDS = 60.0  # a warning is logged if a read or a look has failed for this long
 Read = TypeVar("Read", bytes, memoryview)
 STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
@@ -114,7 +114,7 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
     """Returns what `read()` returns. Calls it again while it fails with an error that may pass.
 
     Raises the error, with the name `what` as its path, once the deadline is over, and ReadStoppedError once `stop` is
-    set. A warning says after a minute what is waited for.
+    set. Logs a warning after a minute.
     """
     retries, alarm_at = None, math.inf
     while True:
@@ -136,7 +136,7 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
                 retries.again_after_failure(str(error), is_answer=False)
             except StorageError as given_up:
                 log.warning("%s", given_up)
-                error.filename = error.filename or what  # the errors of reads do not have it
+                error.filename = error.filename or what  # errors of reads have no path
                 raise error from None
             log.info("reading %s failed: %s", what, error)
             traffic.add(TrafficCounts(retries=1))
@@ -183,7 +183,7 @@ def read_whole(descriptor: int, *, name: str, most_bytes: int) -> bytes:
 def open_regular(name: str, flags: int) -> int:
     """Opens a regular file, following links. It can be the `opener` of `open`.
 
-    Raises InvalidDataError for a pipe, a socket or a device: a pipe could block for ever, and a device may have no end.
+    Raises InvalidDataError for a pipe, a socket or a device: a pipe could block forever, and a device may have no end.
     """
     what, todo = f"{name} is not a regular file", "give a file, not a pipe or a device"
     try:
@@ -290,7 +290,7 @@ class LocalStore:
         return self._again(path, lambda: file.stat().st_size, None)
 
     def exists(self, path: str) -> bool:
-        """Says whether the file exists."""
+        """Returns whether the file exists."""
         return self._again(path, self._file(path).is_file, None)
 
     def list(self, prefix: str = "") -> Iterator[str]:
@@ -331,7 +331,7 @@ class LocalStore:
         _sync_folder(target.parent)
 
     def upload(self, path: str, file: BinaryIO, *, progress: Callable[[], None]) -> None:
-        """Copies the file to the object, which appears as with `create`."""
+        """Copies the file to the object, in the same way as `create`."""
         with self.create(path) as target:
             while piece := file.read(STREAM_BYTES):
                 target.write(piece)

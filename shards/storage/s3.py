@@ -113,7 +113,7 @@ class S3Store:
             return int(answer["ContentLength"])
 
     def exists(self, path: str) -> bool:
-        """Says whether the object exists."""
+        """Returns whether the object exists."""
         try:
             self.size(path)
         except MissingObjectError:

@@ -113,6 +113,26 @@ def test_a_node_that_crashes_its_rank_is_left_out_after_the_second_time(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("has_spare", [True, False])
+def test_a_job_of_one_node_that_crashes_it_goes_elsewhere_once(
+    three_nodes: SlurmCluster, tmp_path: Path, has_spare: bool
+) -> None:
+    """Two crashes in a row that saved nothing are enough, since a third would end the job."""
+    began = tmp_path / "began"
+    crashes = program(
+        tmp_path / "crashes",
+        f'echo "$SLURMD_NODENAME" >>{began}',
+        f"[[ $SLURMD_NODENAME != $(head -n 1 {began}) ]] || exit 139",
+    )
+    options = ["--nodes=2", "--no-kill"] if has_spare else ["--nodes=1"]
+    job, log = evaluate(three_nodes, crashes, *options, PATCHLINE_SPARES=str(int(has_spare)))
+    assert (job["JobState"], job["Restarts"]) == ("COMPLETED", "0" if has_spare else "1"), log
+    first, second, third = began.read_text().split()
+    assert first == second != third
+    assert f"node {first} is left out: crashes" in log
+
+
+@pytest.mark.long
 def test_a_step_whose_srun_was_killed_holds_up_no_other(three_nodes: SlurmCluster, tmp_path: Path) -> None:
     """Killed before it has started the ranks, its step stays: no node knows of it, and Slurm does not end it."""
     tools = tmp_path / "bin"

@@ -364,6 +364,7 @@ def test_a_marker_that_vouches_for_nothing_is_no_end(slurm_cluster: SlurmCluster
     [
         (["pretrain"], [], {}, "usage: sbatch"),
         (["evaluate", "weights"], ["--time=2"], {}, "the time limit is 120 s"),
+        (["evaluate", "weights"], ["--time=2"], {"SQUEUE_STATES": "COMPLETED"}, "the time limit is 120 s"),
         (["evaluate", "weights"], [], {"PATCHLINE_RETRIES": "a[$(id)]"}, "PATCHLINE_RETRIES is 'a[$(id)]'; allowed: 0"),
         (["evaluate", "weights"], [], {"PATCHLINE_LAUNCHER": "mpirun"}, "allowed: srun, torchrun"),
         (["evaluate", "weights"], [], {"PATCHLINE": "/nowhere/patchline"}, "no command /nowhere/patchline"),

@@ -141,7 +141,18 @@ def test_the_words_of_each_end(facts: dict[str, Any], words: str) -> None:
 def test_the_node_whose_ranks_crash_by_themselves(codes: dict[int, int | None], node: str) -> None:
     """Of two nodes with two ranks each; the codes are in the order in which the ranks ended."""
     assert crashed_node(TryFacts(codes=codes, nodes=("n1", "n2"), num_ranks=4, ranks_per_node=2)) == node
-    assert crashed_node(TryFacts(codes=codes, nodes=("n1",), num_ranks=2, ranks_per_node=2)) == ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "node"),
+    [
+        pytest.param({"codes": {0: 139}}, "n1", id="it saved nothing"),
+        pytest.param({"codes": {0: 139}, "has_saved": True}, "", id="it saves between its crashes, and needs no other"),
+        pytest.param({"codes": {0: 74}}, "", id="a fault outside"),
+    ],
+)
+def test_the_only_node_of_a_job_is_blamed_if_nothing_was_saved(facts: dict[str, Any], node: str) -> None:
+    assert crashed_node(TryFacts(nodes=("n1",), **facts)) == node
 
 
 def check(answers: Mapping[str, Answer], **facts: Any) -> CheckFacts:
@@ -192,6 +203,27 @@ WELL: dict[str, Answer] = dict.fromkeys(("n1", "n2", "n3"), (1000, ()))
             id="only the first node sees the folder",
         ),
         pytest.param(check({"n1": (1000, ())}, num_needed=1), ("n1",), (), "", id="one node shares with nobody"),
+        pytest.param(
+            check(WELL, num_needed=1, crashes={"n1": 2}, idle=2), ("n2",), ("n1",), "", id="one node is needed: a spare"
+        ),
+        pytest.param(
+            check(WELL, num_needed=1, crashes={"n1": 2}, idle=1),
+            ("n1",),
+            (),
+            "",
+            id="a job of one node saved something since",
+        ),
+        pytest.param(
+            check(
+                {"n1": (1000, ())},
+                num_needed=1,
+                crashes={"n1": 2},
+                idle=2,
+                partition=Partition(job=ANY, own=("n1",), nodes=ALIKE),
+            ),
+            *((), ("n1",), "too few nodes"),
+            id="a job of one node is requeued to another",
+        ),
     ],
 )
 def test_the_nodes_of_a_try(facts: CheckFacts, nodes: tuple[str, ...], left_out: tuple[str, ...], end: str) -> None:

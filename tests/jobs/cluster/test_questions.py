@@ -170,6 +170,12 @@ def test_a_job_starts_with_its_numbers(asked: Asked) -> None:
     assert (found["spares"], found["retries"], found["launcher"]) == ("1", "0", "torchrun")
 
 
+def test_variables_that_replace_the_scripts_options_are_named(asked: Asked) -> None:
+    assert "say" not in asked.said("start", "evaluate", "r", facts=START, SBATCH_ACCOUNT="vision")
+    found = asked.said("start", "evaluate", "r", facts=START, SBATCH_SIGNAL="KILL@1", SBATCH_NO_REQUEUE="1")
+    assert found["say"].startswith("SBATCH_NO_REQUEUE and SBATCH_SIGNAL may have replaced options of this script")
+
+
 @pytest.mark.parametrize(
     ("words", "fact", "message"),
     [

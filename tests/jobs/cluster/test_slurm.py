@@ -12,6 +12,7 @@ import pytest
 from jobs.cluster import slurm
 from jobs.cluster.slurm import (
     NodeFacts,
+    in_one_line,
     is_copied,
     job_facts,
     need_sbatch,
@@ -26,6 +27,7 @@ from jobs.cluster.slurm import (
     submitted,
     submitted_in,
     tasks_of,
+    unused_options,
 )
 from shards.errors import UserError
 
@@ -55,6 +57,12 @@ def programs(folder: Path, **scripts: str) -> dict[str, str]:
     return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
+def test_an_error_of_slurm_is_cut_between_words() -> None:
+    said = in_one_line("error: Unable to contact\n" + "slurmctld-host-17 " * 40)
+    assert said.startswith("error: Unable to contact slurmctld-host-17 ")
+    assert (said.endswith(" slurmctld-host-17 ..."), len(said) <= 400) == (True, True)
+
+
 def test_jobs_inherit_no_secrets(tmp_path: Path) -> None:
     environ = programs(tmp_path, sbatch="env >seen; echo 12") | {
         "AWS_SECRET_ACCESS_KEY": "mine",
@@ -75,6 +83,24 @@ def test_jobs_inherit_no_secrets(tmp_path: Path) -> None:
     assert {"PLAIN=there", "NCCL_DEBUG=INFO"} <= set(seen.splitlines())
     assert "AWS_SHARED_CREDENTIALS_FILE=/x" in seen, "a path is no secret"
     assert "mine" not in seen
+
+
+@pytest.mark.parametrize("program", ["sbatch", "squeue", "sinfo", "scontrol", "scancel"])
+def test_the_preferences_of_a_shell_are_not_given_to_slurms_programs(tmp_path: Path, program: str) -> None:
+    environ = programs(tmp_path, **{program: "env"}) | {
+        "SQUEUE_STATES": "COMPLETED",
+        "SINFO_FORMAT": "%N",
+        "SACCT_FORMAT": "jobid",
+        "SCANCEL_STATE": "PENDING",
+        "SCONTROL_ALL": "1",
+        "SBATCH_TIMELIMIT": "1",
+        "SBATCH_WAIT": "1",
+        "SBATCH_ACCOUNT": "vision",
+        "SLURM_CONF": "/etc/slurm/slurm.conf",
+    }
+    seen = [line.partition("=")[0] for line in slurm.ran([program], environ).stdout.splitlines()]
+    assert [name for name in seen if name in environ and name != "PATH"] == ["SBATCH_ACCOUNT", "SLURM_CONF"]
+    assert unused_options(environ) == ["SBATCH_TIMELIMIT", "SBATCH_WAIT"]
 
 
 @pytest.mark.parametrize(
