@@ -106,3 +106,5 @@ def _status(path: Path, *, follows: bool = True) -> os.stat_result | None:
         if error.errno in _MISSING:
             return None
         raise
+    except ValueError:  # a name with a NUL, which nothing can have
+        return None
