@@ -11,8 +11,9 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -114,40 +115,34 @@ class Interrupts:
         raise self.interrupt
 
 
-class AnsweredInExchanges:
+@contextmanager
+def answered_in_exchanges() -> Iterator[None]:
     """Lets signals end ranks that wait for each other in an exchange, during which Python runs no signal handlers.
-    While this is open, a signal ends the command after 10 s, and a second signal at once, even if the exchange never
-    ends.
+    Inside, a signal ends the command after 10 s, and a second signal at once, even if the exchange never ends. Outside
+    the main thread it does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    first = 0
 
-    Outside the main thread it does nothing.
-    """
-
-    def __init__(self) -> None:
-        self._watcher: SignalWatcher | None = None
-        self._first = 0
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._watcher = SignalWatcher(self._notice, name="interrupts")
-            self._watcher.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._watcher:
-            self._watcher.stop()
-
-    def _notice(self, numbers: bytes) -> float | None:
+    def notice(numbers: bytes) -> float | None:
+        nonlocal first
         if not numbers:
             say("interrupted; run the same command to start again")
-            end_now(_SHELL_ADDS + self._first)
+            end_now(_SHELL_ADDS + first)
         for number in numbers:
             if number in _SIGNALS:
-                if self._first:
+                if first:
                     end_now(_SHELL_ADDS + number)
-                self._first = number
-        return DEADLINE_SECONDS if self._first else None
+                first = number
+        return DEADLINE_SECONDS if first else None
+
+    watcher = SignalWatcher(notice, name="interrupts")
+    watcher.start()
+    try:
+        yield
+    finally:
+        watcher.stop()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.exit_codes import AnsweredInExchanges
+from jobs.exit_codes import answered_in_exchanges
 from jobs.output import put, write_out
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
@@ -54,7 +54,7 @@ def run(job: EvaluateJob) -> int:
         _remove_scores(Path(job.run_dir))
         # Written first, so that a folder without write access is refused now.
         write_record(Path(job.run_dir), stage="evaluate", job=job)
-    with AnsweredInExchanges(), joined(world):
+    with answered_in_exchanges(), joined(world):
         model = filled_model(weights).to(world.device)
         scores, counts = evaluate(
             model,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.exit_codes import AnsweredInExchanges
+from jobs.exit_codes import answered_in_exchanges
 from jobs.output import put, write_out
 from jobs.record import write_record
 from jobs.settings.models import FewshotJob
@@ -36,7 +36,7 @@ def run(job: FewshotJob) -> int:
     if job.run_dir and world.is_first:
         # Written first, so that a folder without write access is refused now.
         write_record(Path(job.run_dir), stage="fewshot", job=job)
-    with AnsweredInExchanges(), joined(world):
+    with answered_in_exchanges(), joined(world):
         model = filled_model(weights).to(world.device)
         transform = transform_of(job.data.transform, weights.usage.transform)
         found = represented(model, data, transform=transform, batch_size=job.data.batch_size, world=world)

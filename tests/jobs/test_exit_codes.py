@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from jobs.exit_codes import AnsweredInExchanges, Interrupted, Interrupts, end_of, exit_code_of
+from jobs.exit_codes import Interrupted, Interrupts, answered_in_exchanges, end_of, exit_code_of
 from shards.errors import StorageError, TransientError, UnreachableError, UserError, WillNotSucceedError
 from shards.storage.s3_client import BadAnswerError
 from tests.rigs.datasets import packed_folders
@@ -29,7 +29,7 @@ STUCK = (
     "lock, library, gate = ctypes.create_string_buffer(64), ctypes.CDLL(None), threading.Lock()\n"
     "def say():\n"
     "    with gate: print('stuck', flush=True)\n"
-    "with exit_codes.Interrupts() as own, exit_codes.AnsweredInExchanges():\n"
+    "with exit_codes.Interrupts() as own, exit_codes.answered_in_exchanges():\n"
     "    own.works()\n"
     "    library.pthread_mutex_lock(lock)\n"
     "    gate.acquire()\n"
@@ -241,7 +241,7 @@ def test_a_second_signal_ends_what_waits_outside_python_at_once() -> None:
 def test_afterwards_signals_are_as_before() -> None:
     with Interrupts() as interrupts:
         interrupts.works()
-        with pytest.raises(KeyboardInterrupt), AnsweredInExchanges():
+        with pytest.raises(KeyboardInterrupt), answered_in_exchanges():
             os.kill(os.getpid(), signal.SIGTERM)
     assert signal.set_wakeup_fd(-1) == -1
 
