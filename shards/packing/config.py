@@ -94,7 +94,7 @@ class PackSpec(DatasetSettings):
 
     @property
     def is_hashed(self) -> bool:
-        """Whether the scan computes perceptual hashes, for which it decodes every image."""
+        """Whether the scan computes perceptual hashes. To do so, it decodes every image."""
         return bool(self.dedup.against)
 
     @property
@@ -145,7 +145,7 @@ class About:
             _check(option, text)
 
     def of(self, manifest: Manifest) -> Manifest:
-        """Returns the manifest with these texts. Where a text is empty, the manifest keeps its own."""
+        """Returns the manifest with these texts. If a text is empty, the manifest keeps its own."""
         description = self.description or manifest.description
         return replace(manifest, description=description, licence=self.licence or manifest.licence)
 
