@@ -73,8 +73,8 @@ class Pool:
         _POOLS.add(self)
 
     def _empty(self) -> None:
-        """Makes the pool empty, without tasks or threads: at first, and in a forked child, to which threads are not
-        copied."""
+        """Makes the pool empty, without tasks or threads: at first, and in a forked child, since a fork does not copy
+        threads."""
         self._changed = threading.Condition()
         self._urgent: deque[_Task] = deque()
         self._patient: deque[_Task] = deque()
@@ -142,7 +142,7 @@ class Pool:
             task.future.cancel()
             task.future.set_running_or_notify_cancel()  # tells `wait` and `as_completed`, too
         for future in running:
-            with suppress(InvalidStateError):  # the task has ended meanwhile
+            with suppress(InvalidStateError):  # the task has just ended
                 future.set_exception(self._closed_error())
 
     def close(self, *, seconds: float | None = None) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from jobs import exit_codes
 from jobs.exit_codes import Interrupted, Interrupts, answered_in_exchanges, end_of, exit_code_of
+from pipeline.training.watchdog import stopping
 from shards.errors import StorageError, TransientError, UnreachableError, UserError, WillNotSucceedError
 from shards.storage.s3_client import BadAnswerError
 from tests.rigs.datasets import packed_folders
@@ -258,6 +259,12 @@ def test_a_second_signal_ends_what_waits_outside_python_at_once() -> None:
             assert process.returncode == 130
         finally:
             process.kill()
+
+
+def test_a_run_ends_with_the_codes_of_commands() -> None:
+    """The pipeline's room is below, and cannot import them."""
+    of_commands = (exit_codes.CONTINUE, exit_codes.CRASH, exit_codes.INTERRUPTED)
+    assert of_commands == (stopping.CONTINUE, stopping.NOTHING_SAVED, stopping.INTERRUPTED)
 
 
 def test_afterwards_signals_are_as_before() -> None:
