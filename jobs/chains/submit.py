@@ -43,6 +43,7 @@ from jobs.cluster.slurm import (
 )
 from jobs.cluster.submit_checks import AskedJob, limits_of, refuse_job, refuse_unprintable, refuse_unreachable
 from jobs.output import make_folder, put, work_in
+from jobs.settings import NumLinks, NumNodes
 from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import SUBMIT_FOLDER, Override, job_of_words, submit_folder, submitted_stage, work_name
 from pipeline.training.settings.job import TrainingJob
@@ -66,9 +67,9 @@ class SubmitFlags:
     """The flags of `patchline submit` itself. None keeps the value of the cluster's settings."""
 
     cluster: str = ""
-    nodes: Annotated[int, Range(1, 100_000)] = 1
+    nodes: NumNodes = StepConfig.nodes
     time: str | None = None
-    links: Annotated[int, Range(1, 1000)] = 1
+    links: NumLinks = StepConfig.links
     spares: Annotated[int, Range(0, 1024)] | None = None
     dry_run: bool = False
     full: bool = False

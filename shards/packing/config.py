@@ -62,7 +62,7 @@ class DatasetSettings:
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
     labels: LabelRules = LabelRules()
-    """How labels are read that could be meant two ways."""
+    """How to read labels that could mean two things."""
     limits: ImageLimits = DEFAULT_LIMITS
     """Largest images that are accepted; others are quarantined."""
 
@@ -99,7 +99,7 @@ class PackSpec(DatasetSettings):
 
     @property
     def refuses_truncated(self) -> bool:
-        """Whether the scan looks for JPEGs and PNGs of which a part is missing."""
+        """Whether the scan looks for JPEGs and PNGs with a missing part."""
         is_reencoded = self.resize.short_side > 0 or self.resize.convert
         return self.images.truncated == "quarantine" or (self.images.truncated == "auto" and is_reencoded)
 
