@@ -12,7 +12,7 @@ import pytest
 
 from jobs.chains.state import read_record_of
 from tests.rigs.processes import patchline
-from tests.rigs.slurm import SlurmCluster
+from tests.rigs.slurm import SlurmCluster, SlurmConfig
 from tests.rigs.small_disk import small_disk
 from tests.slurm.test_stage import PATCHLINE, program, wait_until_ended
 
@@ -116,6 +116,25 @@ def test_the_preferences_of_a_shell_hide_no_job(slurm_cluster: SlurmCluster, tmp
     slurm_cluster.command("scancel", f"--user={os.getuid()}")
     assert [name for name in looks if f"has a job already: {number} PENDING" not in said[name]] == []
     assert (ended.code, states, queue) == (0, "CANCELLED", []), ended.errors
+
+
+def test_a_number_that_slurm_uses_again_is_not_the_runs_job(tmp_path: Path) -> None:
+    """Slurm has lost its state and counts from 1 again: the run's number belongs to a stranger."""
+    config = SlurmConfig(num_nodes=1, cpus_per_node=1)
+    with SlurmCluster(config) as before:
+        words, number, _ = held_job(before, tmp_path)
+    stranger = program(tmp_path / "stranger.sbatch", "sleep 600")
+    with SlurmCluster(config) as cluster:
+        while cluster.sbatch(stranger, options=["--output=/dev/null", "--hold"]) < number:
+            pass  # Slurm takes a number for each question, too
+        told = patchline("status", f"{tmp_path}/run", environ=cluster.job_environment())
+        ended = patchline("cancel", f"{tmp_path}/run", environ=cluster.job_environment())
+        assert cluster.squeue_state(number) == "PENDING", ended.errors
+        assert f"job {number}" not in told.output
+        assert "has no job that waits or runs" in ended.errors
+        again = submit(cluster, *words)
+        assert "has a job already" not in again.stderr
+        assert re.search(r"job \d+: pretrain-digits_smoke", again.stderr), again.stderr
 
 
 @pytest.mark.parametrize("is_bare", [pytest.param(False, marks=pytest.mark.long), True], ids=["environment", "bare"])
