@@ -94,7 +94,7 @@ def test_each_line_names_its_rank(slurm_cluster: SlurmCluster, tmp_path: Path) -
         tmp_path / "patchline",
         '[[ $1 != __done ]] || exit 0; echo "12:00:00 of $RANK"; echo "a warning of $RANK" >&2',
     )
-    run_dir, env = tmp_path / "run", TORCHRUN | {"PATCHLINE": str(ranks)}
+    run_dir, env = tmp_path / "lines", TORCHRUN | {"PATCHLINE": str(ranks)}
     wait_until_ended(slurm_cluster, submit(slurm_cluster, "digits_smoke", run_dir=run_dir, options=OPTIONS, env=env))
     for rank in (0, 3):
         ended = patchline("logs", str(run_dir), f"--rank={rank}", environ=slurm_cluster.job_environment())
