@@ -50,7 +50,7 @@ JobId=3 ArrayJobId=1 ArrayTaskId=1 JobName=a JobState=FAILED Reason=NonZeroExitC
 
 
 def programs(folder: Path, **scripts: str) -> dict[str, str]:
-    """An environment in which Slurm's programs are these lines of shell."""
+    """Makes an environment in which Slurm's programs are these lines of shell."""
     for name, text in scripts.items():
         path = folder / name
         path.write_text(f"#!/bin/sh\n{text}\n")
@@ -294,7 +294,7 @@ def test_a_silent_slurm_is_not_taken_for_a_forgotten_job(tmp_path: Path, scontro
 
 
 def test_the_tasks_of_an_array(tmp_path: Path) -> None:
-    """The tasks that wait have the number of the array, until the last of them starts with it."""
+    """Pending tasks have the number of the array. The last task to start keeps it."""
     (tmp_path / "array").write_text(ARRAY)
     environ = programs(tmp_path, scontrol=f"cat {tmp_path}/array")
     found = [(one.job, one.number, one.state) for one in tasks_of("1", environ)]
