@@ -19,7 +19,6 @@ from typing import Any
 from jobs.mistakes import unknown_recipe
 from jobs.recipes import recipes_in
 from jobs.recipes.shorter import SUFFIX, shortened, smoke
-from jobs.settings.runs import TRIAL_STEPS
 from jobs.stages import STAGES, WITH_SMOKE, job_class, recipes_of
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
@@ -89,8 +88,7 @@ def default_job(stage: str, word: str) -> Any:
     """Returns the job that a stage's second word names. For an empty word, as in help, returns the job without it.
     Raises UserError if the word names no job of this stage."""
     if stage in OF_TRAINING:
-        job = _job_of_training(stage, word)
-        return job if stage == PLAN else shortened(job, steps=TRIAL_STEPS)
+        return _job_of_training(stage, word)
     record = Path(word) / "job.yaml"
     if stage in WITH_RECIPES:
         is_run = not is_own(word) and not has_recipe(stage, word) and is_a_file(record)  # a recipe takes precedence
@@ -146,11 +144,13 @@ def _job_of_training(of: str, word: str) -> Any:
     training = [stage for stage in _TRAINING if stage in stages]
     if training:
         from jobs.recipes.of_training import plan_of, trial_of  # noqa: PLC0415 - loads every recipe's module
+        from jobs.settings.runs import TRIAL_STEPS  # noqa: PLC0415 - only these two stages need it
 
         job = file_job(training[0], Path(word)) if is_file(word) else recipe_job(training[0], word)
         if of == PLAN:
             return plan_of(word, job)
-        return trial_of(word, job, command="finetune" if training[0] == "finetune" else "pretrain")
+        trial = trial_of(word, job, command="finetune" if training[0] == "finetune" else "pretrain")
+        return shortened(trial, steps=TRIAL_STEPS)
     if stages:
         what = "record" if is_file(word) else "recipe"
         wanted = "a plan is" if of == PLAN else "verify-resume takes those"

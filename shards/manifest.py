@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 2  # 2 added weights and orientation to the index, and kinds to the quarantine list
 TABLE_FORMAT_VERSION = 3  # 3: the shards and the sha256 of their indices are in SHARDS_PATH
 MANIFEST_PATH = "manifest.json"
-SHARDS_PATH = "shards.parquet"  # in datasets of many shards
+SHARDS_PATH = "shards.parquet"  # only in datasets of many shards
 BLOCKS_PATH = "blocks.parquet"
-ROWS_PATH = "rows.bin"  # in large datasets: what reading needs from every index, block by block
+ROWS_PATH = "rows.bin"  # only in large datasets: what reading needs from every index
 LABELS_PATH = "labels.parquet"
 QUARANTINE_PATH = "quarantine.parquet"
 QUARANTINE_CSV_PATH = "quarantine.csv"

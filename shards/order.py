@@ -33,7 +33,7 @@ from shards.hashing import BLOCKS, ROTATIONS, WINDOWS, hash_array
 ORDER_VERSION = 1
 MOST_SAMPLES = 1 << 62
 _MOST_POSITION = int(np.iinfo(np.int64).max)
-_EPOCHS_KEPT = 2  # a batch touches at most the end of one epoch and the start of the next, unless N < B
+_EPOCHS_KEPT = 2  # a batch touches at most two epochs: the end of one and the start of the next (unless N < B)
 _LEAST_SHARED_BLOCKS = 1 << 18  # sorting fewer takes less time (30 ms) than sharing the result
 Arrays = tuple[NDArray[np.int64], ...]
 MIXING_VERSION = 1

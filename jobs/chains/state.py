@@ -67,9 +67,9 @@ class ChainJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What has happened since the chain last began. `epoch`: how often it has begun. `life`: a token that tells this
-    chain's jobs from those of an earlier chain in the same folder; empty before the chain began. `folder`: the inode of
-    the chain's folder, which tells the folder from a copy; 0 before the chain began."""
+    """The events since the chain last began. `epoch`: how often it has begun. `life`: a token that tells this chain's
+    jobs from those of an earlier chain in the same folder; empty before the chain began. `folder`: the inode of the
+    chain's folder, which tells the folder from a copy; 0 before the chain began."""
 
     epoch: int
     jobs: tuple[ChainJob, ...]

@@ -43,6 +43,7 @@ from jobs.cluster.slurm import (
 )
 from jobs.cluster.submit_checks import AskedJob, limits_of, refuse_job, refuse_unprintable, refuse_unreachable
 from jobs.output import make_folder, put, work_in
+from jobs.settings import NumLinks, NumNodes
 from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import SUBMIT_FOLDER, Override, job_of_words, submit_folder, submitted_stage, work_name
 from pipeline.training.settings.job import TrainingJob
@@ -52,7 +53,7 @@ from shards.files.local_files import append_or_say
 from shards.files.looks import is_there, patiently
 from shards.output.terminal import printable_name
 
-_MOST_NAMES = 3  # of variables kept from jobs, in the line that says so
+_MOST_NAMES = 3  # how many of the variables that jobs do not get are named in the log
 
 log = logging.getLogger(__name__)
 USAGE = (
@@ -66,9 +67,9 @@ class SubmitFlags:
     """The flags of `patchline submit` itself. None keeps the value of the cluster's settings."""
 
     cluster: str = ""
-    nodes: Annotated[int, Range(1, 100_000)] = 1
+    nodes: NumNodes = StepConfig.nodes
     time: str | None = None
-    links: Annotated[int, Range(1, 1000)] = 1
+    links: NumLinks = StepConfig.links
     spares: Annotated[int, Range(0, 1024)] | None = None
     dry_run: bool = False
     full: bool = False
@@ -210,8 +211,8 @@ def _refuse_wrong_numbers(flags: SubmitFlags, stage: str, *, has_ranks: bool) ->
 
 
 def read_settings(path: str, environ: Mapping[str, str], *, is_full: bool) -> ClusterConfig:
-    """Reads the cluster's settings, and adds the command that runs patchline there. Logs which variables jobs do not
-    get: all of them if `is_full`, else the first few. Raises UserError for a mistake in the settings."""
+    """Reads the cluster's settings, and adds the command that runs patchline there. Logs the variables that jobs do not
+    get: all of them if `is_full`, otherwise the first few. Raises UserError for a mistake in the settings."""
     if not path:
         raise UserError(
             "--cluster is missing: the YAML file of your cluster's settings; for one to edit: patchline example "

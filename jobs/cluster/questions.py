@@ -39,7 +39,8 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _CHECKED = re.compile(r"(\S+) ([0-9]*)( .*)?")
 _REACH_SECONDS = 2.0
 _LEFT_OUT = "after the second time it is left out"
-_REPLACING = ("SBATCH_NO_REQUEUE", "SBATCH_SIGNAL")  # variables of sbatch that replace what the script relies on
+# Variables of sbatch that replace options on which the script relies.
+_REPLACING = ("SBATCH_NO_REQUEUE", "SBATCH_SIGNAL")
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
 Facts = Mapping[str, Sequence[str]]
 
@@ -97,7 +98,8 @@ def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> li
 
 
 def start_of(words: Sequence[str], facts: Facts) -> list[str]:
-    """Returns the stage's run directory and the script's settings. Raises UserError if they cannot work."""
+    """Returns the stage's run directory and the script's settings. Raises UserError if the stage cannot run with these
+    settings."""
     from jobs.cluster.settings import seconds_of  # noqa: PLC0415 - loads the reader of settings
 
     if len(words) < 2 or not _STAGE.fullmatch(words[0]) or words[1].startswith("-"):
@@ -174,8 +176,8 @@ def _try_facts(facts: Facts) -> TryFacts:
 
 
 def _codes(exits: Path) -> dict[int, int | None]:
-    """Reads the exit codes that ranks left, in the order in which they ended. Raises OSError if their folder cannot be
-    seen from here, for example in a container."""
+    """Reads the exit codes that ranks left, the first rank to end first. Raises OSError if their folder cannot be seen
+    from here, for example in a container."""
     patiently(exits, (exits / "started").stat)
     codes: dict[int, int | None] = {}
     for path in sorted(exits.glob("rank-*"), key=lambda path: path.stat().st_mtime_ns):
@@ -206,7 +208,7 @@ def _idle(facts: Facts, state: Path) -> int:
 
 
 def _nodes(facts: Facts) -> list[str]:
-    """Returns the nodes that the ranks use, and a port that is free on this node and on the first of the ranks'."""
+    """Returns the nodes that the ranks use, and a port that is free on this node and on the ranks' first node."""
     choice = chosen(_check_facts(facts))
     lines = [f"say {line}" for line in choice.says]
     lines += [f"nodes {' '.join(choice.nodes)}", f"left-out {','.join(choice.left_out)}", f"store {choice.store}"]
@@ -251,7 +253,7 @@ def _check_facts(facts: Facts) -> CheckFacts:
 
 
 def _found_in(line: str) -> dict[str, str]:
-    """Returns what a node found, such as {"shared": "", "shm-kib": "65536"}."""
+    """Returns the values in a node's line, such as {"shared": "", "shm-kib": "65536"}."""
     words = (word.partition("=") for word in line.split())
     return {name: value for name, _, value in words}
 

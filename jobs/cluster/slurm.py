@@ -46,7 +46,8 @@ _OF_JOB = re.compile(
 )
 # A user's preferences change what these programs answer and do: SQUEUE_STATES would hide a run's job.
 _OF_TOOLS = re.compile(r"(SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_")
-# A variable of sbatch replaces the same option in a script. Only those that say where or for whom a job runs may.
+# A variable of sbatch replaces the same option in a script. Only variables that say where or for whom a job runs may do
+# so.
 _OF_SBATCH = re.compile(r"SBATCH_(?!(ACCOUNT|CLUSTERS|CONSTRAINT|PARTITION|QOS|RESERVATION|WCKEY)$)")
 FINISHED = (
     "COMPLETED",
@@ -272,7 +273,7 @@ def cancelled(jobs: list[str], environ: Mapping[str, str]) -> None:
 
 
 def partitions(environ: Mapping[str, str], name: str = "") -> list[dict[str, str]]:
-    """Returns the fields of every partition, or of the one with this name, as scontrol shows them. Returns an empty
+    """Returns the fields that scontrol shows for every partition, or for the partition with this name. Returns an empty
     list if Slurm does not answer."""
     done = ran(["scontrol", "--oneliner", "show", "partition", *([name] if name else [])], environ)
     return [dict(_FIELD.findall(line)) for line in done.stdout.splitlines()] if done.returncode == 0 else []

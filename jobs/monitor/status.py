@@ -24,7 +24,7 @@ from jobs.chains.steps import STATE
 from jobs.cluster.queue_reasons import finding_of, findings_of_nodes
 from jobs.cluster.slurm import JobFacts, job_facts, names_in, nodes_in, numbers_of, queued_with
 from jobs.monitor.ask import is_begun, is_there, why_unreadable
-from jobs.monitor.log_signs import FULL
+from jobs.monitor.log_signs import AGAIN, FULL, SAME_COMMAND
 from jobs.monitor.logs import newest_log
 from jobs.output import put
 from jobs.reports.facts import said_of_last_try
@@ -182,11 +182,11 @@ def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
         found.append(Finding(found=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
     if ended := said_of_last_try(run_dir):
         found.append(Finding(found=ended))
-    path = None if is_there(run_dir / "DONE") else newest_log(run_dir, jobs)  # of no use to a finished run
+    path = None if is_there(run_dir / "DONE") else newest_log(run_dir, jobs)  # a finished run needs no explanation
     with suppress(OSError, InvalidDataError):
         tail = read_tail(path, most_bytes=_LOG_BYTES) if path else None
         text = tail.data.decode(errors="replace") if tail else ""
-        said = [(pattern.search(text), words, todo) for pattern, _, words, todo in FULL]
+        said = [(pattern.search(text), words, todo.replace(AGAIN, SAME_COMMAND)) for pattern, _, words, todo in FULL]
         found += [Finding(found=f"its log says: {it[0]}; {words}", todo=todo) for it, words, todo in said if it]
     return found
 

@@ -46,7 +46,7 @@ _STEP_TITLES = {
 __all__ = ["ReportJob", "run"]
 log = logging.getLogger(__name__)
 _NAME, _MOST_CONFUSIONS = "report.html", 5
-_MOST_RESTARTS, _MOST_CAUSES = 5, 8  # that the text shows
+_MOST_RESTARTS, _MOST_CAUSES = 5, 8  # the most that the text shows
 
 
 def run(job: ReportJob) -> int:
@@ -87,7 +87,7 @@ def summary(
 
 
 def by_cause(restarts: Sequence[Restart]) -> list[tuple[str, list[Restart]]]:
-    """Returns each kind of cause with its restarts, the kind that cost most time first."""
+    """Returns each kind of cause with its restarts, the one that cost the most time first."""
     found: dict[str, list[Restart]] = {}
     for one in restarts:
         found.setdefault(one.cause.kind, []).append(one)
@@ -95,7 +95,8 @@ def by_cause(restarts: Sequence[Restart]) -> list[tuple[str, list[Restart]]]:
 
 
 def _restart_lines(restarts: Sequence[Restart]) -> list[str]:
-    """Returns lines about restarts: each one if they are few, else a line a cause, and the last ones."""
+    """Returns lines about restarts: one for each if there are few, otherwise one for each cause, and the last
+    restarts."""
     lines = []
     if len(restarts) > _MOST_RESTARTS:
         causes = by_cause(restarts)

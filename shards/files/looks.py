@@ -1,9 +1,9 @@
-"""Looks whether a file is there, on storage that may fail.
+"""Finds out whether files exist, on storage that may fail.
 
-While a file server restarts, even a look at a file may fail, with ESTALE or EIO. That does not tell whether the file is
-there. `Path.exists` raises such an error, which would end a run for a look alone. The functions here keep the three
-answers apart. `is_there`, `is_a_file` and `is_a_folder` look again until there is an answer; `look_once` returns at
-once; `RepeatedLook` is for a file that is looked for at every step.
+While a file server restarts, even a look at a file may fail, with ESTALE or EIO, whether the file exists or not.
+`Path.exists` raises such an error, which would end a run. The functions here distinguish three answers: there, missing
+and unknown. `is_there`, `is_a_file` and `is_a_folder` look again until they know; `look_once` returns at once;
+`RepeatedLook` is for a file that is looked for at every step.
 """
 
 import errno
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class Look(Enum):
-    """What a look at a path says. UNKNOWN: the look failed, so the file may be there or not."""
+    """The result of a look at a path. UNKNOWN: the look failed, so the file may be there or not."""
 
     THERE = "there"
     MISSING = "missing"
@@ -42,7 +42,7 @@ def look_once(path: Path) -> Look:
 
 def patiently(path: Path, read: Callable[[], Result]) -> Result:
     """Returns what `read()`, which looks at `path` or reads it, returns. Calls it again while the storage fails, for up
-    to two minutes, and then raises its OSError. A warning says after a minute what is waited for."""
+    to two minutes, and then raises its OSError. Logs a warning after a minute."""
     return read_again(str(path), read, traffic=Traffic(), stop=None)
 
 
@@ -64,10 +64,11 @@ def is_a_folder(path: Path) -> bool:
 
 
 class RepeatedLook:
-    """Looks for the same file again and again, without waiting. A look that fails changes nothing: the answer before it
-    is kept. If looks have failed for a minute, a warning says so, once until the storage answers again.
+    """Looks for the same file again and again, without waiting. A failed look changes nothing: the last answer is kept.
+    If looks have failed for a minute, logs one warning until the storage answers again.
 
-    `todo`: what a person can do meanwhile, for the warning. A link counts itself, wherever it leads.
+    `todo`: what a person can do in the meantime, for the warning. If the file is a link, the link itself counts, not
+    its target.
     """
 
     def __init__(self, path: Path, *, todo: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -105,3 +106,5 @@ def _status(path: Path, *, follows: bool = True) -> os.stat_result | None:
         if error.errno in _MISSING:
             return None
         raise
+    except ValueError:  # a name with a NUL, which nothing can have
+        return None

@@ -1,4 +1,4 @@
-"""Finds JPEGs and PNGs of which a part is missing because a bad disk zeroed it, or because the file was cut and given a
+"""Finds JPEGs and PNGs with a missing part, because a bad disk zeroed it, or because the file was cut and given a
 valid end.
 
 Pillow, like most decoders, fills what is missing with grey, black or noise, and reports nothing.

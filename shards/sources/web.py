@@ -24,7 +24,7 @@ from shards.storage.ahead import Hold, no_wait
 RETRIES = 2
 BACKOFF_SECONDS = 0.5
 SILENCE_SECONDS = 20.0  # how long a server may send nothing
-FETCH_SECONDS = 120.0  # for a whole image with its headers
+FETCH_SECONDS = 120.0  # the time limit for a whole image, with its headers
 _PIECE_BYTES = 64 << 10
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _AS_THEY_ARE = "%/:=&?~#+!$,;'@()*[]"
