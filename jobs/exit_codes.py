@@ -22,6 +22,7 @@ from jobs.output import has_no_reader
 from pipeline.training.watchdog.stopping import DEADLINE_SECONDS, SignalWatcher, end_now, install, say
 from shards.errors import PASSING_FAULTS, TransientError, UserError, WillNotSucceedError, disk_fault
 from shards.output.terminal import printable_name
+from shards.ulimits import file_size_todo, has_address_limit, lack_of_memory, memory_todo
 
 DONE = 0
 FAULTS_FOUND = 1
@@ -41,7 +42,6 @@ _FILES = "raise the limit on open files (ulimit -n), and run the same command to
 _TO_DO = {
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
-    errno.ENOMEM: "free some memory, and run the same command to continue",
     errno.EROFS: "make it writable, and run the same command to continue",
     errno.EACCES: _ACCESS,
     errno.EPERM: _ACCESS,
@@ -169,6 +169,8 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
             return End(code=WILL_NOT_SUCCEED, message=f"error: {error}")
         case KeyboardInterrupt():
             return End(code=exit_code_of(error), message="interrupted; run the same command to start again")
+        case _ if end := _end_of_limit(error):
+            return end
         case AssertionError() | TypeError() | AttributeError() | LookupError():
             message = "this is a bug in patchline; please report it with the lines below"
             return End(code=OUR_BUG, message=message, has_traceback=True)
@@ -184,15 +186,27 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
         case OSError(errno=number, filename=str() | bytes() as name) if number in _WRONG_PATHS:
             where = printable_name(os.fsdecode(error.filename2 or name))
             return End(code=USER_MISTAKE, message=f"error: {error.strerror} at {where}; {_WRONG_PATHS[number]}")
-        case OSError():
-            message = "a system call failed; run the same command to continue"
-        case _:
-            message = "ended by an unexpected error; run the same command to continue"
-    return End(code=CRASH, message=message, has_traceback=True)
+    what = "a system call failed" if isinstance(error, OSError) else "ended by an unexpected error"
+    return End(code=CRASH, message=f"{what}; run the same command to continue", has_traceback=True)
+
+
+def _end_of_limit(error: BaseException) -> End | None:
+    """Returns the end of a command that got no memory, or could write no larger file; None after any other error. If a
+    limit of its shell is the reason, retrying does not help. (A run that lacks memory after a step ends with CRASH:
+    pipeline/training/run.py.)"""
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
+        return End(code=WILL_NOT_SUCCEED, message=f"error: {error.strerror}{where}; {file_size_todo()}")
+    if what := lack_of_memory(error):
+        code, again = (USER_MISTAKE, "again") if has_address_limit() else (CRASH, "to continue")
+        return End(code=code, message=f"error: {what}; {memory_todo()}, and run the same command {again}")
+    return None
 
 
 def _end_of_mistake(error: UserError) -> End:
     """Returns the end for a UserError. If an error of the disk caused it, the exit code is CRASH."""
+    if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EFBIG:
+        return End(code=USER_MISTAKE, message=f"error: {error.what}; {file_size_todo()}")
     if fault := disk_fault(error):
         todo = _TO_DO[fault.errno or 0]  # the UserError's own advice does not fit a disk fault
         return End(code=CRASH, message=f"error: {error.what}; {todo}")

@@ -83,7 +83,7 @@ class _Held:
     def __init__(self) -> None:
         self.sample_rows = _Kept[SampleRows]()  # by shard
         self.block_rows = _Kept[bytes]()  # pieces of rows.bin, by the first block of each read
-        self.sources: tuple[int, list[str]] = (-1, [])  # the last shard for which they were read, and its sources
+        self.sources: tuple[int, list[str]] = (-1, [])  # the last shard whose sources were read, and these sources
         self.missing_tars: set[int] = set()  # shards whose tar is missing while others are there
         self.has_found_tar = False
 

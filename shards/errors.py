@@ -99,7 +99,7 @@ class ImageRefusedError(PrintableError):
 
 def disk_fault(error: BaseException) -> OSError | None:
     """Returns the OSError of a full, read-only or failing disk or file server if `error` is one, or was raised from
-    one; otherwise None. Such an error is a fault outside, whatever was being written."""
+    one; otherwise None. Such an error is always a fault outside."""
     for one in (error, error.__cause__):
         if isinstance(one, OSError) and one.errno in _OF_DISKS:
             return one

@@ -34,12 +34,12 @@ _STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat after the name
 
 @dataclass(kw_only=True)
 class LocalRanks:
-    """The ranks of one start on this host.
+    """The ranks that one launch has started on this host.
 
-    `launch`: a text that tells this start from others, the same on all its ranks. `num_ranks`: the number of ranks.
-    `is_starting`: whether all ranks open the same tables at about the same time; later, each rank reads what it needs
-    by itself. `is_alone`: whether this rank reads all further tables by itself, since another one held up a table.
-    `opened`: the tables that this rank has opened.
+    `launch`: a text that identifies the launch and is the same on all its ranks. `num_ranks`: the number of ranks.
+    `is_starting`: whether all ranks open the same tables at about the same time; later, each rank reads its own tables.
+    `is_alone`: whether this rank reads all further tables without the others, because one of them took too long over a
+    table. `opened`: the tables that this rank has opened.
     """
 
     launch: str
@@ -173,8 +173,8 @@ def _owners(lock: int) -> set[str]:
 
 
 def _mark(pid: int) -> str:
-    """Returns a process's id and start time, since the ids of dead processes are used again; empty if the process is
-    dead."""
+    """Returns the mark of a process: its id and start time, since the ids of dead processes are used again. Returns ""
+    if the process is dead."""
     with suppress(OSError, IndexError):
         values = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return "" if values[_STATE] in "XZ" else f"{pid}-{values[_BEGAN]}"

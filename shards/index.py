@@ -77,7 +77,7 @@ QUARANTINE_SCHEMA = pa.schema(
 
 _COMMIT_KEY = b"patchline"
 
-_MOST_PIXELS = 1 << 31  # per side; images with too many pixels in all are refused when they are decoded
+_MOST_PIXELS = 1 << 31  # per side; decoding refuses images with too many pixels in total
 
 _INT32, _BYTES = Range(0, (1 << 31) - 1), Range(0, MOST_TAR_BYTES)
 

@@ -332,7 +332,7 @@ def _whole(value: object) -> int:
 class ParquetPieces:
     """Reads the footer of an open file, and batches of its rows. All methods may raise ValueError and Arrow's errors.
 
-    `ours`: whether Patchline wrote the file. `buffer_size`: the bytes of the pieces in which columns are read; 0: whole
+    `ours`: whether Patchline wrote the file. `buffer_size`: columns are read in pieces of this many bytes; 0: whole
     columns.
     """
 

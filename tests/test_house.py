@@ -107,7 +107,7 @@ ORDER = {
         "storage",
         "config parquet_pieces",
         "config_values order pages pool",
-        "errors hashing orientation",
+        "errors hashing orientation ulimits",
         "output",
     ),
 }

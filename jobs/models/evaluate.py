@@ -42,9 +42,6 @@ _SCORES, _CLASSES, _EXAMPLES = "scores.json", "classes.json", "examples.json"
 
 def run(job: EvaluateJob) -> int:
     """Evaluates the weights. Rank 0 prints the scores and writes scores.json."""
-    for flag, value in (("--weights", job.weights), ("--data.url", job.data.url)):
-        if not value:
-            raise UserError(f"{flag} is missing: give the {'weights folder' if 'w' in flag else 'dataset'} as {flag}")
     world = current_world(job.device, threads=job.threads)
     weights, dataset = open_for_use(job.weights, say=world.is_first), _opened(job)
     refuse_no_head(weights)

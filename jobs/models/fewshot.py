@@ -22,7 +22,7 @@ from pipeline.evaluation.fewshot import (
 from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.weights.folder import filled_model
 from pipeline.ranks.world import current_world, joined
-from shards.errors import InvalidDataError, UserError
+from shards.errors import InvalidDataError
 from shards.output.terminal import printable_name
 
 __all__ = ["FewshotJob", "run"]
@@ -30,9 +30,6 @@ __all__ = ["FewshotJob", "run"]
 
 def run(job: FewshotJob) -> int:
     """Measures the accuracy. Rank 0 prints a table of the scores and writes fewshot.json."""
-    for flag, value in (("WEIGHTS", job.weights), ("--data.url", job.data.url)):
-        if not value:
-            raise UserError(f"{flag} is missing: patchline fewshot WEIGHTS --data.url URL")
     world = current_world(job.device, threads=job.threads)
     weights = open_for_use(job.weights, say=world.is_first)
     data = chosen_data(*open_splits(job.data, group="data"), job)

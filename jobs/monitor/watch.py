@@ -32,7 +32,8 @@ from jobs.monitor.status import Status, state_of, status_of
 from jobs.output import fitted, put, wrapped
 from jobs.reports.ls import Run, run_at
 from jobs.stages import usage_of
-from pipeline.runs.facts import LEDGER, METRICS, SILENT_SECONDS
+from pipeline.runs.facts import METRICS, SILENT_SECONDS
+from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from shards.config_values import Range
 from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import is_finite, is_step, object_in, read_tail

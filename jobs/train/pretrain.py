@@ -10,7 +10,7 @@ from pipeline.runs.starts import NO_ORIGIN, Origin
 from pipeline.training.run import NO_STEPS, RunEnding, RunRecord, train
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.step_times import refuse_later_steps
-from shards.errors import StorageError, UnreachableError, UserError
+from shards.errors import StorageError, UnreachableError
 from shards.files.looks import is_there
 
 _CODES = {
@@ -32,8 +32,6 @@ def run(
     """Runs one training stage. The exit code says whether the run is done or can be continued. `extend`: whether the
     job may have more steps than the run that it continues. `profile`: the steps to trace. `origin`: where the job comes
     from."""
-    if stage == "finetune" and not job.initial.weights:
-        raise UserError("--initial.weights is missing: give a run or published weights (docs/from-weights.md)")
     refuse_later_steps(profile, num_steps=job.steps)
     world, run_dir = current_world(job.device, threads=job.threads), Path(job.run_dir)
     try:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from pipeline.runs.starts import Cause, Start, cause_of
+from pipeline.training.reporting.ledger import ACCOUNTS
 from shards.files.local_files import Line
 
-ACCOUNTS = ("compute", "data_wait", "checkpoint", "evaluation", "startup", "restarts")  # the same as in ledger.py
 WORDS = {
     "compute": "compute",
     "data_wait": "waiting for data",
@@ -60,7 +60,7 @@ def time_of(lines: Sequence[Line], starts: Sequence[Start], *, unix_end: float |
     if not begins:
         return RunTime(wall_seconds=0.0, parts=dict.fromkeys(WORDS, 0.0), restarts=(), unix_begin=None)
     begin = min(begins)
-    parts = {name: _seconds(lines[-1], name) if lines else 0.0 for name in ACCOUNTS}
+    parts: dict[str, float] = {name: _seconds(lines[-1], name) if lines else 0.0 for name in ACCOUNTS}
     told_at = lines[-1]["unix_time"] if lines else begin
     late = [_began(start, lines) for start in starts if start.unix_time > told_at]
     if lines:

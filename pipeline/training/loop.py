@@ -39,7 +39,9 @@ from pipeline.training.watchdog.heartbeat_files import rank_words
 from pipeline.training.watchdog.stopping import StopRequest, WaitGivenUpError
 from pipeline.training.zero.device_batches import batches_on, streams_of
 from pipeline.training.zero.engine import timed_exchanges
-from shards.errors import TransientError
+from shards.errors import TransientError, UserError
+from shards.output.quantities import size
+from shards.ulimits import file_size_todo, most_file_bytes
 
 log = logging.getLogger(__name__)
 
@@ -287,16 +289,25 @@ def _train_step(gradients: Gradients, batches: BatchStream, saving: Saving, guar
 def _saves(gradients: Gradients, checkpoints: Checkpoints, writer: Writer | None, *, is_filled: bool) -> Saves:
     """Returns the saves of a run, which are written in the background if the host has enough memory. `is_filled`:
     whether the optimiser has its moments already. Collective."""
-    job, world = gradients.job, gradients.world
+    job, world, num_bytes = gradients.job, gradients.world, state_bytes(gradients.job, gradients.engine)
+    _refuse_long_file(checkpoints, num_bytes)
     chosen = choose_writer(
         job.checkpoint,
         writer,
         checkpoints.store,
         world,
-        num_bytes=state_bytes(job, gradients.engine),
+        num_bytes=num_bytes,
         training_bytes=_bytes_to_come(gradients, is_filled=is_filled),
     )
     return Saves(checkpoints, chosen, job.checkpoint.retention(rewind_steps=job.guard.rewind_steps))
+
+
+def _refuse_long_file(checkpoints: Checkpoints, num_bytes: int) -> None:
+    """Raises UserError if `ulimit -f` allows no file as long as a rank's part of a checkpoint."""
+    most = most_file_bytes()
+    if most is not None and most < num_bytes and checkpoints.store.local_path("checkpoint") is not None:
+        what = f"this rank's part of a checkpoint is a file of {size(num_bytes)} in {checkpoints.store.url}"
+        raise UserError(what, todo=file_size_todo())
 
 
 def _bytes_to_come(gradients: Gradients, *, is_filled: bool) -> int:

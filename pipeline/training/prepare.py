@@ -48,6 +48,7 @@ from shards.errors import UserError
 from shards.files.looks import is_there
 from shards.host_copy import LocalRanks
 from shards.store import Store, open_store
+from shards.ulimits import has_address_limit, memory_todo
 
 log = logging.getLogger(__name__)
 _LIBRARIES = ("patchline", "torch", "deepspeed", "numpy")
@@ -111,6 +112,8 @@ class Prepared:
 def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared:
     """Checks the job, opens its datasets and plans its batches. Raises UserError if the job cannot run as it is."""
     _refuse_missing(job)
+    if world.is_first and has_address_limit():
+        log.warning("%s: libraries that get no more memory may crash without a message", memory_todo())
     refuse_untested_deepspeed(job.engine, deepspeed_version())
     plan = plan_batch(
         job.global_batch,

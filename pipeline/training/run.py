@@ -49,6 +49,7 @@ from pipeline.training.watchdog.stopping import CONTINUE, INTERRUPTED, NOTHING_S
 from pipeline.training.zero.step_times import StepTimes, StepTrace, marks_of, say_untraced
 from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
 from shards.files.looks import Look, is_there, look_once
+from shards.ulimits import lack_of_memory, memory_todo
 
 log = logging.getLogger(__name__)
 WriteRecord = Callable[[TrainingJob], None]
@@ -288,7 +289,11 @@ def _retried(loop: Loop) -> Iterator[None]:
         if loop.step == first_step < loop.job.steps:
             raise
         raise WillNotSucceedError(f"after {loop.step} steps: {error}") from error
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError, OSError) as error:
+        if loop.step > first_step and (found := lack_of_memory(error)):
+            raise TransientError(f"after {loop.step} steps: {found}; {memory_todo()}") from error
+        if not isinstance(error, RuntimeError):
+            raise
         refuse_missing_kernel(error)
         gradients = loop.train_step.gradients
         num_steps = loop.step - first_step

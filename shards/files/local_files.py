@@ -185,8 +185,8 @@ def append_or_say(path: Path, line: Mapping[str, object], *, what: str) -> None:
 
 
 class KeptWrites:
-    """Repeats writes to one file that a full, read-only or failing disk refuses, so that the caller can continue
-    meanwhile.
+    """Repeats writes to one file that a full, read-only or failing disk refuses, so that the caller can continue in the
+    meantime.
 
     Refused writes are kept in order, and repeated before the next one. If more than `_MOST_KEPT` are kept, the disk's
     error is raised. `path`: the file, for messages.

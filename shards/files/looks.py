@@ -67,8 +67,8 @@ class RepeatedLook:
     """Looks for the same file again and again, without waiting. A failed look changes nothing: the last answer is kept.
     If looks have failed for a minute, logs one warning until the storage answers again.
 
-    `todo`: what a person can do meanwhile, for the warning. If the file is a link, the link itself counts, not its
-    target.
+    `todo`: what a person can do in the meantime, for the warning. If the file is a link, the link itself counts, not
+    its target.
     """
 
     def __init__(self, path: Path, *, todo: str, clock: Callable[[], float] = time.monotonic) -> None:

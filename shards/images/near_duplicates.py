@@ -1,7 +1,7 @@
 """Makes perceptual hashes of images, and searches for evaluation images whose hashes are close to those of other
 images.
 
-A hash has 256 bits, of which few change if an image is re-encoded, resized or slightly cropped. It is `imagehash.phash`
+A hash has 256 bits. Few of them change if an image is re-encoded, resized or slightly cropped. It is `imagehash.phash`
 with `hash_size=16`: the signs of the 16x16 lowest coefficients of the cosine transform of the image in grey at 64x64.
 Its bits are ordered by frequency, so that the first 64 describe the coarsest structure, which changes least.
 docs/benchmarks.md has the measurements behind the choice.
@@ -131,8 +131,8 @@ def _as_words(hashes: NDArray[np.uint8]) -> NDArray[np.uint64]:
 def perceptual_hash(data: bytes) -> bytes | None:
     """Returns 32 bytes that are nearly equal for near-duplicates of the (upright) image.
 
-    Returns None for an image of nearly one colour or with nothing but a gradient: its hash would be noise, or the same
-    as that of many other images. Raises ImageRefusedError if the image cannot be decoded.
+    Returns None for an image that is nearly one colour or only a gradient: its hash would be noise, or the same as that
+    of many other images. Raises ImageRefusedError if the image cannot be decoded.
     """
     return _hash(_small(_upright_grey(data)))
 

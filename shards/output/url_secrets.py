@@ -1,6 +1,6 @@
 """Finds secrets in URLs, and replaces them for display.
 
-A secret is the part of an address before its @, or a value in its query whose name is that of a signature or a key.
+A secret is the part of an address before its @, or a value in its query that is named like a signature or a key.
 """
 
 import re

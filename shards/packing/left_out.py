@@ -85,7 +85,7 @@ def _merged(
     """Merges the labels of rows that stay with those of the rows that are left out for them. Also counts the left-out
     rows with other labels, by whether they list the same image (True) or a copy of it (False).
 
-    An image that is listed several times gets the labels of all its rows, whatever `policy` says about copies.
+    An image that is listed several times gets the labels of all its rows under either `policy`, which is about copies.
     """
     counts, merged = Counter[bool](), dict[int, Labels]()
     places = pa.array(dropped), pa.array(kept)

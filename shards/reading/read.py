@@ -118,8 +118,8 @@ class _Wanted:
 
 @dataclass(kw_only=True)
 class _Gathered:
-    """Collects the samples of a batch. `rows`: rows of PLACED, in the order in which they were added. `entries`: their
-    places in the batch."""
+    """Collects the samples of a batch. `rows`: rows of PLACED, in the order of adding. `entries`: their places in the
+    batch."""
 
     rows: list[NDArray[np.int64]] = field(default_factory=list)
     entries: list[NDArray[np.int64]] = field(default_factory=list)

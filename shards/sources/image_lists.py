@@ -16,7 +16,7 @@ from shards.sources.web import fetch_url, is_address, is_web, secret_reason, sho
 from shards.storage.ahead import Hold, no_wait
 from shards.store import SCHEME, Buckets
 
-_MOST_CHARACTERS = 1 << 16  # in a path or URL
+_MOST_CHARACTERS = 1 << 16  # the longest path or URL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ def is_remote(location: str) -> bool:
 
 
 def _read(location: str, start: str, buckets: Buckets, *, max_bytes: int, hold: Hold) -> ImageBytes:
-    """Reads an image from its location. `start`: the folder or prefix that relative paths are below, ending in a
+    """Reads an image from its location. `start`: the folder or prefix to which paths are relative. It ends in a
     slash."""
     if location.startswith(REFUSED):
         return ImageRefusedError(location.removeprefix(REFUSED))

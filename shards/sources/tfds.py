@@ -305,7 +305,7 @@ class TfRecord:
 
 
 def read_records(pieces: Pieces, *, skip: int, most_bytes: int) -> Iterator[TfRecord]:
-    """Yields the records after the first `skip`. The data of skipped records is not read, nor that of records with more
+    """Yields the records after the first `skip`. Does not read the data of skipped records, or of records with more
     than `most_bytes`.
 
     Raises DamagedShardError if a length cannot be right, and the errors of `pieces`.

@@ -169,8 +169,8 @@ def read_exactly_into(view: memoryview, descriptor: int, first: int) -> memoryvi
 
 
 def read_whole(descriptor: int, *, name: str, most_bytes: int) -> bytes:
-    """Reads a file to its end, even if the file grows meanwhile or does not report its size. Raises InvalidDataError if
-    it has more than `most_bytes`."""
+    """Reads a file to its end, even if the file is growing or does not report its size. Raises InvalidDataError if it
+    has more than `most_bytes`."""
     num_bytes = os.fstat(descriptor).st_size
     data = b"" if num_bytes > most_bytes else read_exactly(descriptor, 0, num_bytes + 1)
     if len(data) > num_bytes:
@@ -298,7 +298,7 @@ class LocalStore:
         return _walk(os.fsencode(self._folder(prefix)) + b"/", folder_prefix(prefix), FolderWalk())
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """Yields all files below `prefix` with their sizes, leaving out files that are removed meanwhile."""
+        """Yields all files below `prefix` with their sizes, leaving out files that are removed during the listing."""
         root = Path(self.url)
         for path in self.list(prefix):
             try:
@@ -424,13 +424,13 @@ def _walk(folder: bytes, root: str, walk: FolderWalk) -> Iterator[str]:
                     yield from _walk(folder + raw_name, root + name, walk)
                 else:
                     yield root + name
-    except (FileNotFoundError, NotADirectoryError):  # the folder does not exist, or was removed meanwhile
+    except (FileNotFoundError, NotADirectoryError):  # the folder does not exist, or has just been removed
         return
 
 
 def temporary_files(folder: Path) -> Iterator[Path]:
     """Yields the files below the folder that writers have not finished. Links are not followed. Folders that are
-    removed meanwhile are skipped, whereas Path.rglob of Python 3.11 fails on them."""
+    removed during the walk are skipped; Path.rglob of Python 3.11 would fail on them."""
     for inside, _, names in os.walk(folder):
         yield from (Path(inside, name) for name in names if name.startswith(TEMPORARY_PREFIX))
 

@@ -47,7 +47,7 @@ CUT_SHARE = 0.7
 class ReusedMemory:
     """Keeps a few anonymous memory mappings and lends them to blocks. Its methods may be called from any thread.
 
-    There is no lock, because memory may be returned at any point of a thread, and in a child that was forked meanwhile.
+    There is no lock, because memory may be returned at any point of a thread, and in a forked child.
     """
 
     def __init__(self) -> None:
@@ -248,7 +248,7 @@ class RangeReads:
         except Exception:  # dropped: its traceback would keep bytes in memory, even the first request's
             return None
         self.traffic.add(TrafficCounts(hedges_won=1))
-        with suppress(InvalidStateError):  # closed meanwhile
+        with suppress(InvalidStateError):  # the reads have been closed
             future.set_result(data)
         return data
 

@@ -173,8 +173,8 @@ def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[Da
 
 
 def check_shard(task: ShardCheck) -> ShardFacts:
-    """Finds the faults of a shard, and what the tables should say about it. A check that fails does not stop the
-    others."""
+    """Finds the faults of a shard, and gathers what the tables should say about it. A check that fails does not stop
+    the others."""
     dataset = _opened(task.url, task.fingerprint)
     index, faults = _read_index(dataset, task.shard)
     faults += _index_faults(dataset, task, index) if index else []

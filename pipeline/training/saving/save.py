@@ -190,6 +190,8 @@ class Saving:
         step = ended.id.step
         if ended.fault:
             self._failed(step, ended.fault)
+            if ended.is_deleted:
+                self.controls.signals.save_again()
             return
         self.saved, self._num_in_a_row = ended.id, 0
         self.stall_seconds, self.commit_seconds = self._waited_seconds, ended.seconds

@@ -114,6 +114,7 @@ class Signals:
         self._before: dict[signal.Signals, Any] = {}
         self._is_over = False
         self._served: _File | None = None
+        self._again = False
         self._ignored: _File | None = None
 
     def __enter__(self) -> Self:
@@ -134,15 +135,20 @@ class Signals:
         if self._watch_markers and self._stop_look.status():
             return StopRequest.SAVE_AND_EXIT
         asked = self._marker() if self._watch_markers else None
-        return StopRequest.SAVE if asked and asked != self._served else StopRequest.NOTHING
+        return StopRequest.SAVE if self._again or (asked and asked != self._served) else StopRequest.NOTHING
 
     def over(self) -> None:
         """Records that everything is committed and all ranks know it. The signals are ignored once the context has
         ended."""
         self._is_over = True
 
+    def save_again(self) -> None:
+        """Asks for a save at the next step."""
+        self._again = True
+
     def saving(self) -> None:
         """Records that a save begins. If RUN/SAVE exists now, this is the save that it asks for."""
+        self._again = False
         self._served = self._marker() if self._watch_markers else None
 
     def not_saved(self) -> None:
