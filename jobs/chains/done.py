@@ -203,7 +203,7 @@ def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
 def _is_after(path: Path, cause: Path) -> bool:
     """Whether `path` exists and is not older than `cause`, from which it was made. A missing `cause` does not count."""
     return is_a_file(path) and (
-        not is_there(cause) or patiently(path, lambda: path.stat().st_mtime >= cause.stat().st_mtime)
+        not is_there(cause) or patiently(path, path.stat).st_mtime >= patiently(cause, cause.stat).st_mtime
     )
 
 
