@@ -17,6 +17,7 @@ from jobs.cluster.settings import refuse_wrong_limit
 from jobs.mistakes import similar
 from jobs.record import read_config
 from jobs.resolve import default_job
+from jobs.settings import NumLinks, NumNodes
 from jobs.submittable import SECOND, SUBMITTED, Override, place_of, run_name, submitted_stage
 from jobs.train.sweep import best_of, swept_fields
 from jobs.train.sweep_plan import SweepPlan, plan_of
@@ -55,7 +56,7 @@ class StepConfig:
     """The earlier step whose run this step reports."""
     after: tuple[str, ...] = ()
     """The steps that must be complete before this one; empty: the previous step."""
-    nodes: Annotated[int, Range(1, 100_000)] = 1
+    nodes: NumNodes = 1
     """Nodes of each job."""
     time: str = ""
     """Time limit of each job; empty: that of the cluster's settings."""
@@ -65,7 +66,7 @@ class StepConfig:
     """Number of tasks that share a packing, as an array of jobs."""
     at_once: Annotated[int, Range(0, 1_000_000, zero="all")] = 0
     """Number of tasks or variants that run at the same time."""
-    links: Annotated[int, Range(1, 1000)] = 1
+    links: NumLinks = 1
     """Number of jobs in a row that continue a training run, for clusters that forbid requeueing."""
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ training are in pipeline/training/settings/job.py.
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from jobs.settings import CheckedJob
+from jobs.settings import CheckedJob, NumNodes
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.shared_settings import Device
 from pipeline.training.settings.job import TrainingJob
@@ -88,7 +88,7 @@ class PreflightJob:
     """Run directory, or a folder above it: a short job on two nodes checks that they share it."""
     url: str = ""
     """Where datasets or checkpoints will be, s3://bucket/prefix: small objects are written below it, and deleted."""
-    nodes: Annotated[int, Range(1, 100_000)] = 1
+    nodes: NumNodes = 1
     """Nodes that a job will ask for."""
     deep: bool = False
     """Also run a short job on all nodes, which times a matrix product on each and an exchange between all."""
