@@ -61,9 +61,9 @@ def _filled(part: str) -> str:
 
 
 def _described(recipe: Callable[[], Any]) -> tuple[str, str]:
-    """The summary of a recipe, and the rest without its command."""
+    """The summary of a recipe, and the rest of its docstring."""
     summary, _, rest = (inspect.getdoc(recipe) or "").partition("\n\n")
-    return cell(" ".join(summary.split())), cell(" ".join(re.split(r"Commands?:", rest)[0].split()))
+    return cell(" ".join(summary.split())), cell(" ".join(rest.split()))
 
 
 def cell(text: str) -> str:

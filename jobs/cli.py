@@ -168,15 +168,10 @@ def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
         return _show(second_words(name, {}, columns()), requested=requested)
     # Each run of a sweep is a separate command, which logs by itself how its job differs from the recipe.
     override = partial(_overridden, is_said=False) if name in ("sweep", "vtab") else _overridden
-    needs: dict[str, Any] = {"override": override, "environ": os.environ, "command": name}
-    own: dict[str, tuple[str, ...]] = dict.fromkeys(("submit", "sweep", "vtab"), ("override", "environ"))
-    own |= dict.fromkeys(("show", "diff"), ("command", "override"))
-    own |= dict.fromkeys(("status", "watch", "logs"), ("environ",))
-    own |= dict.fromkeys(("stop", "save", "cancel"), ("command", "environ"))
-    given = {key: needs[key] for key in own.get(name, ())}
+    known: dict[str, Any] = {"override": override, "environ": os.environ, "command": name}
     module = importlib.import_module(TOOLS[name].module)
     interrupts.works()
-    return int(module.run(words, **given))
+    return int(module.run(words, **{key: known[key] for key in TOOLS[name].given}))
 
 
 def _help(stage: str, word: str, job: Any, *, everything: bool) -> int:
@@ -197,7 +192,7 @@ def _start(stage: str, words: list[str], job: Any, options: RunOptions, interrup
     multiprocessing.set_forkserver_preload(["jobs.cli", name])  # loaded once, not by every worker
     module = _imported(name)
     interrupts.works()
-    if stage in ("demo", "verify-resume", "doctor", "preflight"):  # they start programs with this environment
+    if STAGES[stage].starts_programs:
         return int(module.run(job, environ=dict(os.environ)))
     code = int(module.run(job, **options.arguments(), **_origin(stage, word)))
     if code == exit_codes.CONTINUE and "TORCHELASTIC_ERROR_FILE" in os.environ:

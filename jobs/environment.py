@@ -63,7 +63,7 @@ def prepare_streams() -> None:
 
 
 class _Log(io.FileIO):
-    """A file that drops what it cannot write."""
+    """A file that drops data which it cannot write."""
 
     def write(self, data: Any) -> int:
         try:

@@ -1,5 +1,5 @@
-"""How a command ends: what each exit code tells a shell, a batch script or Slurm, and which error or signal leads to
-it.
+"""Decides how a command ends: what each exit code tells a shell, a batch script or Slurm, and which error or signal
+leads to it.
 
 A training run handles signals itself (pipeline/training/watchdog/stopping.py). Other commands end at the first signal
 while they load. While they work, the first signal is raised as KeyboardInterrupt, so that half-written files are
@@ -11,16 +11,18 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 from jobs.output import has_no_reader
 from pipeline.training.watchdog.stopping import DEADLINE_SECONDS, SignalWatcher, end_now, install, say
-from shards.errors import TransientError, UserError, WillNotSucceedError, disk_fault
+from shards.errors import PASSING_FAULTS, TransientError, UserError, WillNotSucceedError, disk_fault
 from shards.output.terminal import printable_name
+from shards.ulimits import file_size_todo, has_address_limit, lack_of_memory, memory_todo
 
 DONE = 0
 FAULTS_FOUND = 1
@@ -40,12 +42,10 @@ _FILES = "raise the limit on open files (ulimit -n), and run the same command to
 _TO_DO = {
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
-    errno.ENOMEM: "free some memory, and run the same command to continue",
     errno.EROFS: "make it writable, and run the same command to continue",
     errno.EACCES: _ACCESS,
     errno.EPERM: _ACCESS,
-    errno.EIO: _DISK,
-    errno.ESTALE: _DISK,
+    **dict.fromkeys(PASSING_FAULTS, _DISK),
     errno.EMFILE: _FILES,
     errno.ENFILE: _FILES,
 }
@@ -115,40 +115,34 @@ class Interrupts:
         raise self.interrupt
 
 
-class AnsweredInExchanges:
+@contextmanager
+def answered_in_exchanges() -> Iterator[None]:
     """Lets signals end ranks that wait for each other in an exchange, during which Python runs no signal handlers.
-    While this is open, a signal ends the command after 10 s, and a second signal at once, even if the exchange never
-    ends.
+    Inside, a signal ends the command after 10 s, and a second signal at once, even if the exchange never ends. Outside
+    the main thread it does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    first = 0
 
-    Outside the main thread it does nothing.
-    """
-
-    def __init__(self) -> None:
-        self._watcher: SignalWatcher | None = None
-        self._first = 0
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():
-            self._watcher = SignalWatcher(self._notice, name="interrupts")
-            self._watcher.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._watcher:
-            self._watcher.stop()
-
-    def _notice(self, numbers: bytes) -> float | None:
+    def notice(numbers: bytes) -> float | None:
+        nonlocal first
         if not numbers:
             say("interrupted; run the same command to start again")
-            end_now(_SHELL_ADDS + self._first)
+            end_now(_SHELL_ADDS + first)
         for number in numbers:
             if number in _SIGNALS:
-                if self._first:
+                if first:
                     end_now(_SHELL_ADDS + number)
-                self._first = number
-        return DEADLINE_SECONDS if self._first else None
+                first = number
+        return DEADLINE_SECONDS if first else None
+
+    watcher = SignalWatcher(notice, name="interrupts")
+    watcher.start()
+    try:
+        yield
+    finally:
+        watcher.stop()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +169,8 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
             return End(code=WILL_NOT_SUCCEED, message=f"error: {error}")
         case KeyboardInterrupt():
             return End(code=exit_code_of(error), message="interrupted; run the same command to start again")
+        case _ if end := _end_of_limit(error):
+            return end
         case AssertionError() | TypeError() | AttributeError() | LookupError():
             message = "this is a bug in patchline; please report it with the lines below"
             return End(code=OUR_BUG, message=message, has_traceback=True)
@@ -190,15 +186,27 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
         case OSError(errno=number, filename=str() | bytes() as name) if number in _WRONG_PATHS:
             where = printable_name(os.fsdecode(error.filename2 or name))
             return End(code=USER_MISTAKE, message=f"error: {error.strerror} at {where}; {_WRONG_PATHS[number]}")
-        case OSError():
-            message = "a system call failed; run the same command to continue"
-        case _:
-            message = "ended by an unexpected error; run the same command to continue"
-    return End(code=CRASH, message=message, has_traceback=True)
+    what = "a system call failed" if isinstance(error, OSError) else "ended by an unexpected error"
+    return End(code=CRASH, message=f"{what}; run the same command to continue", has_traceback=True)
+
+
+def _end_of_limit(error: BaseException) -> End | None:
+    """Returns the end of a command that got no memory, or could write no larger file; None after any other error. If a
+    limit of its shell is the reason, retrying does not help. (A run that lacks memory after a step ends with CRASH:
+    pipeline/training/run.py.)"""
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
+        return End(code=WILL_NOT_SUCCEED, message=f"error: {error.strerror}{where}; {file_size_todo()}")
+    if what := lack_of_memory(error):
+        code, again = (USER_MISTAKE, "again") if has_address_limit() else (CRASH, "to continue")
+        return End(code=code, message=f"error: {what}; {memory_todo()}, and run the same command {again}")
+    return None
 
 
 def _end_of_mistake(error: UserError) -> End:
     """Returns the end for a UserError. If an error of the disk caused it, the exit code is CRASH."""
+    if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EFBIG:
+        return End(code=USER_MISTAKE, message=f"error: {error.what}; {file_size_todo()}")
     if fault := disk_fault(error):
         todo = _TO_DO[fault.errno or 0]  # the UserError's own advice does not fit a disk fault
         return End(code=CRASH, message=f"error: {error.what}; {todo}")

@@ -21,6 +21,7 @@ from pipeline.models.weights.usage import DEFAULT_USAGE
 from pipeline.training.settings.job import TrainingJob
 from shards.config_values import whole_number
 from shards.errors import InvalidDataError, UnreachableError, UserError
+from shards.files.looks import is_a_file
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
@@ -65,7 +66,7 @@ def _in_its_folder(word: str, job: Any, values: Mapping[str, Any]) -> tuple[Any,
     from jobs.record import open_job  # noqa: PLC0415 - loads YAML, which most commands do not need
 
     record = Path(word) if is_file(word) else Path(word) / "job.yaml"
-    if not record.is_file() or record.resolve().name != "job.yaml" or not open_job(record).is_record:
+    if not is_a_file(record) or record.resolve().name != "job.yaml" or not open_job(record).is_record:
         return job, []
     folder = (record.resolve() if record.is_symlink() else record).parent
     with suppress(OSError):
@@ -77,7 +78,7 @@ def _in_its_folder(word: str, job: Any, values: Mapping[str, Any]) -> tuple[Any,
 
 def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tuple[TrainingJob, list[str]]:
     run_dir = values.get("--run-dir", "")
-    if run_dir and (Path(run_dir) / "job.yaml").is_file():
+    if run_dir and is_a_file(Path(run_dir) / "job.yaml"):
         return file_job("finetune" if recipe in FINETUNE_RECIPES else "pretrain", Path(run_dir) / "job.yaml"), []
     notes = list[str]()
     if recipe in FINETUNE_RECIPES and (weights := values.get("--initial.weights")):
@@ -129,7 +130,7 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
 def _is_dataset(url: str) -> bool:
     """Whether there is a dataset in a folder or on S3."""
     if "://" not in url:
-        return (Path(url) / _MANIFEST).is_file()
+        return is_a_file(Path(url) / _MANIFEST)
     from shards.store import open_store  # noqa: PLC0415 - loads the S3 client, which most commands do not need
 
     return open_store(url).exists(_MANIFEST)
@@ -199,7 +200,7 @@ def _kept(recipe: TrainingJob, warmup: int, values: Mapping[str, Any], *, run_di
 
 def _recorded(path: Path) -> tuple[int | None, int | None]:
     """Returns the steps and the warm-up in a run's record; None for a value that it does not have."""
-    if not path.is_file():
+    if not is_a_file(path):
         return None, None
     from jobs.record import read_leaves  # noqa: PLC0415 - loads YAML, needed only to resume runs
 

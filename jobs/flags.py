@@ -1,8 +1,8 @@
 """Reads the flags of a job from its dataclasses. Each field that is not a group has a flag with a sentence, the kind of
 its value, and its default.
 
-A field's sentence is the string literal below it in the source. A field without one that takes its default from a field
-of another dataclass, such as `seed: int = PackSpec.seed`, has that field's sentence.
+A field's sentence is the string literal below it in the source. If a field has no sentence and takes its default from a
+field of another dataclass (`seed: int = PackSpec.seed`), it has the sentence of that field.
 """
 
 import ast
@@ -134,7 +134,7 @@ def sentences(kind: type) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class _Of:
-    """The field of another dataclass, from which a field has its default and its sentence."""
+    """The field of another dataclass that gives a field its default and its sentence."""
 
     dataclass: str
     field: str

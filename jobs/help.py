@@ -11,7 +11,7 @@ from jobs.arguments import run_flags_of, shown_run_flags
 from jobs.flags import Flag, default_text, flags_of, groups_of
 from jobs.mistakes import required_flags
 from jobs.recipes.shorter import SUFFIX
-from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE
+from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE, commands_of
 
 _PIPE_COLUMNS = 100
 _LEAST_COLUMNS, _MOST_COLUMNS = 60, 140  # longer lines are hard to read
@@ -85,10 +85,8 @@ def of_job(name: str, word: str, job: Any, *, about: str, everything: bool, widt
         groups = {"required": required, **groups}
     shown = [flag for group in groups.values() for flag in group]
     indent = _indent(flag.usage for flag in shown)
-    text, commands = _paragraphs_and_commands(about)
-    own = [
-        one for one in commands if one.startswith(f"{name} ")
-    ]  # a plan's help shows none of the recipe's own commands
+    text = [" ".join(one.split()).replace("`", "") for one in about.split("\n\n") if one.strip()]
+    own = commands_of(name, word) if about else []
     own += [one for one in stage.examples if not own or word in one.split()]
     blocks = [
         _usage(name, word, required, width),
@@ -109,14 +107,6 @@ def _usage(name: str, word: str, required: Sequence[Flag], width: int) -> str:
     whole = [one.replace(" ", "\0") for one in (*flags, "[--flag VALUE ...]")]  # no line break inside a flag
     words = " ".join([f"usage: patchline {name} {word}".rstrip(), *whole])
     return _filled(words, width, indent=" " * len("usage: ")).replace("\0", " ")
-
-
-def _paragraphs_and_commands(docstring: str) -> tuple[list[str], list[str]]:
-    """Splits a recipe's docstring into its paragraphs and its commands, without the word `patchline`."""
-    text, _, after = docstring.partition("Command")
-    paragraphs = [" ".join(one.split()).replace("`", "") for one in text.split("\n\n") if one.strip()]
-    line = " ".join(after.split())
-    return paragraphs, re.findall("`patchline ([^`]+)`", line) or re.findall("patchline (.+)$", line)
 
 
 def _by_group(flags: Sequence[Flag]) -> dict[str, list[Flag]]:

@@ -297,7 +297,7 @@ def similar_flags(name: str, flags: Sequence[str]) -> list[str]:
 
 
 def similar(word: str, allowed: Sequence[str]) -> list[str]:
-    """Returns at most three allowed words that are spelled like `word`. Those that begin with it come first."""
+    """Returns at most three allowed words that are spelled like `word`. Words that begin with `word` come first."""
     begins = [other for other in allowed if len(word) > 2 and other.startswith(word)]
     near = get_close_matches(word, allowed, n=3, cutoff=0.6)
     return list(dict.fromkeys([*begins, *near]))[:3]

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from shards.errors import STATUSES, Finding, UserError
 from shards.files.local_files import write_whole
+from shards.files.looks import is_a_folder, patiently
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name, unescaped, wrapped_text
 
@@ -222,8 +223,8 @@ def refuse_no_page(out: Path, *, name: str) -> None:
 def work_in(folder: Path, *, is_shared: bool = False) -> None:
     """Sets this process's umask for its work in a folder: the group may read and write if the folder is shared, or is
     made with `is_shared`. Raises UserError if `is_shared` is given for an existing folder that is not shared."""
-    is_there = folder.is_dir()
-    is_already = is_there and folder.stat().st_mode & _SHARED == _SHARED
+    is_there = is_a_folder(folder)
+    is_already = is_there and patiently(folder, folder.stat).st_mode & _SHARED == _SHARED
     if is_shared and is_there and not is_already:
         quoted = shlex.quote(str(folder))
         raise UserError(
@@ -243,7 +244,7 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)  # raises an error if it is a file
         return
     if not _umask() & _OF_GROUP:
-        folder.chmod(stat.S_IMODE(folder.stat().st_mode) | stat.S_ISGID)
+        folder.chmod(stat.S_IMODE(patiently(folder, folder.stat).st_mode) | stat.S_ISGID)
 
 
 def private_mode() -> int:

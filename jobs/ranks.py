@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,7 @@ from shards.output.terminal import message_text
 
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.05
+_LOOPBACK_SECONDS = 5.0  # how long a connection to this host itself may take
 _INTERRUPTS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 # If a rank has one of these codes, the first in this list is the result; otherwise it is the code of the rank that
@@ -127,6 +129,18 @@ def start_ranks(
     return Ranks(processes=tuple(processes))
 
 
+def _refuse_no_loopback() -> None:
+    """Raises UserError if ranks cannot meet at 127.0.0.1, as in a network namespace whose interfaces are down."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            socket.create_connection(listener.getsockname(), timeout=_LOOPBACK_SECONDS).close()
+    except OSError as error:
+        raise UserError(
+            f"the ranks cannot meet at 127.0.0.1: {error.strerror or error}",
+            todo="bring the loopback interface up (ip link set lo up), or leave out --processes",
+        ) from error
+
+
 def _start(
     words: list[str], *, rank: int, environ: Mapping[str, str], log_file: Path | None, preexec: Callable[[], None]
 ) -> subprocess.Popen[bytes]:
@@ -205,6 +219,7 @@ def must_start(processes: int, environ: Mapping[str, str]) -> bool:
 
 def run_ranks(words: list[str], *, num_ranks: int, environ: Mapping[str, str], run_dir: str) -> int:
     """Runs `patchline WORDS` on `num_ranks` ranks to its end and returns the run's exit code."""
+    _refuse_no_loopback()
     with _log_dir(run_dir) as log_dir, _heard() as heard:
         sizes = [_size(log_of(log_dir, rank)) for rank in range(num_ranks)]
         ranks = start_ranks(words, num_ranks=num_ranks, environ=environ, log_dir=log_dir)

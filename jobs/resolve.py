@@ -22,12 +22,12 @@ from jobs.recipes.shorter import SUFFIX, shortened, smoke
 from jobs.stages import STAGES, WITH_SMOKE, job_class, recipes_of
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
+from shards.files.looks import is_a_file
 
 _WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
 _PREFIX = "patchline_own_"  # keeps the file's name from hiding a module
 PLAN, VERIFY_RESUME = OF_TRAINING = ("plan", "verify-resume")  # take training's recipes and files
 _TRAINING = WITH_SMOKE
-_TRIAL_STEPS = 20  # steps of verify-resume without --steps
 WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.recipes and name not in OF_TRAINING)
 SHOWN = tuple(name for name, stage in STAGES.items() if (stage.recipes or stage.takes_file) and name not in OF_TRAINING)
 
@@ -88,17 +88,16 @@ def default_job(stage: str, word: str) -> Any:
     """Returns the job that a stage's second word names. For an empty word, as in help, returns the job without it.
     Raises UserError if the word names no job of this stage."""
     if stage in OF_TRAINING:
-        job = _job_of_training(stage, word)
-        return job if stage == PLAN else shortened(job, steps=_TRIAL_STEPS)
+        return _job_of_training(stage, word)
     record = Path(word) / "job.yaml"
     if stage in WITH_RECIPES:
-        is_run = not is_own(word) and not has_recipe(stage, word) and record.is_file()  # a recipe takes precedence
+        is_run = not is_own(word) and not has_recipe(stage, word) and is_a_file(record)  # a recipe takes precedence
         path = record if is_run else Path(word)
         return file_job(stage, path) if is_run or is_file(word) else recipe_job(stage, word)
     if is_file(word) and STAGES[stage].takes_file:
         return _read(stage, Path(word), recipe=None)
     if stage == "evaluate" and word:
-        is_evaluation = record.is_file() and _is_evaluation(record)
+        is_evaluation = is_a_file(record) and _is_evaluation(record)
         return _read(stage, record, recipe=None) if is_evaluation else _evaluation_of(word)
     field = STAGES[stage].field
     return job_class(stage)(**({field: word} if field and word else {}))
@@ -145,11 +144,13 @@ def _job_of_training(of: str, word: str) -> Any:
     training = [stage for stage in _TRAINING if stage in stages]
     if training:
         from jobs.recipes.of_training import plan_of, trial_of  # noqa: PLC0415 - loads every recipe's module
+        from jobs.settings.runs import TRIAL_STEPS  # noqa: PLC0415 - only these two stages need it
 
         job = file_job(training[0], Path(word)) if is_file(word) else recipe_job(training[0], word)
         if of == PLAN:
             return plan_of(word, job)
-        return trial_of(word, job, command="finetune" if training[0] == "finetune" else "pretrain")
+        trial = trial_of(word, job, command="finetune" if training[0] == "finetune" else "pretrain")
+        return shortened(trial, steps=TRIAL_STEPS)
     if stages:
         what = "record" if is_file(word) else "recipe"
         wanted = "a plan is" if of == PLAN else "verify-resume takes those"
@@ -228,4 +229,4 @@ def file_of(word: str) -> str:
     """Returns the path of job.yaml if the word is a run directory, otherwise the word itself: a dataset's folder may
     have the same name as a recipe."""
     record = Path(word) / "job.yaml"
-    return str(record) if word and record.is_file() else word
+    return str(record) if word and is_a_file(record) else word

@@ -39,6 +39,8 @@ class Stage:
     """Whether the second word may be missing."""
     more: str = ""
     """The job's field that takes the words after the second one that belong to no flag."""
+    starts_programs: bool = False
+    """Whether `run` starts programs, for which it gets the environment."""
     loads_torch: bool = False
     """Whether `run` loads torch. This takes seconds, so the command first says that it is starting."""
     required: tuple[str | tuple[str, ...], ...] = ()
@@ -69,6 +71,9 @@ class Tool:
     """The words that follow the command, as its usage shows them."""
     module: str
     """The module that has `run`."""
+    given: tuple[str, ...] = ()
+    """What `run` gets besides the words: `command`, the tool's name; `environ`; `override`, which applies the flags
+    of a job."""
     flags: Mapping[str, str] = field(default_factory=dict)
     """The tool's own flags, and how its usage shows each."""
     is_about_jobs: bool = True
@@ -220,6 +225,7 @@ STAGES = {
         summary="kill a short run of a recipe, continue it, and compare every bit",
         module="jobs.train.verify_resume",
         job=("jobs.settings.runs", "VerifyResumeJob"),
+        starts_programs=True,
         recipes="jobs.recipes.of_training",
         loads_torch=True,
         required=("--data.url",),
@@ -283,6 +289,7 @@ STAGES = {
         summary="check this machine, or say what went wrong with a run",
         module="jobs.monitor.doctor",
         job=("jobs.settings.runs", "DoctorJob"),
+        starts_programs=True,
         field="run",
         is_optional=True,
         examples=(
@@ -297,6 +304,7 @@ STAGES = {
         summary="check a cluster: Slurm's limits, S3, a shared run directory, nodes",
         module="jobs.cluster.preflight",
         job=("jobs.settings.runs", "PreflightJob"),
+        starts_programs=True,
         examples=(
             "preflight --cluster cluster.yaml --run-dir /shared/runs --url s3://bucket/prefix --nodes 8",
             "preflight --cluster cluster.yaml --nodes 8 --deep",
@@ -306,6 +314,7 @@ STAGES = {
         summary="run the whole pipeline on real images in five minutes",
         module="jobs.train.demo",
         job=("jobs.settings.runs", "DemoJob"),
+        starts_programs=True,
         examples=("demo", "demo --run-dir /tmp/demo --num-ranks 1"),
     ),
     "example": Stage(
@@ -331,12 +340,14 @@ TOOLS = {
         summary="print a recipe or file with every field, as YAML",
         takes="[STAGE] RECIPE|FILE|RUN",
         module="jobs.reports.show",
+        given=("command", "override"),
         examples=("show digits_smoke", "show my.yaml --schedule.learning-rate 1e-4", "show finetune cifar10"),
     ),
     "diff": Tool(
         summary="list the fields in which two recipes, files or runs differ",
         takes="[STAGE] A B",
         module="jobs.reports.show",
+        given=("command", "override"),
         examples=("diff vit_b16_i21k vit_b16_i21k_augreg", "diff my.yaml runs/mine"),
     ),
     "submit": Tool(
@@ -352,6 +363,7 @@ TOOLS = {
             "--full": "[--full]]",
         },
         module="jobs.chains.submit",
+        given=("override", "environ"),
         examples=(
             "submit pretrain vit_h14_jft --cluster cluster.yaml --nodes 8 --data.url URL --run-dir /shared/h14",
             "submit pretrain vit_h14_jft --cluster cluster.yaml --dry-run --data.url URL --run-dir /shared/h14",
@@ -373,6 +385,7 @@ TOOLS = {
             "--dry-run": "[--dry-run]",
         },
         module="jobs.train.sweep",
+        given=("override", "environ"),
         examples=(
             "sweep finetune cifar10 --schedule.learning-rate .003 .01 .03 .06 --data.held-out.share .02 "
             "--initial.weights runs/vit/weights --data.url data/cifar10 --evaluation.url data/cifar10-test "
@@ -391,6 +404,7 @@ TOOLS = {
             "--seeds": "[--seeds N]",
         },
         module="jobs.train.vtab",
+        given=("override", "environ"),
         examples=("vtab runs/vit/weights --data-root data/vtab --run-dir runs/vit-vtab",),
     ),
     "compare": Tool(
@@ -406,6 +420,7 @@ TOOLS = {
         takes="[RUN|CHAIN ...]",
         flags={"--json": "[--json]"},
         module="jobs.monitor.status",
+        given=("environ",),
         is_about_jobs=False,
         examples=("status /shared/h14", "status /shared/runs/* --json"),
     ),
@@ -414,6 +429,7 @@ TOOLS = {
         takes="RUN|CHAIN",
         flags={"--seconds": "[--seconds N]"},
         module="jobs.monitor.watch",
+        given=("environ",),
         is_about_jobs=False,
         examples=("watch /shared/h14", "watch /shared/birds"),
     ),
@@ -422,6 +438,7 @@ TOOLS = {
         takes="RUN",
         flags={"--rank": "[--rank N]", "--lines": "[--lines N]", "--follow": "[--follow]"},
         module="jobs.monitor.logs",
+        given=("environ",),
         is_about_jobs=False,
         examples=("logs /shared/h14 --rank 3", "logs /shared/h14 --follow"),
     ),
@@ -429,6 +446,7 @@ TOOLS = {
         summary="ask a run to save and stop, and to stay stopped",
         takes="RUN",
         module="jobs.monitor.ask",
+        given=("command", "environ"),
         is_about_jobs=False,
         examples=("stop /shared/h14",),
     ),
@@ -436,6 +454,7 @@ TOOLS = {
         summary="ask a run to save a checkpoint now, and to continue training",
         takes="RUN",
         module="jobs.monitor.ask",
+        given=("command", "environ"),
         is_about_jobs=False,
         examples=("save /shared/h14",),
     ),
@@ -443,6 +462,7 @@ TOOLS = {
         summary="cancel all jobs of a run or a chain, waiting or running",
         takes="RUN|CHAIN",
         module="jobs.monitor.ask",
+        given=("command", "environ"),
         is_about_jobs=False,
         examples=("cancel /shared/h14", "cancel /shared/birds"),
     ),
@@ -460,6 +480,12 @@ def job_class(stage: str) -> Any:
     """Returns the dataclass of a stage's jobs."""
     module, name = STAGES[stage].job
     return getattr(importlib.import_module(module), name)
+
+
+def commands_of(stage: str, recipe: str) -> list[str]:
+    """Returns the commands of a recipe that help shows, without the first word `patchline`."""
+    flags: Mapping[str, tuple[str, ...]] = importlib.import_module(STAGES[stage].recipes).COMMAND_FLAGS
+    return [f"{stage} {recipe} {each}" for each in flags.get(recipe) or flags.get("", ())]
 
 
 def recipes_of(stage: str) -> Mapping[str, Callable[[], Any]]:

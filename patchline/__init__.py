@@ -21,9 +21,10 @@ help(patchline.NAME) describes each name, and docs/python.md has examples. Each 
     EvaluationTransform  how images are resized when a model is scored
     SampleOrder          the order of an epoch's samples
     draw_mix             mixup and CutMix for your own loop, with mix_weights, mix_images and mix_targets
-    resample_position_embeddings   fits them to another image size
-    UserError            a mistake in settings or data: InvalidDataError, UnreachableError; others are TransientError
-                         (StorageError) and WillNotSucceedError
+    resample_position_embeddings   fits position embeddings to another image size
+    UserError            a mistake in settings or data; InvalidDataError and UnreachableError are subclasses
+    TransientError       a fault outside, after which the same command continues; StorageError is a subclass
+    WillNotSucceedError  the same command would end in the same way
 """
 
 import sys
@@ -105,9 +106,10 @@ def __getattr__(name: str) -> Any:
 
 
 def refuse_others(packages: tuple[str, ...]) -> None:
-    """Raises ImportError, with an explanation, if another package has the name of one of ours or has overwritten it.
+    """Raises ImportError, with an explanation, if another package hides one of ours or has overwritten it.
 
-    Users' folders and other distributions may have the same common names, and pip overwrites files silently.
+    Our packages have common names, which users' folders and other distributions may have too, and pip overwrites files
+    silently.
     """
     for package in packages:
         ours = Path(__file__).resolve().parent.parent / package
@@ -129,7 +131,7 @@ def refuse_others(packages: tuple[str, ...]) -> None:
 
 
 def _places(package: str) -> list[str]:
-    """Returns the folders of the package, or the file of the module, that an import finds."""
+    """Returns what an import of this name finds: the folders of a package, or the file of a module."""
     loaded = sys.modules.get(package)
     if loaded is not None:
         return [*map(str, getattr(loaded, "__path__", None) or [getattr(loaded, "__file__", None) or "built in"])]

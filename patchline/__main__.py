@@ -40,7 +40,7 @@ def _find_ours_first() -> None:
 
 
 def _has_such(folder: str) -> bool:
-    """Whether a folder contains modules with the names of our packages."""
+    """Returns whether a folder contains modules with the names of our packages."""
     return any(os.path.exists(f"{folder or '.'}/{name}{end}") for name in _OURS for end in ("", ".py"))  # noqa: PTH110
 
 

@@ -34,7 +34,7 @@ class EvaluationTransform:
     """How the image is resized: bilinear, area (big_vision's: the average of all pixels that an output pixel covers;
     enlarged images get blocks), or bicubic (Pillow's, which antialiases by itself)."""
     border: Annotated[int, Range(0, 64)] = 0
-    """Pixels to cut off at each side first: ObjectNet's images have a red border, of which others cut off 2 or 3."""
+    """Pixels to cut off at each side first: ObjectNet's images have a red border, and others cut off 2 or 3 pixels."""
     exif: bool = True
     """Turn images upright by their EXIF orientation; the paper's code does not. `predict` always does."""
 

@@ -147,7 +147,7 @@ class Meaning:
         return labels_found, tuple(weight for _, weight in found)
 
     def is_same(self, written: Iterable[str]) -> bool:
-        """Whether each of these labels means itself, so that lists of them need no translation."""
+        """Returns whether each of these labels means itself, so that lists of them need no translation."""
         try:
             return not self.vector_length and all(self._outcomes(label) == (label,) for label in written)
         except ImageRefusedError:
@@ -157,7 +157,7 @@ class Meaning:
         bits = _bits(written) or ()
         if written and (len(bits) != self.vector_length or None in bits):
             shown = shown_value(", ".join(written))
-            raise ImageRefusedError(f"its labels {shown} are no vector of {self.vector_length} values, each 0 or 1")
+            raise ImageRefusedError(f"its labels {shown} are not a vector of {self.vector_length} values, each 0 or 1")
         if weights and len(weights) != len(bits):
             raise ImageRefusedError(f"{len(weights)} weights for a vector of {self.vector_length} values")
         places = [place for place, bit in enumerate(bits) if bit]
@@ -195,8 +195,8 @@ class Meaning:
             return ""
         if self.text != "names" and _FRACTION.fullmatch(label):
             raise ImageRefusedError(
-                f"its label {label} is no whole number; allowed: whole numbers and names; --labels.text names takes it "
-                "for a name"
+                f"its label {label} is not a whole number; allowed: whole numbers and names; --labels.text names takes "
+                "it for a name"
             )
         return self._allowed(label)
 
@@ -276,12 +276,12 @@ def split_text(text: str) -> tuple[str, ...]:
 
 
 def is_list(text: str) -> bool:
-    """Whether a text has the brackets of a list, or is several numbers."""
+    """Returns whether a text has the brackets of a list, or is several numbers."""
     return _in_brackets(text) is not None or _NUMBERS.fullmatch(text) is not None
 
 
 def is_vector(written: Sequence[str]) -> bool:
-    """Whether labels are a list of at least two values, each 0, 1 or missing."""
+    """Returns whether labels are a list of at least two values, each 0, 1 or missing."""
     return _bits(written) is not None
 
 

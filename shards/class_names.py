@@ -71,8 +71,8 @@ def listed(names: Sequence[str]) -> str:
 
 
 def _is_a_name(text: str) -> bool:
-    """Whether a file that begins with a bracket is not JSON but a list of names, the first of which begins with a
-    bracket."""
+    """Returns whether a file that begins with a bracket is not JSON but a list of names, the first of which begins with
+    a bracket."""
     first = text.lstrip().split("\n", 1)[0].strip()
     try:
         json.loads(text)

@@ -36,10 +36,9 @@ class SubsetConfig:
     per_class: Annotated[int, Range(0, zero="all")] = 0
     """Number of samples of each class; 0: all."""
     first: Annotated[int, Range(0)] = 0
-    """First sample of the range, in the order in which the dataset is packed (at random): 51200 leaves out the samples
-    before it."""
+    """First sample of the range, in the packed dataset's random order: 51200 leaves out the samples before it."""
     end: Annotated[int, Range(0, zero="the last sample")] = 0
-    """End of the range: the first sample behind it; 0: the end of the dataset."""
+    """End of the range: the first sample after it; 0: the end of the dataset."""
     seed: Annotated[int, Range(0)] = 0
     """Which samples are chosen; the seed of a run does not change them."""
 
@@ -53,7 +52,7 @@ class SubsetConfig:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the subset is every sample."""
+        """Whether the subset has every sample."""
         return not any(self._has(name) for name in ("share", "count", "per_class", "first", "end"))
 
     def _has(self, name: str) -> bool:

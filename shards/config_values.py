@@ -50,7 +50,7 @@ class Range:
     zero: str = ""
 
     def holds(self, value: float) -> bool:
-        """Whether a number is within all bounds."""
+        """Returns whether a number is within all bounds."""
         return (
             (self.least is None or value >= self.least)
             and (self.most is None or value <= self.most)

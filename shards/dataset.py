@@ -83,7 +83,7 @@ class _Held:
     def __init__(self) -> None:
         self.sample_rows = _Kept[SampleRows]()  # by shard
         self.block_rows = _Kept[bytes]()  # pieces of rows.bin, by the first block of each read
-        self.sources: tuple[int, list[str]] = (-1, [])  # the last shard for which they were read, and its sources
+        self.sources: tuple[int, list[str]] = (-1, [])  # the last shard whose sources were read, and these sources
         self.missing_tars: set[int] = set()  # shards whose tar is missing while others are there
         self.has_found_tar = False
 
@@ -106,8 +106,8 @@ class Dataset:
         self._tars: Readable = self.shard_store
 
     def read_by(self, reads: RangeReads) -> "Dataset":
-        """Returns the same dataset, sharing all that is in memory, but read through `reads`, which counts the bytes.
-        Once `reads` is closed, threads that wait for bytes get a CancelledError."""
+        """Returns a copy of this dataset that shares everything in memory, but reads through `reads`, which counts the
+        bytes. Once `reads` is closed, threads that wait for bytes get a CancelledError."""
         stream = copy.copy(self)
         stream._files = reads.of(self.store)
         stream._tars = reads.of(self.shard_store)

@@ -9,7 +9,10 @@ from shards.output.terminal import printable
 
 Status = Literal["ok", "warning", "fault"]
 STATUSES: tuple[Status, ...] = ("ok", "warning", "fault")
-_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
+# A disk or file server that fails for a while. ESTALE: the server was down; ENOTCONN: the process that serves a FUSE
+# mount has ended; EREMOTEIO: the server's own disk fails.
+PASSING_FAULTS = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO)
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, *PASSING_FAULTS)
 
 
 class PrintableError(Exception):
@@ -96,7 +99,7 @@ class ImageRefusedError(PrintableError):
 
 def disk_fault(error: BaseException) -> OSError | None:
     """Returns the OSError of a full, read-only or failing disk or file server if `error` is one, or was raised from
-    one; otherwise None. Such an error is a fault outside, whatever was being written."""
+    one; otherwise None. Such an error is always a fault outside."""
     for one in (error, error.__cause__):
         if isinstance(one, OSError) and one.errno in _OF_DISKS:
             return one

@@ -1,4 +1,4 @@
-"""A keyed integer hash of our own, so that no library version can change it, and the list of the purposes of its keys.
+"""Our own keyed integer hash, which no library version can change, and the list of the purposes of its keys.
 
 The mixer is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
 OOPSLA 2014). Everything that must be random and repeatable (sample order, augmentation, initial weights) uses it.
@@ -32,7 +32,7 @@ def mix(value: int) -> int:
 def derive_key(*values: int) -> int:
     """Returns a 64-bit key from integers such as (seed, epoch, purpose). Different tuples give unrelated keys.
 
-    Where a Purpose fits, call its `key` instead.
+    If a Purpose fits, call its `key` instead.
     """
     key = 0
     for value in values:

@@ -27,19 +27,19 @@ import pyarrow as pa
 log = logging.getLogger(__name__)
 _TABLE, _LOCK, _UNFINISHED = ".arrow", ".lock", ".part"
 _MOST_LOCK_BYTES = 1 << 16
-_MOST_WAIT_SECONDS = 120.0  # for the rank that makes a table
+_MOST_WAIT_SECONDS = 120.0  # a rank waits this long for another to make a table
 _LONGEST_PAUSE_SECONDS = 0.1  # between two tries to take a lock
 _STATE, _BEGAN = 0, 19  # fields of /proc/PID/stat after the name
 
 
 @dataclass(kw_only=True)
 class LocalRanks:
-    """The ranks of one start on this host.
+    """The ranks that one launch has started on this host.
 
-    `launch`: a text that tells this start from others, the same on all its ranks. `num_ranks`: the number of ranks.
-    `is_starting`: whether all ranks open the same tables at about the same time; later, each rank reads what it needs
-    by itself. `is_alone`: whether this rank reads all further tables by itself, since another one held up a table.
-    `opened`: the tables that this rank has opened.
+    `launch`: a text that identifies the launch and is the same on all its ranks. `num_ranks`: the number of ranks.
+    `is_starting`: whether all ranks open the same tables at about the same time; later, each rank reads its own tables.
+    `is_alone`: whether this rank reads all further tables without the others, because one of them took too long over a
+    table. `opened`: the tables that this rank has opened.
     """
 
     launch: str
@@ -57,17 +57,13 @@ def one_copy(ranks: LocalRanks | None, name: str, make: Callable[[], pa.Table]) 
     if name not in ranks.opened:
         if not ranks.is_starting:
             return make()
-        ranks.opened[name] = _shared(ranks, name, make)
+        ranks.opened[name] = passing_copy(ranks, name, make)
     return ranks.opened[name]
 
 
 def passing_copy(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Table:
-    """Works like `one_copy`, but for a table that each of several ranks needs only once, at any time of the run. It is
-    not kept in `ranks.opened`."""
-    return _shared(ranks, name, make)
-
-
-def _shared(ranks: LocalRanks, name: str, make: Callable[[], pa.Table]) -> pa.Table:
+    """Shares a table like `one_copy`, but at any time of the run, and without keeping the table in `ranks.opened`: for
+    tables that each rank needs only once."""
     if ranks.is_alone:
         return make()
     key = hashlib.sha256(f"{ranks.launch}\0{name}".encode()).hexdigest()[:32]
@@ -165,7 +161,7 @@ def _is_free(lock: int, *, is_last_try: bool) -> bool:
 
 
 def _is_named(lock: int, path: Path) -> bool:
-    """Whether the lock file still has this name: the rank that held it before may have removed it."""
+    """Returns whether the lock file still has this name: the rank that held it before may have removed it."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(lock), path.stat())
     return False
@@ -177,8 +173,8 @@ def _owners(lock: int) -> set[str]:
 
 
 def _mark(pid: int) -> str:
-    """Returns a process's id and start time, since the ids of dead processes are used again; empty if the process is
-    dead."""
+    """Returns the mark of a process: its id and start time, since the ids of dead processes are used again. Returns ""
+    if the process is dead."""
     with suppress(OSError, IndexError):
         values = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return "" if values[_STATE] in "XZ" else f"{pid}-{values[_BEGAN]}"

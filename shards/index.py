@@ -71,13 +71,13 @@ QUARANTINE_SCHEMA = pa.schema(
         ("kind", pa.string()),  # one of KINDS
         ("reason", pa.string()),
         ("match", pa.string()),  # the image that it is a copy of
-        ("distance", pa.int32()),  # to the match, in bits of the perceptual hash
+        ("distance", pa.int32()),  # the bits in which its perceptual hash differs from the match's
     ]
 )
 
 _COMMIT_KEY = b"patchline"
 
-_MOST_PIXELS = 1 << 31  # per side; images with too many pixels in all are refused when they are decoded
+_MOST_PIXELS = 1 << 31  # per side; decoding refuses images with too many pixels in total
 
 _INT32, _BYTES = Range(0, (1 << 31) - 1), Range(0, MOST_TAR_BYTES)
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 2  # 2 added weights and orientation to the index, and kinds to the quarantine list
 TABLE_FORMAT_VERSION = 3  # 3: the shards and the sha256 of their indices are in SHARDS_PATH
 MANIFEST_PATH = "manifest.json"
-SHARDS_PATH = "shards.parquet"  # in datasets of many shards
+SHARDS_PATH = "shards.parquet"  # only in datasets of many shards
 BLOCKS_PATH = "blocks.parquet"
-ROWS_PATH = "rows.bin"  # in large datasets: what reading needs from every index, block by block
+ROWS_PATH = "rows.bin"  # only in large datasets: what reading needs from every index
 LABELS_PATH = "labels.parquet"
 QUARANTINE_PATH = "quarantine.parquet"
 QUARANTINE_CSV_PATH = "quarantine.csv"
@@ -41,8 +41,8 @@ _LINE_FOR_PEOPLE = re.compile(rb'^ "(?:description|licence)": "(?:[^"\\]|\\.)*",
 
 @dataclass(frozen=True, kw_only=True)
 class ShardRecord:
-    """One shard: its tar (its path is relative to `shards_url` or, if that is empty, the dataset) and the ids of its
-    samples."""
+    """One shard: its tar (whose path is relative to `shards_url` or, if that is empty, to the dataset) and the ids of
+    its samples."""
 
     path: str
     first_sample_id: Annotated[int, Range(0, MOST_SAMPLES)]
@@ -70,7 +70,7 @@ class Manifest:
     beside the manifest. The index of tars made by others may be in another place than the tars. `adopted`: whether the
     tars were made by others and may have members that are not images. `unlabeled`: whether images may have no label.
     `limits`: the limits that its images were checked against, which decoders use too. `description` and `licence` are
-    for people. They, `unlabeled` and `limits` are written only if set.
+    for people. These two, `unlabeled` and `limits` are written only if they are set.
     """
 
     format_version: int
@@ -181,7 +181,7 @@ def _refuse_fields(found: dict[str, Any], *, is_table: bool) -> None:
     """Raises ValueError for the first field that is missing, unknown, of the wrong type or out of its range."""
     declared = {field.name: field for field in fields(Manifest) if not (is_table and field.name == "shards")}
     if unknown := sorted(found.keys() - declared.keys()):
-        raise ValueError(f"not a manifest: {shown_value(unknown[0])} is no field; allowed: {', '.join(declared)}")
+        raise ValueError(f"not a manifest: {shown_value(unknown[0])} is not a field; allowed: {', '.join(declared)}")
     for name, field in declared.items():
         if name not in found and field.default is MISSING:
             raise ValueError(f"not a manifest: {name} is missing")

@@ -5,11 +5,11 @@ the blocks by a keyed hash; the permuted samples are cut into L lanes; index q i
 a lane the samples of every window of W blocks are shuffled by the same hash. So positions eN .. (e+1)N-1 are an exact
 permutation of all samples, and any number of ranks reads the same global batches.
 
-A stream of several datasets is mixed just as exactly: every lane group draws from the datasets by itself, by one table
-for a period of P draws. In any P consecutive draws, dataset d comes exactly quotas[d] times, evenly spread as in stride
-scheduling (Waldspurger and Weihl, "Stride Scheduling: Deterministic Proportional-Share Resource Management", 1995). A
-keyed hash rotates the table for each lane group, so that the samples of a rare dataset do not all come in the same
-batch. Positions stay in their lane group, so a rank reads its own lanes of every dataset.
+A stream of several datasets is mixed just as exactly: every lane group draws from the datasets on its own, by one table
+that covers a period of P draws. In any P consecutive draws, dataset d comes exactly quotas[d] times, evenly spread as
+in stride scheduling (Waldspurger and Weihl, "Stride Scheduling: Deterministic Proportional-Share Resource Management",
+1995). A keyed hash rotates the table for each lane group, so that the samples of a rare dataset do not all come in the
+same batch. Positions stay in their lane group, so a rank reads its own lanes of every dataset.
 
 Shape letters: N samples, B batch, L lanes (lane groups of a mixture), W blocks per window, R ranks, P draws per period,
 D datasets.
@@ -33,7 +33,7 @@ from shards.hashing import BLOCKS, ROTATIONS, WINDOWS, hash_array
 ORDER_VERSION = 1
 MOST_SAMPLES = 1 << 62
 _MOST_POSITION = int(np.iinfo(np.int64).max)
-_EPOCHS_KEPT = 2  # a batch touches at most the end of one epoch and the start of the next, unless N < B
+_EPOCHS_KEPT = 2  # a batch touches at most two epochs: the end of one and the start of the next (unless N < B)
 _LEAST_SHARED_BLOCKS = 1 << 18  # sorting fewer takes less time (30 ms) than sharing the result
 Arrays = tuple[NDArray[np.int64], ...]
 MIXING_VERSION = 1

@@ -28,11 +28,8 @@ _MAGIC, _ENCRYPTED_MAGIC = b"PAR1", b"PARE"
 _ENCRYPTED = "it is encrypted; give a copy that is not"
 _DATA, _DICTIONARY, _DATA_V2 = 0, 2, 3
 _SIMPLE = (0, 2, 3, 8)  # PLAIN, PLAIN_DICTIONARY, RLE, RLE_DICTIONARY: they never share bytes between values
-_HEADERS = {
-    _DATA: (5, 2),
-    _DICTIONARY: (7, 2),
-    _DATA_V2: (8, 4),
-}  # by page kind: its header's field, and the encoding's
+# For each kind of page: the field of its header, and the field of the encoding in that header.
+_HEADERS = {_DATA: (5, 2), _DICTIONARY: (7, 2), _DATA_V2: (8, 4)}
 _FREE_PAGE_BYTES = 64 << 20  # always allowed in a foreign file, since writers count bytes differently
 _MOST_RATIO = 1024  # the highest compression ratio of a larger page
 _MOST_HEADER_BYTES = 16 << 20  # the limit of Arrow
@@ -41,8 +38,8 @@ _HEADER_BYTES = 4096  # longer than most page headers
 
 
 class Want:
-    """A field that is kept. `made`: a function that converts its struct. Other fields are skipped without taking
-    memory."""
+    """A field to keep. `fields`: the fields to keep of its struct. `made`: a function that converts this struct. All
+    other fields are skipped without taking memory."""
 
     def __init__(self, fields: Wanted | None = None, made: Callable[[Fields], Any] | None = None) -> None:
         self.fields, self.made = fields or {}, made
@@ -335,7 +332,7 @@ def _whole(value: object) -> int:
 class ParquetPieces:
     """Reads the footer of an open file, and batches of its rows. All methods may raise ValueError and Arrow's errors.
 
-    `ours`: whether Patchline wrote the file. `buffer_size`: the bytes of the pieces in which columns are read; 0: whole
+    `ours`: whether Patchline wrote the file. `buffer_size`: columns are read in pieces of this many bytes; 0: whole
     columns.
     """
 

@@ -3,8 +3,8 @@ copied.
 
 Code that reads, orders, scores or counts samples need not know that a dataset is a part. A dataset is packed in a
 random order, so a random choice of its blocks is a random choice of its samples, and is read as fast as the whole. The
-last block chosen is cut to the required number. Single samples are chosen if the order is not random (tars made by
-others), and for a number per class.
+last block chosen is cut to the required number. Single samples are chosen instead if the dataset's order is not random
+(tars made by others), or if a number per class is set.
 """
 
 import hashlib
@@ -120,7 +120,7 @@ def per_class(ids: Ids, labels: Ids, num_samples: int, *, key: int) -> Ids:
 
 
 def labels_of(dataset: Dataset, *, what: str) -> Ids:
-    """Returns the label of every sample: int64[N]. Raises UserError if a sample has several labels or none; `what`:
+    """Returns the label of every sample: int64[N]. Raises UserError if a sample has several labels or none. `what`:
     what needs exactly one label, for the message. Reads the index of every shard once per host, and no image."""
     [labels] = dataset.of_host("labels", lambda: (_labels_of(dataset, what=what),))
     return labels
@@ -227,8 +227,8 @@ def opened_parts(dataset: Dataset, subset: SubsetConfig, held_out: HeldOutConfig
     """Opens the part to train on, and the held-out part (None: none).
 
     Raises UserError for a part without samples, for more samples than the dataset has, and for classes with too few
-    samples. The range is taken first, then the held-out part from it, then the subset from the rest. The index of every
-    shard is read only for a number per class and for tars made by others.
+    samples. The range is taken first, then the held-out part from it, then the subset from the rest. Reads the index of
+    every shard only if a number per class is set or the tars were made by others.
     """
     if subset.is_whole and held_out.is_none:
         return dataset, None

@@ -22,6 +22,7 @@ from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 from shards.errors import StorageError
+from shards.ulimits import has_address_limit, memory_todo
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -30,7 +31,6 @@ CLOSE_SECONDS = 1.0  # a task that is stuck in a system call ends later, by its 
 # blocks in memory, and the next window would not be read ahead.
 IDLE_SECONDS = 0.05 if "t" in sys.abiflags else 5.0
 _NO_THREAD = "this process may start no more threads; raise its limit of processes and threads, or use fewer"
-_NO_MEMORY = "there is no memory for its stack{limit}; {todo}"
 _STACK_BYTES = 8 << 20  # a thread's stack, unless its size is set or limited
 # All pools, for the exit of the process and for forks. This set keeps no pool alive.
 _POOLS: "weakref.WeakSet[Pool]" = weakref.WeakSet()
@@ -45,11 +45,7 @@ def _why_no_thread() -> str:
     try:
         mmap.mmap(-1, size).close()
     except (OSError, MemoryError):
-        most = resource.getrlimit(resource.RLIMIT_AS)[0]
-        is_limited = most != resource.RLIM_INFINITY
-        limit = f": this process may have {most / 1e9:.1f} GB of addresses (ulimit -v)" if is_limited else ""
-        todo = "raise that limit (ulimit -v unlimited)" if is_limited else "free some memory"
-        return _NO_MEMORY.format(limit=limit, todo=todo)
+        return f"there is no memory for its stack{': ' if has_address_limit() else '; '}{memory_todo()}"
     return _NO_THREAD
 
 
@@ -77,8 +73,8 @@ class Pool:
         _POOLS.add(self)
 
     def _empty(self) -> None:
-        """Makes the pool empty, without tasks or threads: at first, and in a forked child, to which threads are not
-        copied."""
+        """Makes the pool empty, without tasks or threads: at first, and in a forked child, since a fork does not copy
+        threads."""
         self._changed = threading.Condition()
         self._urgent: deque[_Task] = deque()
         self._patient: deque[_Task] = deque()
@@ -146,7 +142,7 @@ class Pool:
             task.future.cancel()
             task.future.set_running_or_notify_cancel()  # tells `wait` and `as_completed`, too
         for future in running:
-            with suppress(InvalidStateError):  # the task has ended meanwhile
+            with suppress(InvalidStateError):  # the task has just ended
                 future.set_exception(self._closed_error())
 
     def close(self, *, seconds: float | None = None) -> None:
@@ -168,7 +164,7 @@ class Pool:
         return CancelledError(f"the pool {self._name!r} is closed")
 
     def _leave(self, future: Future[Any]) -> None:
-        """Stops counting a task whose future has been set by other code than its thread."""
+        """Stops counting a task whose future was set by code other than its thread."""
         with self._changed:
             left = [entry for entry in self._later if entry[2].future is not future]
             if len(left) < len(self._later):

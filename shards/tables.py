@@ -1,8 +1,8 @@
 """Reads the Parquet tables of a dataset, and checks them before they are used.
 
 Before anything is decompressed, the numbers and sizes that the footer declares are compared with limits. Then types,
-nulls and ranges are checked column by column. All checks are vectorised. Every fault is a ValueError, whatever Arrow
-raises; the caller adds the file's name.
+nulls and ranges are checked column by column. All checks are vectorised. Every fault becomes a ValueError, also an
+error of Arrow; the caller adds the file's name.
 """
 
 import io

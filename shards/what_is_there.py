@@ -74,7 +74,7 @@ def _no_dataset(url: str, path: Path) -> NoDatasetError:
     if inner := next((name for name in sorted(folders)[:_MOST_FOLDERS] if _holds_classes(path / name)), ""):
         command = _command("folder", f"{url.rstrip('/')}/{inner}", out)
         todo = f"it holds folders of images in {inner!r}: pack those first:\n{command}"
-        return NoDatasetError(f"{url!r} is no packed dataset", todo=todo)
+        return NoDatasetError(f"{url!r} is not a packed dataset", todo=todo)
     if any(_is_image(name) for name in names):
         above = _word(str(path.parent))
         todo = (

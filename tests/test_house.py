@@ -58,10 +58,10 @@ ORDER = {
         "training/guard training/saving training/start",
         "training/step",
         "training/controls training/prepare",
-        "gpu_parts runs training/summary",
+        "machine runs training/summary",
         "training/reporting",
         "planning training/decisions",
-        "machine training/fitting training/gradients",
+        "training/fitting training/gradients",
         "training/watchdog training/zero",
         "training/kernels",
         "inspection training/settings",
@@ -107,7 +107,7 @@ ORDER = {
         "storage",
         "config parquet_pieces",
         "config_values order pages pool",
-        "errors hashing orientation",
+        "errors hashing orientation ulimits",
         "output",
     ),
 }
@@ -144,6 +144,10 @@ DOORS = {
 }
 # shards/reading/parallel.py passes it on to its processes.
 ENVIRONMENT = ("pipeline/ranks/world.py", "jobs/cli.py", "patchline/__main__.py", "shards/reading/parallel.py")
+# Rooms that decide by looks at a run's folder, and the files of these rooms that look at nothing but this machine, or
+# only for what people read.
+LOOKS_AT_RUNS = ("pipeline/training/", "pipeline/checkpoints/", "jobs/chains/", "jobs/cluster/questions.py")
+LOOKS_ELSEWHERE = ("pipeline/training/saving/save.py", "pipeline/training/summary.py", "jobs/chains/status.py")
 BANNED = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 BANNED_NAMES = {"utils.py", "common.py", "helpers.py", "core.py", "base.py", "misc.py"}
 BANNED_CALLS = {"extractall", "eval", "exec", "system", "popen"} | {
@@ -378,6 +382,17 @@ def test_no_dangerous_call() -> Iterator[str]:
                 constant = given.get(argument)
                 if isinstance(constant, ast.Constant) and constant.value is value:
                     yield f"{source.at(node.lineno)}: passes {argument}={value}"
+
+
+@every_fault
+def test_shared_storage_is_looked_at_by_honest_functions() -> Iterator[str]:
+    """`Path.exists` ends a run if a look fails once; shards/files/looks.py looks again, or says that it cannot tell."""
+    for source in sources():
+        for node in source.nodes if source.name.startswith(LOOKS_AT_RUNS) else ():
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute) or node.args:
+                continue
+            if node.func.attr in ("exists", "is_file", "is_dir") and source.name not in LOOKS_ELSEWHERE:
+                yield f"{source.at(node.lineno)}: calls {node.func.attr}; use shards/files/looks.py"
 
 
 @every_fault

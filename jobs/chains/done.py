@@ -28,6 +28,7 @@ from shards.config_values import differences, whole_number
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UnreachableError, UserError
 from shards.files.local_files import read_local_text
+from shards.files.looks import is_a_file, is_there, patiently
 from shards.output.terminal import printable_name
 from shards.packing.plan import read_plan
 from shards.packing.survey import unscanned_parts
@@ -99,7 +100,7 @@ def is_trained(job: TrainingJob, *, extends: bool) -> bool:
     """Whether the job's run is complete and has at least as many steps as the job. Raises UserError if it finished with
     other values. `extends`: whether the job may have more steps than the finished run."""
     run_dir = Path(job.run_dir)
-    if not (run_dir / "DONE").exists() or (num_steps := _trained_steps(run_dir)) is None:
+    if not is_there(run_dir / "DONE") or (num_steps := _trained_steps(run_dir)) is None:
         return False
     refuse_other_run(job, extends=extends)
     return num_steps >= job.steps
@@ -138,7 +139,7 @@ def refuse_other_run(job: TrainingJob, *, extends: bool) -> None:
     or record is damaged does not count as finished. `extends`: whether the job may have more steps than the finished
     run."""
     run_dir = Path(job.run_dir)
-    if not (run_dir / "DONE").exists():
+    if not is_there(run_dir / "DONE"):
         return
     from pipeline.training.saving.finish import done_from_json  # noqa: PLC0415 - loads torch
 
@@ -172,7 +173,7 @@ def _holds(url: str, fingerprint: str | tuple[str, ...]) -> bool:
 
 def refuse_stopped(job: object) -> None:
     """Raises UserError if a file STOP keeps the job's training run stopped."""
-    if isinstance(job, TrainingJob) and (stop := Path(job.run_dir) / "STOP").exists():
+    if isinstance(job, TrainingJob) and is_there(stop := Path(job.run_dir) / "STOP"):
         shown, todo = printable_name(str(stop)), printable_name(f"rm {shlex.quote(str(stop))}")
         raise UserError(f"{shown} keeps the run stopped, so its job would end at once; to continue it, first: {todo}")
 
@@ -201,14 +202,16 @@ def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
 
 def _is_after(path: Path, cause: Path) -> bool:
     """Whether `path` exists and is not older than `cause`, from which it was made. A missing `cause` does not count."""
-    return path.is_file() and (not cause.exists() or path.stat().st_mtime >= cause.stat().st_mtime)
+    return is_a_file(path) and (
+        not is_there(cause) or patiently(path, lambda: path.stat().st_mtime >= cause.stat().st_mtime)
+    )
 
 
 def hopeless(unit: Unit, jobs: Sequence[ChainJob], *, state: Path) -> str:
     """Returns the reason why another job of the unit would end like the last ones, or an empty text if another job may
     succeed."""
     for run_dir in filter(None, unit.run_dirs()):
-        if (Path(run_dir) / "submit" / STOPPED_BY_HAND).exists():
+        if is_there(Path(run_dir) / "submit" / STOPPED_BY_HAND):
             return f"{unit.name} was cancelled by `patchline cancel {run_dir}`"
     if unit.may_fail:
         return ""
@@ -258,7 +261,7 @@ def marks_of(unit: Unit) -> tuple[int, ...]:
     """Returns the size in bytes of each run's tries.jsonl. Lines appended after that come from jobs that are submitted
     later."""
     records = _records_of(unit)
-    sizes = {number: path.stat().st_size for number, path in records.items() if path.exists()}
+    sizes = {number: patiently(path, path.stat).st_size for number, path in records.items() if is_there(path)}
     return tuple(sizes.get(number, 0) for number in range(len(unit.words)))
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from jobs.chains.steps import STATE, Unit
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import append_line, read_local_file
+from shards.files.looks import is_a_file, is_a_folder, is_there, patiently
 from shards.files.typed_json import read_record
 
 GAVE_UP, CANCELLED, DONE, PLAN, RECORD = "gave-up", "cancelled", "done", "plan.json", "record.jsonl"
@@ -66,9 +67,9 @@ class ChainJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What has happened since the chain last began. `epoch`: how often it has begun. `life`: a token that tells this
-    chain's jobs from those of an earlier chain in the same folder; empty before the chain began. `folder`: the inode of
-    the chain's folder, which tells the folder from a copy; 0 before the chain began."""
+    """The events since the chain last began. `epoch`: how often it has begun. `life`: a token that tells this chain's
+    jobs from those of an earlier chain in the same folder; empty before the chain began. `folder`: the inode of the
+    chain's folder, which tells the folder from a copy; 0 before the chain began."""
 
     epoch: int
     jobs: tuple[ChainJob, ...]
@@ -92,7 +93,7 @@ def state_folder(folder: str | Path) -> Path:
 
 def is_chain(folder: str | Path) -> bool:
     """Whether a folder holds a chain that was submitted."""
-    return (state_folder(folder) / PLAN).is_file()
+    return is_a_file(state_folder(folder) / PLAN)
 
 
 def refuse_chain(word: str, *, hint: str = "") -> None:
@@ -117,7 +118,8 @@ def chain_name(folder: str) -> str:
 def read_plan_of(state: Path) -> ChainPlan:
     """Reads the frozen chain. Raises UserError if there is none."""
     try:
-        return read_record(ChainPlan, read_local_file(state / PLAN, most_bytes=_MOST_BYTES))
+        path = state / PLAN
+        return read_record(ChainPlan, patiently(path, lambda: read_local_file(path, most_bytes=_MOST_BYTES)))
     except OSError as error:
         raise UserError(f"{state} has no chain ({error.strerror})", todo="give the folder of one") from error
     except ValueError as error:
@@ -133,7 +135,9 @@ def read_record_of(state: Path) -> Record:
     """Reads the record since the chain last began. Lines that were cut off by a crash are skipped."""
     epoch, life, folder, jobs, complete = 0, "", 0, list[ChainJob](), set[str]()
     path = state / RECORD
-    lines = read_local_file(path, most_bytes=_MOST_BYTES).decode().splitlines() if path.exists() else []
+    lines = list[str]()
+    if is_there(path):
+        lines = patiently(path, lambda: read_local_file(path, most_bytes=_MOST_BYTES)).decode().splitlines()
     for line in lines:
         try:
             found = json.loads(line)
@@ -156,16 +160,17 @@ def read_record_of(state: Path) -> Record:
 
 def begin(state: Path) -> None:
     """Begins the chain, or begins it again: jobs and completed units from before no longer count."""
-    add_line(state, began=True, life=f"life-{secrets.token_hex(4)}", folder=state.stat().st_ino)
+    add_line(state, began=True, life=f"life-{secrets.token_hex(4)}", folder=patiently(state, state.stat).st_ino)
 
 
-def jobs_begun_here(state: Path) -> list[str]:
+def jobs_begun_here(state: Path) -> dict[str, str]:
     """Returns the numbers of the jobs that the chain has submitted since it last began, through any path to this
-    folder. Returns an empty list for a copy of the folder."""
-    if not state.is_dir():
-        return []
+    folder, each with a name that it has in the queue. Returns an empty dictionary for a copy of the folder."""
+    if not is_a_folder(state):
+        return {}
     record = read_record_of(state)
-    return [str(job.job) for job in record.jobs if job.job > 0] if record.folder == state.stat().st_ino else []
+    is_here = record.folder == patiently(state, state.stat).st_ino
+    return {str(job.job): record.life for job in record.jobs if job.job > 0} if is_here else {}
 
 
 def add_line(state: Path, **values: object) -> None:
@@ -180,16 +185,17 @@ def add_job(state: Path, job: ChainJob) -> None:
 
 def ending(state: Path) -> str:
     """Returns how the chain ended: gave-up, cancelled or done, or an empty text if it has not ended."""
-    return next((name for name in (CANCELLED, GAVE_UP, DONE) if (state / name).exists()), "")
+    return next((name for name in (CANCELLED, GAVE_UP, DONE) if is_there(state / name)), "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainTask:
     """A chain's job for one run. `job`: Slurm's name for it, `12`, or `12_3` in an array. `log`: its log, once the job
-    has started."""
+    has started. `life`: the name in its comment that tells it from other jobs."""
 
     job: str
     log: Path
+    life: str = ""
 
 
 def chain_tasks(run_dir: Path, logs: Iterable[Path] = ()) -> list[ChainTask]:
@@ -212,7 +218,8 @@ def _tasks(folder: Path, place: Path) -> Iterator[ChainTask]:
         for number, run_dir in enumerate(unit.run_dirs()):
             if run_dir and is_same_place(Path(plan.chdir) / run_dir, place):
                 for job in _jobs_of_task(unit, number, record):
-                    yield ChainTask(job=job, log=state / "jobs" / f"{plan.job_name(unit)}-{job}.out")
+                    log = state / "jobs" / f"{plan.job_name(unit)}-{job}.out"
+                    yield ChainTask(job=job, log=log, life=record.life)
 
 
 def is_same_place(one: Path, other: Path) -> bool:

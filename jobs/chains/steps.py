@@ -17,6 +17,7 @@ from jobs.cluster.settings import refuse_wrong_limit
 from jobs.mistakes import similar
 from jobs.record import read_config
 from jobs.resolve import default_job
+from jobs.settings import NumLinks, NumNodes
 from jobs.submittable import SECOND, SUBMITTED, Override, place_of, run_name, submitted_stage
 from jobs.train.sweep import best_of, swept_fields
 from jobs.train.sweep_plan import SweepPlan, plan_of
@@ -33,7 +34,7 @@ PHASES = ("scan", "plan", "shards", "merge")
 
 @dataclass(frozen=True, kw_only=True)
 class StepConfig:
-    """One step: a stage, what it works on, and the jobs that it gets."""
+    """One step of a chain: a stage, its inputs, and the jobs that it gets."""
 
     name: str
     """Name of the step: small letters, digits, - and _. Its output goes to FOLDER/NAME."""
@@ -55,17 +56,17 @@ class StepConfig:
     """The earlier step whose run this step reports."""
     after: tuple[str, ...] = ()
     """The steps that must be complete before this one; empty: the previous step."""
-    nodes: Annotated[int, Range(1, 100_000)] = 1
+    nodes: NumNodes = 1
     """Nodes of each job."""
     time: str = ""
     """Time limit of each job; empty: that of the cluster's settings."""
     cpus: Annotated[int, Range(0, 4096, zero="the cluster's")] = 0
-    """CPUs of each process; packing uses as many workers."""
+    """CPUs of each process; packing uses the same number of workers."""
     tasks: Annotated[int, Range(1, 1_000_000)] = 1
     """Number of tasks that share a packing, as an array of jobs."""
     at_once: Annotated[int, Range(0, 1_000_000, zero="all")] = 0
     """Number of tasks or variants that run at the same time."""
-    links: Annotated[int, Range(1, 1000)] = 1
+    links: NumLinks = 1
     """Number of jobs in a row that continue a training run, for clusters that forbid requeueing."""
 
     def __post_init__(self) -> None:
@@ -115,7 +116,7 @@ class ChainConfig:
     """How many times in a row the missing part of a step is submitted again although the last jobs saved nothing
     new."""
     steps: tuple[StepConfig, ...] = ()
-    """The steps, each after those that it needs."""
+    """The steps, each after the steps that it needs."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
@@ -190,7 +191,7 @@ class Unit:
 
 
 def units_of(chain: ChainConfig) -> tuple[Unit, ...]:
-    """Returns all units, each after those that it needs. Raises UserError for steps that do not fit together."""
+    """Returns all units, each after the units that it needs. Raises UserError for steps that do not fit together."""
     units: list[Unit] = []
     last: dict[str, Unit] = {}  # the last unit of each step
     before: tuple[str, ...] = ()

@@ -39,16 +39,21 @@ from jobs.cluster.slurm import (
     slurms_answer,
     submitted,
     submitted_in,
+    unused_options,
 )
 from jobs.cluster.submit_checks import AskedJob, limits_of, refuse_job, refuse_unprintable, refuse_unreachable
 from jobs.output import make_folder, put, work_in
+from jobs.settings import NumLinks, NumNodes
 from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import SUBMIT_FOLDER, Override, job_of_words, submit_folder, submitted_stage, work_name
 from pipeline.training.settings.job import TrainingJob
 from shards.config_values import Range
 from shards.errors import UserError
 from shards.files.local_files import append_or_say
+from shards.files.looks import is_there, patiently
 from shards.output.terminal import printable_name
+
+_MOST_NAMES = 3  # how many of the variables that jobs do not get are named in the log
 
 log = logging.getLogger(__name__)
 USAGE = (
@@ -62,9 +67,9 @@ class SubmitFlags:
     """The flags of `patchline submit` itself. None keeps the value of the cluster's settings."""
 
     cluster: str = ""
-    nodes: Annotated[int, Range(1, 100_000)] = 1
+    nodes: NumNodes = StepConfig.nodes
     time: str | None = None
-    links: Annotated[int, Range(1, 1000)] = 1
+    links: NumLinks = StepConfig.links
     spares: Annotated[int, Range(0, 1024)] | None = None
     dry_run: bool = False
     full: bool = False
@@ -94,7 +99,7 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     stage, row = words[0], submitted_stage(words[0])
     _refuse_wrong_numbers(flags, stage, has_ranks=row.has_ranks)
     refuse_secret_words(words)
-    cluster = read_settings(flags.cluster, environ)
+    cluster = read_settings(flags.cluster, environ, is_full=flags.full)
     if flags.spares is not None:
         cluster = replace(cluster, spares=flags.spares)
     job = job_of_words(words, override)
@@ -135,7 +140,7 @@ def _submit_chain(
     *,
     names: Names = Names.OF_SUBMIT,
 ) -> int:
-    cluster = read_settings(flags.cluster, environ)
+    cluster = read_settings(flags.cluster, environ, is_full=flags.full)
     reach_store(cluster, environ)
     return submit_chain(
         config,
@@ -205,9 +210,9 @@ def _refuse_wrong_numbers(flags: SubmitFlags, stage: str, *, has_ranks: bool) ->
         raise UserError(f"--links is of {' and '.join(WITH_SMOKE)}, whose runs are continued; leave it out")
 
 
-def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
-    """Reads the cluster's settings, and adds the command that runs patchline there. Raises UserError for a mistake in
-    them."""
+def read_settings(path: str, environ: Mapping[str, str], *, is_full: bool) -> ClusterConfig:
+    """Reads the cluster's settings, and adds the command that runs patchline there. Logs the variables that jobs do not
+    get: all of them if `is_full`, otherwise the first few. Raises UserError for a mistake in the settings."""
     if not path:
         raise UserError(
             "--cluster is missing: the YAML file of your cluster's settings; for one to edit: patchline example "
@@ -215,9 +220,17 @@ def read_settings(path: str, environ: Mapping[str, str]) -> ClusterConfig:
         )
     cluster = read_cluster(Path(path))
     if names := withheld(environ, named=cluster.environment):
+        shown = names if is_full else names[:_MOST_NAMES]
         log.info(
-            "kept from jobs, since Slurm stores what they inherit: %s; to pass on what is no secret, name it in "
+            "kept from jobs, since Slurm stores what they inherit: %s%s; to pass on what is no secret, name it in "
             "`environment:` of your cluster's settings",
+            ", ".join(map(printable_name, shown)),
+            f" and {len(names) - len(shown)} more (--dry-run --full names all)" if len(names) > len(shown) else "",
+        )
+    if names := unused_options(environ):
+        log.info(
+            "not given to sbatch: %s; the cluster's settings and the flags of submit say this, and `options:` of the "
+            "settings takes any other option",
             ", ".join(map(printable_name, names)),
         )
     return with_command(cluster, environ)
@@ -233,7 +246,7 @@ def reach_store(cluster: ClusterConfig, environ: MutableMapping[str, str]) -> No
 def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: int, inherited: Sequence[str]) -> int:
     need_sbatch(environ)
     # Slurm is asked before the folder is made, so that a refusal leaves no folder that looks like a run.
-    said = "" if request.folder.exists() else slurms_answer([], environ, text=text)
+    said = "" if is_there(request.folder) else slurms_answer([], environ, text=text)
     try:
         make_folder(request.folder.parent)
         make_folder(request.folder)
@@ -255,17 +268,20 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
             log_path = f"{shown}/{request.name}-{job_id}.out"
             log.info("job %s: %s on %s nodes; its log: %s", job_id, request.name, request.nodes, log_path)
             line = {"job": job_id, "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
-            line["folder"] = request.folder.stat().st_ino  # the same for every path to the folder
+            line["name"] = request.comment  # tells the job from another one with the same number
+            line["folder"] = patiently(
+                request.folder, request.folder.stat
+            ).st_ino  # the same for every path to the folder
             append_or_say(request.folder / SUBMISSIONS, line, what=f"job {job_id}, which is in the queue")
     return exit_codes.DONE
 
 
-def _recorded(request: Request) -> list[str]:
-    """Returns the jobs that files record for the run: its own, and those of its chain. The files are read because jobs
-    that were submitted through another path to the folder have another name in the queue."""
+def _recorded(request: Request) -> dict[str, str]:
+    """Returns the jobs that files record for the run, each with its name: its own, and those of its chain. The files
+    are read because jobs that were submitted through another path to the folder have another name in the queue."""
     if request.folder.name != SUBMIT_FOLDER:
-        return []  # all commands of a stage share this folder
-    return [*submitted_in(request.folder), *(task.job for task in chain_tasks(request.folder.parent))]
+        return {}  # all commands of a stage share this folder
+    return submitted_in(request.folder) | {task.job: task.life for task in chain_tasks(request.folder.parent)}
 
 
 def _tell_test(request: Request, text: str, environ: Mapping[str, str], *, silent: str) -> int:

@@ -43,6 +43,7 @@ from jobs.output import make_folder, put, work_in
 from jobs.submittable import SUBMITTED, Override, job_of_words
 from shards.errors import UserError
 from shards.files.local_files import write_whole
+from shards.files.looks import is_there
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
@@ -149,7 +150,7 @@ def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
     """Freezes the chain and begins it. If the chain's jobs are in the queue, says so and returns False instead. A chain
     that gave up begins again even if some of its jobs are still running."""
     state, text, how = chain.state, plan_json(chain.plan), ending(chain.state)
-    frozen = (state / PLAN).read_text() if (state / PLAN).exists() else ""
+    frozen = (state / PLAN).read_text() if is_there(state / PLAN) else ""
     waiting = settled_with(chain.plan.name, chain.environ, recorded=jobs_begun_here(state))
     shown = ", ".join(f"{one.job} {one.state}" for one in waiting[:10])
     if waiting and frozen != text:

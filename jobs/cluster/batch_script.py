@@ -143,7 +143,7 @@ def write_script(path: Path, text: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class JobSize:
-    """What one job takes: its nodes including spares, their GPUs, its time limit in Slurm's format, and its GPU-hours
+    """The size of one job: its nodes including spares, their GPUs, its time limit in Slurm's format, and its GPU-hours
     up to that limit (None without a limit)."""
 
     nodes: int
@@ -163,8 +163,8 @@ def size_of(cluster: ClusterConfig, *, nodes: int, time_limit: str, has_ranks: b
 
 
 def script_summary(request: Request, cluster: ClusterConfig, *, besides: Collection[str] = ()) -> str:
-    """Returns what a reader checks first: the command, the nodes, the GPUs and their hours, and the #SBATCH lines,
-    except those in `besides`, which are shown elsewhere."""
+    """Returns the facts that a reader checks first: the command, the nodes, the GPUs and their hours, and the #SBATCH
+    lines, except those in `besides`, which are shown elsewhere."""
     one = size_of(cluster, nodes=request.nodes, time_limit=request.time_limit, has_ranks=request.has_ranks)
     tasks = sum(map(len, tasks_in(f"0_[{request.array}]"))) if request.array else 1
     size = f"{plural(tasks, 'task')}, each " if tasks > 1 else ""

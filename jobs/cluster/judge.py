@@ -14,7 +14,7 @@ from jobs.exit_codes import CONTINUE, CRASH, DONE, FAULTS_FOUND, USER_MISTAKE, W
 MOST_IDLE = 3  # the job gives up after this many tries in a row that save nothing new
 MOST_CRASHES = 2  # a node is left out after this many tries in which only its ranks crashed
 CLOCK_SECONDS = 60  # how far a node's clock may be off, in addition to the duration of the check
-LEAST_SCRATCH_KIB, LEAST_SHM_KIB = 262_144, 65_536  # what must be free in the scratch folder and in /dev/shm
+LEAST_SCRATCH_KIB, LEAST_SHM_KIB = 262_144, 65_536  # the least that must be free in the scratch folder and in /dev/shm
 LAST_PAUSE_SECONDS = 120  # before the last try, if the storage may have caused the crashes
 # Ports of rank 0 are below the kernel's ephemeral ports, which begin at 32768.
 _FIRST_PORT, _NUM_PORTS, _NUM_CANDIDATES = 20_000, 12_000, 100
@@ -27,10 +27,10 @@ _ONE_FEATURE = re.compile(r"\(null\)|[A-Za-z0-9_]+")
 
 @dataclass(frozen=True, kw_only=True)
 class NextTry:
-    """What the batch script does: try again in this allocation, requeue the job, or exit with `code`.
+    """The next step of the batch script: try again in this allocation, requeue the job, or exit with `code`.
 
     `end`: the word for tries.jsonl; nothing is recorded if it is empty. `idle`: how many tries in a row saved nothing
-    new; None leaves the count as it is. `crashed_on`: the node to blame for a crash, if it is only one. `gives_up`:
+    new; None leaves the count as it is. `crashed_on`: the node to blame for a crash, if there is only one. `gives_up`:
     whether jobs of this run that were submitted earlier end at once. `pause_seconds`: how long the script first waits,
     so that the storage can recover; None if it does not wait.
     """
@@ -49,12 +49,12 @@ class NextTry:
 class TryFacts:
     """A try that ended, but did not complete its stage.
 
-    `codes`: the exit code of each rank that left one, in the order in which they ended; None if the disk had no room
-    for the code. `nodes`: the ranks' nodes, in the order of the ranks. `has_marker`: whether the stage writes RUN/DONE
-    when it is done. `full`: the folder of the records, if no file could be written to it, so that the ranks were not
-    started. `stop`: RUN/STOP, if it exists. `is_asked`: whether the job was asked to stop. `has_saved`: whether the try
-    saved anything new. `idle`: how many tries in a row had saved nothing new before this one. `number`: the try's
-    number in this allocation, from 0.
+    `codes`: the exit code of each rank that left one, the first rank to end first; None if the disk had no room for the
+    code. `nodes`: the ranks' nodes, in the order of the ranks. `has_marker`: whether the stage writes RUN/DONE when it
+    is done. `full`: the folder of the records, if no file could be written to it, so that the ranks were not started.
+    `stop`: RUN/STOP, if it exists. `is_asked`: whether the job was asked to stop. `has_saved`: whether the try saved
+    anything new. `idle`: how many tries in a row had saved nothing new before this one. `number`: the try's number in
+    this allocation, from 0.
     """
 
     codes: Mapping[int, int | None] = field(default_factory=dict)
@@ -93,12 +93,12 @@ class Partition:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckFacts:
-    """What a check of a job's nodes has found.
+    """The results of a check of a job's nodes.
 
-    `answers`: for each node that answered, its clock in seconds and what is wrong with it. `is_checked`: False if the
-    user has switched the check off. `has_store`: whether the nodes had to reach a store. `server_clock`: the file
-    server's clock. `seconds`: how long the check took. `crashes`: for each node, the number of this job's tries in
-    which only ranks on that node crashed. `folder`: the folder that the nodes must share.
+    `answers`: for each node that answered, its clock in seconds and its faults. `is_checked`: whether the nodes were
+    checked; False if the user has switched the check off. `has_store`: whether the nodes had to reach a store.
+    `server_clock`: the file server's clock. `seconds`: how long the check took. `crashes`: for each node, the number of
+    this job's tries in which only ranks on that node crashed. `folder`: the folder that the nodes must share.
     """
 
     nodes: tuple[str, ...]
@@ -185,25 +185,25 @@ def _given_up(why: str, *, idle: int | None = None, crashed_on: str = "") -> Nex
 
 def crashed_node(facts: TryFacts) -> str:
     """Returns the one node whose ranks crashed by themselves in this try. Returns an empty text if no rank did, if
-    ranks on several nodes did (as with a bug), or if there is only one node. A killed rank counts only if it was the
-    first to crash, since srun kills the others later."""
+    ranks on several nodes did (as with a bug), or if the only node of a run crashed, but the run saves checkpoints in
+    between. A killed rank counts only if it was the first to crash, since srun kills the others later."""
     found: list[str] = []
     for rank, code in facts.codes.items():
         if code is None or code in _OF_OTHERS or (code == _KILLED and found):
             continue
         found += facts.nodes[rank // facts.ranks_per_node :][:1]
-    return found[0] if len(facts.nodes) > 1 and len(set(found)) == 1 else ""
+    is_blamed = len(set(found)) == 1 and (len(facts.nodes) > 1 or not facts.has_saved)
+    return found[0] if is_blamed else ""
 
 
 def ports_of(*, job: int, start: int, number: int) -> list[int]:
-    """Returns ports for rank 0, of which the first free one is used. They differ from job to job and from try to
-    try."""
+    """Returns ports for rank 0, which uses the first free one. The ports differ from job to job and from try to try."""
     first = job * 101 + start * 11 + number
     return [_FIRST_PORT + (first + each * 997) % _NUM_PORTS for each in range(_NUM_CANDIDATES)]
 
 
 def faults_of(found: Mapping[str, str], *, has_store: bool = False) -> tuple[str, ...]:
-    """Returns what is wrong with a node. `found`: what `check_node` in slurm/stage.sbatch printed, by name."""
+    """Returns the faults of a node. `found`: the values that `check_node` in slurm/stage.sbatch printed, by name."""
     rules = {
         "unshared": "shared" in found,
         "read-only": "shared" not in found or "writable" in found,
@@ -222,8 +222,8 @@ def _whole(text: str) -> int:
 
 def chosen(facts: CheckFacts) -> Choice:
     """Chooses the nodes for a try after their check. A node whose ranks have crashed repeatedly is used again only if
-    nothing can replace it, neither a spare node nor another node after a requeue. A store that no node reaches is no
-    fault of the nodes."""
+    nothing can replace it, neither a spare node nor another node after a requeue. If no node reaches the store, the
+    fault is not in the nodes."""
     if not facts.answers:
         says = ("no node answered, not even this one: nothing was checked",) if facts.is_checked else ()
         return Choice(nodes=facts.nodes[: facts.num_needed], left_out=(), says=says)
@@ -271,7 +271,9 @@ def _too_few(left_out: str, idle: int | None) -> NextTry:
 def _fault_of(name: str, facts: CheckFacts, *, is_odd: bool) -> str:
     _, found = facts.answers.get(name, (None, ("no-answer",)))
     found = (*found, *(("clock",) if is_odd else ()))
-    if not found and facts.crashes.get(name, 0) >= MOST_CRASHES:
+    # A run on one node moves only if its last tries saved nothing: on one node, a rare bug looks like a sick node.
+    may_move = facts.num_needed > 1 or facts.idle >= MOST_CRASHES
+    if not found and facts.crashes.get(name, 0) >= MOST_CRASHES and may_move:
         found = ("crashes",)
     return ",".join(found)
 

@@ -19,7 +19,7 @@ from jobs import exit_codes
 from jobs.cluster.folder_lock import has_flock
 from jobs.cluster.preflight_nodes import deep_checks, options_of, shared_checks
 from jobs.cluster.settings import ClusterConfig, read_cluster, with_command
-from jobs.cluster.slurm import partitions, ran, slurms_answer
+from jobs.cluster.slurm import in_one_line, partitions, ran, slurms_answer
 from jobs.cluster.submit_checks import PartitionLimits, judge_most_nodes, judge_time, limits_in
 from jobs.output import json_of_checks, put, table_of_checks
 from jobs.settings.runs import PreflightJob
@@ -32,7 +32,7 @@ from shards.verifying.s3_probe import probe_store
 _FIELD = re.compile(r"^(\w+)\s*=\s?(.*?)\s*$", re.MULTILINE)
 _LEAST_KILL_WAIT, _MOST_SLURMD_TIMEOUT, _LEAST_ARRAY = 30, 600, 1001
 _USABLE = ("idle", "mixed", "allocated", "completing", "reserved")
-_PORTS = range(20_000, 32_000)  # ranks meet on one of these, as in slurm/stage.sbatch
+PORTS = range(20_000, 32_000)  # ranks meet on one of these, as in slurm/stage.sbatch
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LEAST_LOCKED = 64 << 20
 _COMMAND_SECONDS = 60
@@ -98,9 +98,9 @@ def judge_flock(run_dir: Path) -> Finding:
 def judge_ports(text: str) -> Finding:
     """Judges whether the kernel gives our ports to other programs. `text` is the kernel's range of ephemeral ports,
     first and last. Pure."""
-    found = f"ranks meet on one of {_PORTS.start} to {_PORTS.stop - 1}"
+    found = f"ranks meet on one of {PORTS.start} to {PORTS.stop - 1}"
     numbers = [int(word) for word in re.findall(r"\d+", text)]
-    is_ok = len(numbers) != 2 or numbers[0] >= _PORTS.stop or numbers[1] < _PORTS.start
+    is_ok = len(numbers) != 2 or numbers[0] >= PORTS.stop or numbers[1] < PORTS.start
     if not is_ok:
         found = f"the kernel gives {numbers[0]} to {numbers[1]} to other programs; {found}"
     todo = "nothing, usually: a port that is taken is passed over; or set net.ipv4.ip_local_port_range"
@@ -121,7 +121,7 @@ def _command(cluster: ClusterConfig, environ: Mapping[str, str]) -> Finding:
         return Finding(name="command here", status="fault", found=error.what, todo=todo)
     if done.returncode == 0:
         return Finding(name="command here", status="ok", found=printable_name(done.stdout.strip()[:80]))
-    said = printable_name(" ".join(done.stderr.split())[-200:])
+    said = in_one_line((done.stderr.strip().splitlines() or [""])[-1])
     value = f"{shown} --version ends with {done.returncode}: {said}"
     return Finding(name="command here", status="fault", found=value, allowed="0", todo=todo)
 
@@ -287,7 +287,7 @@ def _partition(names: str, environ: Mapping[str, str]) -> dict[str, str] | None:
 def _answer(words: list[str], environ: Mapping[str, str]) -> str:
     done = ran(words, environ)
     if done.returncode != 0:
-        said = printable_name(" ".join(done.stderr.split())[:200])
+        said = in_one_line(done.stderr)
         raise UserError(f"{words[0]} fails: {said}", todo="run this on a login node, once Slurm's controller answers")
     return done.stdout
 

@@ -19,7 +19,7 @@ from typing import Annotated
 
 from jobs import exit_codes
 from jobs.cluster.settings import ClusterConfig
-from jobs.cluster.slurm import ran
+from jobs.cluster.slurm import in_one_line, ran
 from jobs.cluster.submit_checks import file_system
 from jobs.output import put
 from pipeline.ranks.environment import place_from
@@ -275,7 +275,7 @@ def _unanswered(name: str, fault: str, wait_seconds: int) -> Finding:
         value = f"not checked: no nodes were free within {wait_seconds} s"
         todo = "try again later, or wait longer: --wait-seconds 600"
         return Finding(name=name, status="warning", found=value, allowed="nodes are free", todo=todo)
-    return _failed(name, printable_name(fault[:300]), "correct your cluster's settings; `srun` with the same options")
+    return _failed(name, in_one_line(fault), "correct your cluster's settings; `srun` with the same options")
 
 
 def _failed(name: str, value: str, todo: str) -> Finding:

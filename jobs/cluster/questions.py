@@ -30,6 +30,7 @@ from jobs.exit_codes import DONE, USER_MISTAKE, WILL_NOT_SUCCEED
 from jobs.output import put
 from shards.config_values import shown_value
 from shards.errors import UserError
+from shards.files.looks import is_a_folder, is_there, patiently
 
 _WITH_MARKER = ("pretrain", "finetune")  # stages that are done when RUN/DONE says so
 _LAUNCHERS = ("srun", "torchrun")
@@ -38,6 +39,8 @@ _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _CHECKED = re.compile(r"(\S+) ([0-9]*)( .*)?")
 _REACH_SECONDS = 2.0
 _LEFT_OUT = "after the second time it is left out"
+# Variables of sbatch that replace options on which the script relies.
+_REPLACING = ("SBATCH_NO_REQUEUE", "SBATCH_SIGNAL")
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
 Facts = Mapping[str, Sequence[str]]
 
@@ -75,20 +78,28 @@ def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> li
     if run_dir:
         state = Path(run_dir) / "submit"
     gave_up, submitted = state / "gave-up", _text(facts, "submitted")
-    if gave_up.exists():
-        if _text(facts, "restart") == "0" and int(submitted or 0) < int(gave_up.stat().st_mtime):
+    if is_there(gave_up):
+        if _text(facts, "restart") == "0" and int(submitted or 0) < int(patiently(gave_up, gave_up.stat).st_mtime):
             why = "a job of this run has given up since this one was submitted: submit again to try again"
             return [f"say {why}", "then exit", f"code {WILL_NOT_SUCCEED}"]
         lines.append("tries-again yes")
     done = Path(run_dir) / "DONE"
     # An older DONE may belong to a shorter run that this job extends.
-    if words[0] in _WITH_MARKER and done.exists() and submitted and int(submitted) < int(done.stat().st_mtime):
+    if (
+        words[0] in _WITH_MARKER
+        and is_there(done)
+        and submitted
+        and int(submitted) < int(patiently(done, done.stat).st_mtime)
+    ):
         lines.append("may-be-done yes")
+    if replaced := [name for name in _REPLACING if name in environ]:
+        lines.append(f"say {' and '.join(replaced)} may have replaced options of this script: unset it for sbatch")
     return [*lines, f"state {state}", f"s3 {store_address(words, environ)}"]
 
 
 def start_of(words: Sequence[str], facts: Facts) -> list[str]:
-    """Returns the stage's run directory and the script's settings. Raises UserError if they cannot work."""
+    """Returns the stage's run directory and the script's settings. Raises UserError if the stage cannot run with these
+    settings."""
     from jobs.cluster.settings import seconds_of  # noqa: PLC0415 - loads the reader of settings
 
     if len(words) < 2 or not _STAGE.fullmatch(words[0]) or words[1].startswith("-"):
@@ -155,7 +166,7 @@ def _try_facts(facts: Facts) -> TryFacts:
         ranks_per_node=int(_text(facts, "ranks-per-node")),
         has_marker=bool(has_marker),
         full=full,
-        stop=str(stop) if has_marker and stop.exists() else "",
+        stop=str(stop) if has_marker and is_there(stop) else "",
         is_asked=bool(_text(facts, "asked")),
         has_saved=bool(_text(facts, "run-dir")) and _has_saved(run_dir, exits / "started"),
         idle=_idle(facts, state),
@@ -165,9 +176,9 @@ def _try_facts(facts: Facts) -> TryFacts:
 
 
 def _codes(exits: Path) -> dict[int, int | None]:
-    """Reads the exit codes that ranks left, in the order in which they ended. Raises OSError if their folder cannot be
-    seen from here, for example in a container."""
-    (exits / "started").stat()
+    """Reads the exit codes that ranks left, the first rank to end first. Raises OSError if their folder cannot be seen
+    from here, for example in a container."""
+    patiently(exits, (exits / "started").stat)
     codes: dict[int, int | None] = {}
     for path in sorted(exits.glob("rank-*"), key=lambda path: path.stat().st_mtime_ns):
         rank, text = path.name.removeprefix("rank-"), path.read_bytes()[:8].decode(errors="replace").strip()
@@ -179,11 +190,11 @@ def _codes(exits: Path) -> dict[int, int | None]:
 def _has_saved(run_dir: Path, started: Path) -> bool:
     """Whether the run has saved something since the file `started` was touched. If checkpoints are kept elsewhere
     (--checkpoint.url), looks at the ledger instead, which gets a line for each checkpoint."""
-    if not started.exists():
+    if not is_there(started):
         return False
-    begin, checkpoints = started.stat().st_mtime_ns, run_dir / "checkpoints"
-    found = checkpoints.rglob("MANIFEST.json") if checkpoints.is_dir() else [run_dir / "ledger.jsonl"]
-    return any(path.stat().st_mtime_ns > begin for path in found if path.exists())
+    begin, checkpoints = patiently(started, started.stat).st_mtime_ns, run_dir / "checkpoints"
+    found = checkpoints.rglob("MANIFEST.json") if is_a_folder(checkpoints) else [run_dir / "ledger.jsonl"]
+    return any(patiently(path, path.stat).st_mtime_ns > begin for path in found if is_there(path))
 
 
 def _idle(facts: Facts, state: Path) -> int:
@@ -197,7 +208,7 @@ def _idle(facts: Facts, state: Path) -> int:
 
 
 def _nodes(facts: Facts) -> list[str]:
-    """Returns the nodes that the ranks use, and a port that is free on this node and on the first of the ranks'."""
+    """Returns the nodes that the ranks use, and a port that is free on this node and on the ranks' first node."""
     choice = chosen(_check_facts(facts))
     lines = [f"say {line}" for line in choice.says]
     lines += [f"nodes {' '.join(choice.nodes)}", f"left-out {','.join(choice.left_out)}", f"store {choice.store}"]
@@ -242,14 +253,14 @@ def _check_facts(facts: Facts) -> CheckFacts:
 
 
 def _found_in(line: str) -> dict[str, str]:
-    """Returns what a node found, such as {"shared": "", "shm-kib": "65536"}."""
+    """Returns the values in a node's line, such as {"shared": "", "shm-kib": "65536"}."""
     words = (word.partition("=") for word in line.split())
     return {name: value for name, _, value in words}
 
 
 def _crashes(path: Path, job: str) -> list[str]:
     """Returns the nodes to which this job's crashes were attributed, one entry per crash, from the file at `path`."""
-    lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+    lines = path.read_text(errors="replace").splitlines() if is_there(path) else []
     return [line.removeprefix(f"{job} ") for line in lines if line.startswith(f"{job} ")]
 
 

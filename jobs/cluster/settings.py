@@ -83,7 +83,7 @@ class ClusterConfig:
     requeue: bool = True
     """Whether jobs may be requeued; no: give `--links`, so that several jobs in a row continue a run."""
     launcher: Literal["srun", "torchrun"] = "srun"
-    """What starts the ranks: srun, one task per rank; or one torchrun per node."""
+    """Program that starts the ranks: srun, with one task per rank; or torchrun, with one per node."""
     spares: Annotated[int, Range(0, 1024, zero="none: a job that loses a node is requeued")] = 0
     """Spare nodes of each job, which replace sick or lost ones."""
     options: tuple[str, ...] = ()

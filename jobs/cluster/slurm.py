@@ -11,9 +11,11 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import shorten
+from types import MappingProxyType
 from typing import Any
 
 from jobs.cluster.batch_script import tasks_in
@@ -26,7 +28,7 @@ from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 120
-_SILENT_SECONDS, _MOST_CHARACTERS = 30.0, 200
+_SILENT_SECONDS, _MOST_CHARACTERS = 30.0, 400
 _ENDING_SECONDS, _PAUSE_SECONDS = 90.0, 1.0
 _JOB_LINE = re.compile(r"([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%.-]+\]))?) ([A-Z_]+) (\S+)")
 _FIELD = re.compile(r"(\w+)=(\S*)")
@@ -42,6 +44,11 @@ _SILENCE = re.compile(
 _OF_JOB = re.compile(
     r"SLURM_(?!CONF$)|PMI|PMIX|MASTER_(ADDR|PORT)$|PATCHLINE_(STATE|MARGIN|RETRIES|REQUEUE|SPARES|LAUNCHER|S3_ANSWERED)$"
 )
+# A user's preferences change what these programs answer and do: SQUEUE_STATES would hide a run's job.
+_OF_TOOLS = re.compile(r"(SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_")
+# A variable of sbatch replaces the same option in a script. Only variables that say where or for whom a job runs may do
+# so.
+_OF_SBATCH = re.compile(r"SBATCH_(?!(ACCOUNT|CLUSTERS|CONSTRAINT|PARTITION|QOS|RESERVATION|WCKEY)$)")
 FINISHED = (
     "COMPLETED",
     "FAILED",
@@ -53,6 +60,7 @@ FINISHED = (
     "DEADLINE",
     "BOOT_FAIL",
 )
+_NO_JOBS: Mapping[str, str] = MappingProxyType({})
 SUBMISSIONS = "submitted.jsonl"
 _RECORDS = (SUBMISSIONS, "tries.jsonl")
 _EXITS = re.compile(r"exits-([1-9]\d{0,9})-\d{1,9}-\d{1,9}")  # a try's folder: job, start and try
@@ -84,11 +92,11 @@ class QueuedJob:
         """The number of the job, or of its array."""
         return int(self.job.partition("_")[0])
 
-    def part_as(self, job: str) -> "QueuedJob | None":
+    def part_as(self, job: str, name: str = "") -> "QueuedJob | None":
         """Returns the job if `job` is its number, or only the task that `job` names, such as `12_3`. Returns None if
-        `job` is another job."""
+        `job` is another job, or if this job does not have the `name`: Slurm may have used the number again."""
         number, is_task, task = job.partition("_")
-        if str(self.number) != number:
+        if str(self.number) != number or (name and name not in self.names):
             return None
         if not is_task:
             return self
@@ -112,6 +120,11 @@ def need_sbatch(environ: Mapping[str, str]) -> None:
         raise UserError("no sbatch on the PATH: run this on a login node of the cluster, or with --dry-run anywhere")
 
 
+def unused_options(environ: Mapping[str, str]) -> list[str]:
+    """Returns the names of sbatch's variables that would replace options of a job, and are not given to sbatch."""
+    return sorted(filter(_OF_SBATCH.match, environ))
+
+
 def ran(
     words: list[str],
     environ: Mapping[str, str],
@@ -121,13 +134,14 @@ def ran(
     inherited: Collection[str] = (),
 ) -> "subprocess.CompletedProcess[str]":
     """Runs one of Slurm's programs, with `text` as its input. Slurm stores the environment that sbatch and srun pass on
-    to jobs, so only variables that are known to hold no secret, and those in `inherited`, are passed on. `seconds`: how
-    long the program may take; 0: two minutes. Raises UserError if the program is missing or does not answer in time."""
+    to jobs, so only variables that are known to hold no secret, and those in `inherited`, are passed on. The user's
+    preferences for these programs are left out. `seconds`: how long the program may take; 0: two minutes. Raises
+    UserError if the program is missing or does not answer in time."""
     limit = seconds or _ANSWER_SECONDS
     clean = {
         name: value
         for name, value in environ.items()
-        if not _OF_JOB.match(name)
+        if not any(kind.match(name) for kind in (_OF_JOB, _OF_TOOLS, _OF_SBATCH))
         and (is_passed_on(name, value, named=inherited) if words[0] in _STARTING else not is_secret(name, value))
     }
     if words[0] == "squeue":
@@ -151,6 +165,11 @@ def ran(
         raise UserError(f"{words[0]} has not answered for {limit:g} s", todo="try again when Slurm does") from None
 
 
+def in_one_line(error: str) -> str:
+    """Returns an error of one of Slurm's programs in one line, escaped. A long one is cut between two words."""
+    return printable_name(shorten(error, _MOST_CHARACTERS, placeholder=" ...", break_on_hyphens=False))
+
+
 def slurms_answer(
     words: list[str],
     environ: Mapping[str, str],
@@ -165,7 +184,7 @@ def slurms_answer(
     said = " ".join(line.removeprefix("sbatch: ").strip() for line in done.stderr.splitlines() if line.strip())
     if done.returncode == 0:
         return printable_name(said)
-    reason = said.removeprefix("error: ")[:400]
+    reason = in_one_line(said.removeprefix("error: "))
     if _SILENCE.search(said):
         todo = "run this on a login node of the cluster, once its controller answers (`scontrol ping`)"
         raise UserError(f"Slurm does not answer: {reason}", todo=todo)
@@ -177,7 +196,7 @@ def submitted(words: list[str], environ: Mapping[str, str], *, inherited: Collec
     Raises UserError with sbatch's message if it fails."""
     done = ran(["sbatch", "--parsable", *words], environ, inherited=inherited)
     if done.returncode != 0:
-        raise UserError(f"sbatch failed: {done.stderr.strip()[:400]}")
+        raise UserError(f"sbatch failed: {in_one_line(done.stderr)}")
     job = done.stdout.strip().partition(";")[0]
     if not job.isascii() or not job.isdecimal():
         raise UserError(f"sbatch answered {shown_value(job)} instead of a job's number", todo="see squeue")
@@ -193,28 +212,28 @@ def queued(environ: Mapping[str, str], *, with_ended: bool = False) -> list[Queu
 
 def _jobs_in(answer: "subprocess.CompletedProcess[str]") -> list[QueuedJob]:
     if answer.returncode != 0:
-        raise UserError(f"squeue does not answer: {answer.stderr.strip()[:200]}", todo="try again when Slurm does")
+        raise UserError(f"squeue does not answer: {in_one_line(answer.stderr)}", todo="try again when Slurm does")
     found = [_JOB_LINE.fullmatch(line.rstrip()) for line in answer.stdout.splitlines()]
     return [QueuedJob(job=one[1], state=one[2], names=tuple(one[3].split(","))) for one in found if one]
 
 
-def queued_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str] = ()) -> list[QueuedJob]:
+def queued_with(name: str, environ: Mapping[str, str], *, recorded: Mapping[str, str] = _NO_JOBS) -> list[QueuedJob]:
     """Returns this user's pending and running jobs and array tasks with this name, and those of the `recorded` jobs
-    (`12` or `12_3`) that are still in the queue. Recorded jobs may belong to a colleague, or have another name because
-    the folder had another path."""
+    (`12` or `12_3`, each with its name) that are still in the queue. Recorded jobs may belong to a colleague, or have
+    another name because the folder had another path."""
     own = queued(environ)
     found = [part for one in own if (part := one.part_of(name))]
     known = {one.number for one in found}
-    others = [job for job in dict.fromkeys(recorded) if int(job.partition("_")[0]) not in known]
+    others = [job for job in recorded if int(job.partition("_")[0]) not in known]
     if others:
         answer = ran([*_SQUEUE, f"--jobs={','.join(job.partition('_')[0] for job in others)}"], environ)
         if answer.returncode == 0 or not UNKNOWN_JOB.search(answer.stderr):
             there = _jobs_in(answer)
-            found += [part for job in others for one in there if (part := one.part_as(job))]
+            found += [part for job in others for one in there if (part := one.part_as(job, recorded[job]))]
     return found
 
 
-def settled_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str] = ()) -> list[QueuedJob]:
+def settled_with(name: str, environ: Mapping[str, str], *, recorded: Mapping[str, str] = _NO_JOBS) -> list[QueuedJob]:
     """Returns the same as `queued_with`, but waits while all of these jobs are ending. A cancelled job is gone
     afterwards, and a requeued one is pending. Raises UserError if they are still ending after 90 seconds."""
     deadline, has_said = time.monotonic() + _ENDING_SECONDS, False
@@ -243,18 +262,18 @@ def silence(environ: Mapping[str, str]) -> str:
     if done.returncode == 0:
         return ""
     reason = (done.stderr.strip().splitlines() or ["squeue failed"])[-1].removeprefix("squeue: ")
-    return f"Slurm does not answer ({printable_name(reason[:_MOST_CHARACTERS])})"
+    return f"Slurm does not answer ({in_one_line(reason)})"
 
 
 def cancelled(jobs: list[str], environ: Mapping[str, str]) -> None:
     """Cancels pending or running jobs. Raises UserError if scancel fails."""
     done = ran(["scancel", *jobs], environ)
     if done.returncode != 0:
-        raise UserError(f"scancel failed: {done.stderr.strip()[:300]}", todo="try again when Slurm answers")
+        raise UserError(f"scancel failed: {in_one_line(done.stderr)}", todo="try again when Slurm answers")
 
 
 def partitions(environ: Mapping[str, str], name: str = "") -> list[dict[str, str]]:
-    """Returns the fields of every partition, or of the one with this name, as scontrol shows them. Returns an empty
+    """Returns the fields that scontrol shows for every partition, or for the partition with this name. Returns an empty
     list if Slurm does not answer."""
     done = ran(["scontrol", "--oneliner", "show", "partition", *([name] if name else [])], environ)
     return [dict(_FIELD.findall(line)) for line in done.stdout.splitlines()] if done.returncode == 0 else []
@@ -291,7 +310,7 @@ class JobFacts:
     """What scontrol says about a job. `number`: its number. For a task of an array, `job` is `12_3` and `number` is the
     task's own, such as 15. `starts`: how often the job was requeued. `reason`: why it waits or how it ended, empty if
     Slurm gives no reason. `nodes`: a list such as `n[1-2]`. Times are Slurm's text, empty if unknown. `log`: the file
-    of its error output."""
+    of its error output. `comment`: the names of a job that patchline submitted, as in `QueuedJob`."""
 
     job: str
     number: str
@@ -306,11 +325,22 @@ class JobFacts:
     dependency: str
     exit_code: str
     log: str
+    comment: str = ""
 
     @property
     def is_finished(self) -> bool:
         """Whether the job has ended."""
         return self.state in FINISHED
+
+    def is_of(self, name: str, run: str = "") -> bool:
+        """Whether this is the job that was recorded with `name`, and not another job to which Slurm has given its
+        number since. If no name was recorded, as for a script that plain sbatch started, the job must not be
+        patchline's, or be of the `run` with this name."""
+        names = self.comment.split(",")
+        if name:
+            return name in names
+        words = [word.partition("@")[0] for word in names]
+        return run in words or not any(word.startswith("patchline-") for word in words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -330,15 +360,22 @@ def numbers_of(run_dir: Path) -> list[int]:
     return sorted(found, reverse=True)
 
 
-def submitted_in(folder: Path) -> list[str]:
+def names_in(folder: Path) -> dict[str, str]:
+    """Returns the jobs that were submitted from this folder or a copy of it, each with its name in the queue."""
+    lines = [line for line in _lines(folder / SUBMISSIONS) if _number_in(line)]
+    return {str(_number_in(line)): str(line.get("name", "")) for line in lines}
+
+
+def submitted_in(folder: Path) -> dict[str, str]:
     """Returns the last 64 jobs that were submitted in a folder such as RUN/submit, newest first. Jobs submitted through
     another path to the folder count. In a copy of a folder, jobs that were submitted in the original do not count."""
     try:
         here = folder.stat().st_ino
     except OSError:
-        return []
-    numbers = [_number_in(line) for line in _lines(folder / SUBMISSIONS) if line.get("folder") == here]
-    return [str(number) for number in reversed(numbers) if number][:_MOST_RECORDED]
+        return {}
+    lines = [line for line in _lines(folder / SUBMISSIONS) if line.get("folder") == here and _number_in(line)]
+    newest = list(reversed(lines))[:_MOST_RECORDED]
+    return {str(_number_in(line)): str(line.get("name", "")) for line in newest}
 
 
 def is_copied(folder: Path) -> bool:
@@ -383,8 +420,8 @@ def tasks_of(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> l
     empty list if Slurm does not know the job. Raises UserError if Slurm does not answer."""
     done = ran(["scontrol", "--oneliner", "show", "job", job], environ, seconds=seconds)
     if done.returncode != 0 and not UNKNOWN_JOB.search(done.stdout[:_MOST_TEXT] + done.stderr[:_MOST_TEXT]):
-        said = " ".join(done.stderr.split())[:200]
-        raise UserError(f"scontrol does not answer: {printable_name(said)}", todo="try again when Slurm does")
+        said = in_one_line(done.stderr)
+        raise UserError(f"scontrol does not answer: {said}", todo="try again when Slurm does")
     lines = done.stdout.split("\n", _MOST_TASKS) if done.returncode == 0 else []
     return [one for line in lines if (one := parsed(line))]
 
@@ -412,6 +449,7 @@ def parsed(text: str) -> JobFacts | None:
         dependency=known.get("Dependency", ""),
         exit_code=known.get("ExitCode", ""),
         log=known.get("StdErr", "") or known.get("StdOut", ""),
+        comment=known.get("Comment", ""),
     )
 
 

@@ -9,7 +9,6 @@ from jobs.settings.data import CardJob
 from shards.card.facts import CARD_PATH, CardFacts, gather_facts
 from shards.card.page import Use, render, title_of
 from shards.dataset import open_dataset
-from shards.errors import UserError
 from shards.output.quantities import size
 from shards.pages.page import shown
 
@@ -20,8 +19,6 @@ log = logging.getLogger(__name__)
 
 def run(job: CardJob) -> int:
     """Writes the card and changes nothing else; returns 0."""
-    if not job.url:
-        raise UserError("the dataset's URL is missing; give a folder or s3://bucket/prefix")
     dataset = open_dataset(job.url)
     facts = gather_facts(dataset, num_tiles=job.num_mosaic)
     page = render(facts, use=use_of(facts))

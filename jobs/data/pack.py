@@ -116,7 +116,7 @@ def _was_reachable() -> Iterator[None]:
 
 def spec_of(job: PackJob) -> PackSpec:
     """Returns all settings that decide the bytes of the shards. Workers and parts are not among them. With
-    --split-test, the test split is taken from the source's training split."""
+    --split-test, the test split is a part of the source's training split."""
     settings = {field.name: getattr(job, field.name) for field in fields(PackSpec)}
     settings["source"] = source_of_split(job.source, "train" if job.split_test else job.split)
     return PackSpec(**settings)

@@ -6,7 +6,6 @@ from pathlib import Path
 from jobs import exit_codes
 from jobs.record import write_record
 from jobs.settings.data import VerifyJob
-from shards.errors import UserError
 from shards.verifying.verify import verify_dataset
 
 __all__ = ["VerifyJob", "run"]
@@ -16,8 +15,6 @@ log = logging.getLogger(__name__)
 
 def run(job: VerifyJob) -> int:
     """Checks the dataset. Returns 0 if nothing is wrong; otherwise lists the faults and returns 1."""
-    if not job.url:
-        raise UserError("the dataset's URL is missing; give a folder or s3://bucket/prefix")
     if job.run_dir:
         write_record(Path(job.run_dir), stage="verify", job=job)
     faults = verify_dataset(job.url, deep=job.deep, workers=job.workers)

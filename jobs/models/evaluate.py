@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.exit_codes import AnsweredInExchanges
+from jobs.exit_codes import answered_in_exchanges
 from jobs.output import put, write_out
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
@@ -42,9 +42,6 @@ _SCORES, _CLASSES, _EXAMPLES = "scores.json", "classes.json", "examples.json"
 
 def run(job: EvaluateJob) -> int:
     """Evaluates the weights. Rank 0 prints the scores and writes scores.json."""
-    for flag, value in (("--weights", job.weights), ("--data.url", job.data.url)):
-        if not value:
-            raise UserError(f"{flag} is missing: give the {'weights folder' if 'w' in flag else 'dataset'} as {flag}")
     world = current_world(job.device, threads=job.threads)
     weights, dataset = open_for_use(job.weights, say=world.is_first), _opened(job)
     refuse_no_head(weights)
@@ -57,7 +54,7 @@ def run(job: EvaluateJob) -> int:
         _remove_scores(Path(job.run_dir))
         # Written first, so that a folder without write access is refused now.
         write_record(Path(job.run_dir), stage="evaluate", job=job)
-    with AnsweredInExchanges(), joined(world):
+    with answered_in_exchanges(), joined(world):
         model = filled_model(weights).to(world.device)
         scores, counts = evaluate(
             model,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
-from jobs.exit_codes import AnsweredInExchanges
+from jobs.exit_codes import answered_in_exchanges
 from jobs.output import put, write_out
 from jobs.record import write_record
 from jobs.settings.models import FewshotJob
@@ -22,7 +22,7 @@ from pipeline.evaluation.fewshot import (
 from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.weights.folder import filled_model
 from pipeline.ranks.world import current_world, joined
-from shards.errors import InvalidDataError, UserError
+from shards.errors import InvalidDataError
 from shards.output.terminal import printable_name
 
 __all__ = ["FewshotJob", "run"]
@@ -30,16 +30,13 @@ __all__ = ["FewshotJob", "run"]
 
 def run(job: FewshotJob) -> int:
     """Measures the accuracy. Rank 0 prints a table of the scores and writes fewshot.json."""
-    for flag, value in (("WEIGHTS", job.weights), ("--data.url", job.data.url)):
-        if not value:
-            raise UserError(f"{flag} is missing: patchline fewshot WEIGHTS --data.url URL")
     world = current_world(job.device, threads=job.threads)
     weights = open_for_use(job.weights, say=world.is_first)
     data = chosen_data(*open_splits(job.data, group="data"), job)
     if job.run_dir and world.is_first:
         # Written first, so that a folder without write access is refused now.
         write_record(Path(job.run_dir), stage="fewshot", job=job)
-    with AnsweredInExchanges(), joined(world):
+    with answered_in_exchanges(), joined(world):
         model = filled_model(weights).to(world.device)
         transform = transform_of(job.data.transform, weights.usage.transform)
         found = represented(model, data, transform=transform, batch_size=job.data.batch_size, world=world)

@@ -19,8 +19,6 @@ _FACTS, FOLDER, _CURVES = "inspect.json", "inspect", "metrics.jsonl"
 
 def run(job: InspectJob) -> int:
     """Writes the figures and inspect.json, and prints their names."""
-    if not job.weights:
-        raise UserError("WEIGHTS is missing: patchline inspect RUN --images DIR")
     paths = image_files(job)
     from pipeline.evaluation.predictor import load_model  # loads torch, which help must not  # noqa: PLC0415
     from pipeline.inspection.model_figures import (  # noqa: PLC0415

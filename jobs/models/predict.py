@@ -26,8 +26,6 @@ KINDS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 def run(job: PredictJob) -> int:
     """Predicts the classes of all images. Returns 0 if every image was predicted, or 1 if some could not be used. Each
     of these is logged."""
-    if not job.weights:
-        raise UserError("WEIGHTS is missing: give a run directory or its weights folder, then the images")
     if Path(job.weights).suffix.lower() in IMAGE_SUFFIXES:
         image = printable_name(shlex.quote(job.weights))
         raise UserError(f"the weights come first, and {image} is an image: patchline predict RUN {image}")

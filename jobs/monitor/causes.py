@@ -12,35 +12,34 @@ from dataclasses import replace
 from jobs import exit_codes
 from jobs.cluster.queue_reasons import finding_of, findings_of_nodes
 from jobs.monitor.evidence import Ended, Evidence, LogLine
-from jobs.monitor.log_signs import AGAIN, FULL, OURS, PYTHON, SIGNS
+from jobs.monitor.log_signs import AGAIN, FULL, OURS, PYTHON, SAME_COMMAND, SIGNS
 from jobs.reports.facts import try_words
+from pipeline.runs.facts import SILENT_SECONDS
 from pipeline.training.watchdog.heartbeat_files import Beat, Phase
 from shards.errors import Finding
 from shards.output.quantities import duration
 
 Ranked = Iterator[tuple[int, Finding]]
-_AGAIN = "{again}"  # stands for the command that continues this run
 _ELSEWHERE = "start it again in another --run-dir"
 _SCRIPT = "stage.sbatch: "
 _LITTLE_BYTES = 1 << 30
-_SILENT_SECONDS = 60.0
 _OF_LIBRARY = ", a fault of a library or of the machine"
 # Exit code of a rank -> how the rank ended, and what to do. {host} stands for its node.
 _ENDS = {
     137: (
         "was killed by SIGKILL: by someone, or by the kernel because memory ran out",
-        f"`dmesg -T | grep -i oom` on {{host}} tells whether memory ran out (fewer workers); else {_AGAIN}",
+        f"`dmesg -T | grep -i oom` on {{host}} tells whether memory ran out (fewer workers); else {AGAIN}",
     ),
     135: (
         "died of SIGBUS, as when /dev/shm or a disk under a mapped file is full",
-        f"`df -h /dev/shm` there, fewer workers; then {_AGAIN}",
+        f"`df -h /dev/shm` there, fewer workers; then {AGAIN}",
     ),
-    134: (f"died of SIGABRT{_OF_LIBRARY}", _AGAIN),
-    139: (f"died of SIGSEGV{_OF_LIBRARY}", _AGAIN),
-    exit_codes.USER_MISTAKE: ("refused its words or settings", f"correct what the log names, then {_AGAIN}"),
-    exit_codes.WILL_NOT_SUCCEED: ("ended because it would not succeed", f"change what the log names, then {_AGAIN}"),
+    134: (f"died of SIGABRT{_OF_LIBRARY}", AGAIN),
+    139: (f"died of SIGSEGV{_OF_LIBRARY}", AGAIN),
+    exit_codes.USER_MISTAKE: ("refused its words or settings", f"correct what the log names, then {AGAIN}"),
+    exit_codes.WILL_NOT_SUCCEED: ("ended because it would not succeed", f"change what the log names, then {AGAIN}"),
     exit_codes.OUR_BUG: ("met a bug in patchline", "please report it with the log's last lines"),
-    exit_codes.CRASH: ("met a fault outside: a disk, storage, or a lost worker", _AGAIN),
+    exit_codes.CRASH: ("met a fault outside: a disk, storage, or a lost worker", AGAIN),
 }
 _GUARD_FINDINGS = {"spike": "a spike of the loss", "evaluation_failed": "an evaluation that failed"}
 
@@ -62,10 +61,10 @@ def causes_of(found: Evidence) -> list[Finding]:
         words = "its checkpoints are gone: the ledger names some, and the folder has none"
         ranked.append((1, _fault(words, "checkpoints", f"put them back, or {_ELSEWHERE}")))
     ranked += _of_notes(found)
-    again = _ELSEWHERE if is_lost else f"job {found.next_job.job} continues it" if found.next_job else AGAIN
+    again = _ELSEWHERE if is_lost else f"job {found.next_job.job} continues it" if found.next_job else SAME_COMMAND
     first: dict[str, Finding] = {}
     for _, one in sorted(ranked, key=lambda pair: pair[0]):
-        first.setdefault(one.found, replace(one, todo=one.todo.replace(_AGAIN, again)))
+        first.setdefault(one.found, replace(one, todo=one.todo.replace(AGAIN, again)))
     return list(first.values())
 
 
@@ -86,7 +85,7 @@ def _of_folder(found: Evidence) -> Ranked:
         yield 0, _fault(words, "STOP", f"rm {shlex.quote(str(found.run_dir / 'STOP'))}")
     if found.has_given_up:
         words = "it has given up: tries in a row saved nothing new; the causes around this line say why"
-        yield 50, _fault(words, "submit/gave-up", f"once that is fixed, {_AGAIN}")
+        yield 50, _fault(words, "submit/gave-up", f"once that is fixed, {AGAIN}")
 
 
 def _of_queue(found: Evidence) -> Ranked:
@@ -111,14 +110,14 @@ def _of_log(found: Evidence) -> Ranked:
     for pattern, rank, words, todo in SIGNS:
         line = next((one for one in found.log if pattern.search(one.text)), None)
         if line:
-            yield rank, _fault(words, _at(found, line), todo.replace(AGAIN, _AGAIN))
+            yield rank, _fault(words, _at(found, line), todo)
     said = next(((match[1], line) for line in found.log if (match := OURS.match(line.text))), None)
     fell = next(((match[1], line) for line in found.log if (match := PYTHON.match(line.text))), None)
     if said:
         is_ours = {exit_codes.USER_MISTAKE, exit_codes.WILL_NOT_SUCCEED} & {one.code for one in found.exits}
         yield 8 if is_ours else 24, _fault(said[0], _at(found, said[1]))
     elif fell:
-        yield 26, _fault(f"a rank ended with {fell[0]}", _at(found, fell[1]), _AGAIN)
+        yield 26, _fault(f"a rank ended with {fell[0]}", _at(found, fell[1]), AGAIN)
 
 
 def _of_script(found: Evidence) -> Ranked:
@@ -141,7 +140,7 @@ def _of_ranks(found: Evidence) -> Ranked:
 
 
 def _of_rank(one: Ended, host: str) -> Finding:
-    unknown = f"ended with exit code {one.code}", f"see the log's last lines; {_AGAIN}"
+    unknown = f"ended with exit code {one.code}", f"see the log's last lines; {AGAIN}"
     words, todo = _ENDS.get(one.code, unknown)
     who = f"rank {one.rank} on {host}" if host else f"rank {one.rank}"
     seen = f"{one.path}: {one.code}, the first rank to end"
@@ -163,23 +162,23 @@ def _of_heartbeats(found: Evidence) -> Ranked:
     ended = next((beat for beat, _ in found.beats if beat.error), None)
     if ended:
         is_full = any(pattern.search(ended.error) for pattern, *_ in FULL)
-        todo = f"make room (`df -h`), then {_AGAIN}" if is_full else _AGAIN
+        todo = f"make room (`df -h`), then {AGAIN}" if is_full else AGAIN
         yield 10 if is_full else 22, _fault(f"it ended with: {ended.error}", _file_of(ended), todo)
     if any(beat.has_dumped for beat, _ in found.beats):
         behind = min((beat for beat, _ in found.beats), key=lambda beat: beat.place.order)
         words = f"it hung; rank {behind.rank} on {behind.host} was the furthest behind, in {behind.place.words()}"
         seen = next((one for one in found.stacks if f"rank-{behind.rank:05d}-" in one), "heartbeats")
-        yield 6, _fault(words, seen, f"read its stacks; {_AGAIN}")
-    silent = ((beat, age) for beat, age in found.beats if age > _SILENT_SECONDS and beat.phase != Phase.ENDED)
+        yield 6, _fault(words, seen, f"read its stacks; {AGAIN}")
+    silent = ((beat, age) for beat, age in found.beats if age > SILENT_SECONDS and beat.phase != Phase.ENDED)
     for beat, age in list(silent)[:1]:
         words = f"rank {beat.rank} on {beat.host} fell silent {duration(age)} before the others, in "
-        yield 15, _fault(words + beat.place.words(), _file_of(beat), f"look at {beat.host} (`sinfo -R`); {_AGAIN}")
+        yield 15, _fault(words + beat.place.words(), _file_of(beat), f"look at {beat.host} (`sinfo -R`); {AGAIN}")
 
 
 def _of_data(found: Evidence) -> Ranked:
     for field, path in found.missing:
         words = f"--{field.replace('_', '-')} is {path!r}, and nothing is there"
-        todo = f"`ls -d {shlex.quote(path)}`; mount or pack it, or give the right path, then {_AGAIN}"
+        todo = f"`ls -d {shlex.quote(path)}`; mount or pack it, or give the right path, then {AGAIN}"
         yield 9, _fault(words, f"job.yaml: {field}", todo)
 
 
@@ -207,11 +206,11 @@ def _of_guard(found: Evidence) -> Ranked:
 
 
 def _of_silence(found: Evidence) -> Ranked:
-    """Yields what is known of a run that ended without a message: its state when it was last seen."""
+    """Yields the state in which a run was last seen, if it ended without a message."""
     why = next(iter(found.facts.run.reasons), "it ended, and nothing tells why")
     is_gone = found.facts.run.has_vanished
     guess = "; a run ends like this if SIGKILL or the loss of its node ends it" if is_gone else ""
-    todo = f"`dmesg -T | grep -i oom` on its node tells whether memory ran out; {_AGAIN}" if is_gone else _AGAIN
+    todo = f"`dmesg -T | grep -i oom` on its node tells whether memory ran out; {AGAIN}" if is_gone else AGAIN
     yield 60, _fault(why + guess, "heartbeats/rank-00000.json", todo)
 
 
@@ -220,11 +219,11 @@ def _of_stop(found: Evidence) -> Ranked:
     if found.last_try and not found.has_stop:
         yield (
             70,
-            _note(f"its last try {try_words(found.last_try)}", f"submit/tries.jsonl:{found.try_number}", _AGAIN),
+            _note(f"its last try {try_words(found.last_try)}", f"submit/tries.jsonl:{found.try_number}", AGAIN),
         )
     if found.facts.run.state == "stopped" and not found.has_stop:
         words = f"it was stopped{f' by {by}' if by else ''}, with its work saved"
-        yield 40, _note(words, "ledger.jsonl: last line", _AGAIN)
+        yield 40, _note(words, "ledger.jsonl: last line", AGAIN)
     if found.facts.run.state == "never started" and not found.next_job:  # a pending job has its own line
         yield 75, _of_unstarted(found)
 
@@ -245,5 +244,5 @@ def _of_unstarted(found: Evidence) -> Finding:
 def _of_notes(found: Evidence) -> Ranked:
     yield from ((85, one) for one in found.facts.damaged)
     for one in found.facts.time.restarts[-3:]:
-        words = f"earlier: {one.cause}, {duration(one.seconds)} lost"
+        words = f"earlier: {one.cause.words}, {duration(one.seconds)} lost"
         yield 95, _note(words, f"starts.jsonl: start {one.attempt.partition('-')[0]}")

@@ -55,13 +55,13 @@ class Ended:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What is known of a run's last try. `damage`: what is wrong with the run's record. `log`: the lines of its log, at
-    most 4 MiB. `log_name`: the log's path, relative to the run's folder if it is inside. `exits`: how each rank ended,
-    sorted by time. `beats`: each rank's heartbeat, and by how many seconds it is older than the newest. `last_try`: the
-    last line of tries.jsonl. `try_number`: the number of that line. `stacks`: the names of the files with stacks.
-    `missing`: fields of the record whose local path does not exist, with the path. `has_lost_checkpoints`: the ledger
-    names checkpoints, but the run's folder has none. `complaint`: why Slurm does not answer. `has_slurm`: whether Slurm
-    was asked."""
+    """The known facts about a run's last try. `damage`: what is wrong with the run's record. `log`: the lines of its
+    log, at most 4 MiB. `log_name`: the log's path, relative to the run's folder if it is inside. `exits`: how each rank
+    ended, sorted by time. `beats`: each rank's heartbeat, and by how many seconds it is older than the newest.
+    `last_try`: the last line of tries.jsonl. `try_number`: the number of that line. `stacks`: the names of the files
+    with stacks. `missing`: fields of the record whose local path does not exist, with the path. `has_lost_checkpoints`:
+    the ledger names checkpoints, but the run's folder has none. `complaint`: why Slurm does not answer. `has_slurm`:
+    whether Slurm was asked."""
 
     run_dir: Path
     facts: ReportFacts

@@ -26,7 +26,7 @@ from markupsafe import Markup, escape
 
 from jobs import exit_codes
 from jobs.output import put, write_out
-from pipeline.gpu_parts.sizes import GpuPart, parts_of
+from pipeline.machine.gpu_sizes import GpuPart, parts_of
 from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device
 from shards.errors import UserError
@@ -46,7 +46,7 @@ _OTHER_OUT = "give another --out"
 def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, str]) -> int:
     """Measures every part that `out` does not have yet, and writes `out` and the page next to it. Returns 1 if a part
     failed, else 0. Raises UserError if there is no GPU to measure, or if `out` was not written by this command."""
-    from pipeline.gpu_parts.parts import device_facts  # noqa: PLC0415 - loads torch, which other checks do not need
+    from pipeline.machine.gpu_parts import device_facts  # noqa: PLC0415 - loads torch, which other checks do not need
 
     about = device_facts(device)
     num_gpus = about["num_gpus"] if about["device"] == "cuda" else 2  # gloo ranks
@@ -142,7 +142,7 @@ class _Started:
     def part(self, part: GpuPart) -> Any:
         """Measures a part with one process per rank, and returns its result."""
         file = self.folder / "result.json"
-        self._output(["pipeline.gpu_parts.parts", str(file), json.dumps(asdict(part))], num_ranks=part.ranks)
+        self._output(["pipeline.machine.gpu_parts", str(file), json.dumps(asdict(part))], num_ranks=part.ranks)
         try:
             return parse_json(file.read_bytes())
         except (OSError, ValueError) as error:

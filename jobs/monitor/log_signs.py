@@ -3,7 +3,8 @@ kernel and libraries. `patchline doctor RUN` and `status` show the cause and the
 
 import re
 
-AGAIN = "the same command, or `patchline submit`, continues it"
+AGAIN = "{again}"  # stands for the command that continues the run
+SAME_COMMAND = "the same command, or `patchline submit`, continues it"
 _LABEL = r"^ *(?:\d+: *)?(?:\[rank\d+\]: ?){0,2}"  # labels by srun, by stage.sbatch under torchrun, and by torch
 OURS = re.compile(_LABEL + r"(?:\d\d:\d\d:\d\d )?(?:rank \d+: )?error: (.+)")
 PYTHON = re.compile(

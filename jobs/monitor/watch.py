@@ -32,7 +32,8 @@ from jobs.monitor.status import Status, state_of, status_of
 from jobs.output import fitted, put, wrapped
 from jobs.reports.ls import Run, run_at
 from jobs.stages import usage_of
-from pipeline.runs.facts import LEDGER, METRICS
+from pipeline.runs.facts import METRICS, SILENT_SECONDS
+from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from shards.config_values import Range
 from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import is_finite, is_step, object_in, read_tail
@@ -48,7 +49,7 @@ _TAIL_BYTES, _LOG_BYTES = 1 << 16, 1 << 14
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"running": "green", "done": "green", "failed": "red"}  # other states are yellow
 _SHARES = (("perf/mfu", "MFU"), ("perf/mfu_of_measured_peak", "of measured peak"))
-_LATE_SECONDS = 60.0
+_LATE_SECONDS = 60.0  # an older answer of Slurm is shown with its age, and an older sign of life in red
 _MOST_LOG = 200
 _MOST_RUNS = 256
 _RUNNING = "running"
@@ -433,7 +434,7 @@ def _head(view: View, columns: int) -> "list[Text]":
         bars = sparkline(view.losses[-max(1, columns - 6) :])
         lines.append(_text("loss  ").append(bars, style="cyan"))
     if seen:
-        is_late = facts.state == "running" and view.now - (facts.last_seen or 0) > _LATE_SECONDS
+        is_late = facts.state == "running" and view.now - (facts.last_seen or 0) > SILENT_SECONDS
         lines.append(_text(seen, "red" if is_late else "dim"))
     if facts.ranks:
         lines += [_text(part) for part in wrapped(f"ranks: {printable_name(facts.ranks)}", columns, most_lines=2)]

@@ -1,5 +1,4 @@
-"""Holds the recipes: functions that return a whole job, with its source, its expected result and its command in the
-docstring."""
+"""Holds the recipes: functions that return a whole job, with its source and its expected result in the docstring."""
 
 import inspect
 from collections.abc import Callable, Mapping

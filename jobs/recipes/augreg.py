@@ -58,7 +58,6 @@ def vit_ti16_i21k_augreg() -> TrainingJob:
     """ViT-Ti/16 on ImageNet-21k, 300 epochs, crop and flip alone, average pooling.
 
     Source: big_vision's configs/vit_i21k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_ti16_i21k_augreg --data.url URL --run-dir DIR
     """
     return _i21k("vit_ti16", "none")
 
@@ -67,7 +66,6 @@ def vit_s32_i21k_augreg() -> TrainingJob:
     """ViT-S/32 on ImageNet-21k, 300 epochs, crop and flip alone, average pooling.
 
     Source: big_vision's configs/vit_i21k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_s32_i21k_augreg --data.url URL --run-dir DIR
     """
     return _i21k("vit_s32", "none")
 
@@ -76,7 +74,6 @@ def vit_s16_i21k_augreg() -> TrainingJob:
     """ViT-S/16 on ImageNet-21k, 300 epochs, light1, average pooling.
 
     Source: big_vision's configs/vit_i21k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_s16_i21k_augreg --data.url URL --run-dir DIR
     """
     return _i21k("vit_s16", "light1")
 
@@ -85,7 +82,6 @@ def vit_b32_i21k_augreg() -> TrainingJob:
     """ViT-B/32 on ImageNet-21k, 300 epochs, light2, average pooling.
 
     Source: big_vision's configs/vit_i21k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_b32_i21k_augreg --data.url URL --run-dir DIR
     """
     return _i21k("vit_b32", "light2")
 
@@ -95,7 +91,6 @@ def vit_b16_i21k_augreg() -> TrainingJob:
 
     Source: big_vision's configs/vit_i21k.py. Expected: not published for light2; the best released B/16, medium1
     with a class token, has 85.49 % on ImageNet at 384 px (vit_b16_i21k_augreg_released).
-    Command: patchline pretrain vit_b16_i21k_augreg --data.url URL --run-dir DIR
     """
     return _i21k("vit_b16", "light2")
 
@@ -105,7 +100,6 @@ def vit_l16_i21k_augreg() -> TrainingJob:
 
     Source: big_vision's configs/vit_i21k.py. Expected: not published for medium2; the best released L/16, strong1
     with a class token, has 85.59 % on ImageNet at 384 px (vit_l16_i21k_augreg_released).
-    Command: patchline pretrain vit_l16_i21k_augreg --data.url URL --run-dir DIR
     """
     return _i21k("vit_l16", "medium2")
 
@@ -114,7 +108,6 @@ def vit_ti16_i1k_augreg() -> TrainingJob:
     """ViT-Ti/16 on ImageNet-1k, 300 epochs, light1, class token and hidden layer.
 
     Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_ti16_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_ti16", "light1")
 
@@ -123,7 +116,6 @@ def vit_s32_i1k_augreg() -> TrainingJob:
     """ViT-S/32 on ImageNet-1k, 300 epochs, medium1, class token and hidden layer.
 
     Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_s32_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_s32", "medium1")
 
@@ -132,7 +124,6 @@ def vit_s16_i1k_augreg() -> TrainingJob:
     """ViT-S/16 on ImageNet-1k, 300 epochs, medium2, class token and hidden layer.
 
     Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_s16_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_s16", "medium2")
 
@@ -141,7 +132,6 @@ def vit_b32_i1k_augreg() -> TrainingJob:
     """ViT-B/32 on ImageNet-1k, 300 epochs, medium2, class token and hidden layer.
 
     Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_b32_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_b32", "medium2")
 
@@ -150,7 +140,6 @@ def vit_b16_i1k_augreg() -> TrainingJob:
     """ViT-B/16 on ImageNet-1k, 300 epochs, medium2, class token and hidden layer.
 
     Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_b16_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_b16", "medium2")
 
@@ -159,7 +148,6 @@ def vit_l16_i1k_augreg() -> TrainingJob:
     """ViT-L/16 on ImageNet-1k, 300 epochs, medium2, class token and hidden layer.
 
     Source: big_vision's configs/vit_i1k.py. Expected: not published for this configuration.
-    Command: patchline pretrain vit_l16_i1k_augreg --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_l16", "medium2")
 
@@ -218,7 +206,6 @@ def vit_ti16_i21k_augreg_released() -> TrainingJob:
 
     Source: Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz.
     Expected: 78.22 % on ImageNet at 384 px.
-    Command: patchline pretrain vit_ti16_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("vit_ti16", "none", weight_decay=3e-5)
 
@@ -228,7 +215,6 @@ def vit_s32_i21k_augreg_released() -> TrainingJob:
 
     Source: S_32-i21k-300ep-lr_0.001-aug_none-wd_0.1-do_0.0-sd_0.0.npz.
     Expected: 79.58 % on ImageNet at 384 px.
-    Command: patchline pretrain vit_s32_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("vit_s32", "none", weight_decay=1e-4)
 
@@ -238,7 +224,6 @@ def vit_s16_i21k_augreg_released() -> TrainingJob:
 
     Source: S_16-i21k-300ep-lr_0.001-aug_light1-wd_0.03-do_0.0-sd_0.0.npz.
     Expected: 83.73 % on ImageNet at 384 px.
-    Command: patchline pretrain vit_s16_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("vit_s16", "light1", weight_decay=3e-5)
 
@@ -248,7 +233,6 @@ def vit_b32_i21k_augreg_released() -> TrainingJob:
 
     Source: B_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0.npz.
     Expected: 83.59 % on ImageNet at 384 px.
-    Command: patchline pretrain vit_b32_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("vit_b32", "light1", weight_decay=1e-4)
 
@@ -258,7 +242,6 @@ def vit_b16_i21k_augreg_released() -> TrainingJob:
 
     Source: B_16-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.0-sd_0.0.npz.
     Expected: 85.49 % on ImageNet at 384 px.
-    Command: patchline pretrain vit_b16_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("vit_b16", "medium1", weight_decay=1e-4)
 
@@ -268,7 +251,6 @@ def vit_b8_i21k_augreg_released() -> TrainingJob:
 
     Source: B_8-i21k-300ep-lr_0.001-aug_medium2-wd_0.1-do_0.0-sd_0.0.npz.
     Expected: 85.58 % on ImageNet at 224 px (vit_jax_augreg.ipynb).
-    Command: patchline pretrain vit_b8_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("vit_b8", "medium2", weight_decay=1e-4)
 
@@ -278,7 +260,6 @@ def vit_l16_i21k_augreg_released() -> TrainingJob:
 
     Source: L_16-i21k-300ep-lr_0.001-aug_strong1-wd_0.1-do_0.0-sd_0.0.npz.
     Expected: 85.59 % on ImageNet at 384 px.
-    Command: patchline pretrain vit_l16_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("vit_l16", "strong1", weight_decay=1e-4)
 
@@ -288,7 +269,6 @@ def r_vit_ti16_i21k_augreg_released() -> TrainingJob:
 
     Source: R_Ti_16-i21k-300ep-lr_0.001-aug_none-wd_0.03-do_0.0-sd_0.0.npz.
     Expected: 75.40 % on ImageNet at 384 px.
-    Command: patchline pretrain r_vit_ti16_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("r_vit_ti16", "none", weight_decay=3e-5)
 
@@ -298,7 +278,6 @@ def r26_vit_s32_i21k_augreg_released() -> TrainingJob:
 
     Source: R26_S_32-i21k-300ep-lr_0.001-aug_light1-wd_0.1-do_0.0-sd_0.0.npz.
     Expected: 83.85 % on ImageNet at 384 px.
-    Command: patchline pretrain r26_vit_s32_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("r26_vit_s32", "light1", weight_decay=1e-4)
 
@@ -308,7 +287,6 @@ def r50_vit_l32_i21k_augreg_released() -> TrainingJob:
 
     Source: R50_L_32-i21k-300ep-lr_0.001-aug_medium1-wd_0.1-do_0.1-sd_0.1.npz.
     Expected: 85.99 % on ImageNet at 384 px.
-    Command: patchline pretrain r50_vit_l32_i21k_augreg_released --data.url URL --run-dir DIR
     """
     return _released("r50_vit_l32", "medium1", weight_decay=1e-4, dropout=0.1)
 
@@ -318,7 +296,6 @@ def vit_s16_i1k_augreg_released() -> TrainingJob:
 
     Source: S_16-i1k-300ep-lr_0.001-aug_medium2-wd_0.1-do_0.0-sd_0.0 (timm).
     Expected: the authors publish no number for it.
-    Command: patchline pretrain vit_s16_i1k_augreg_released --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return on_imagenet_1k(_released("vit_s16", "medium2", weight_decay=1e-4))
 
@@ -328,7 +305,6 @@ def vit_b32_i1k_augreg_released() -> TrainingJob:
 
     Source: B_32-i1k-300ep-lr_0.001-aug_medium2-wd_0.1-do_0.1-sd_0.1 (timm).
     Expected: the authors publish no number for it.
-    Command: patchline pretrain vit_b32_i1k_augreg_released --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return on_imagenet_1k(_released("vit_b32", "medium2", weight_decay=1e-4, dropout=0.1))
 
@@ -338,7 +314,6 @@ def vit_b16_i1k_augreg_released() -> TrainingJob:
 
     Source: B_16-i1k-300ep-lr_0.001-aug_strong2-wd_0.1-do_0.1-sd_0.1 (timm).
     Expected: the authors publish no number for it.
-    Command: patchline pretrain vit_b16_i1k_augreg_released --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return on_imagenet_1k(_released("vit_b16", "strong2", weight_decay=1e-4, dropout=0.1))
 

@@ -23,7 +23,6 @@ def imagenet_384_augreg() -> TrainingJob:
     """ImageNet at 384 px with AugReg's B/32: inception crop, rate .03.
 
     Source: big_vision's configs/transfer.py. Expected: 83.27 % (83.22 to 83.33).
-    Command: patchline finetune imagenet_384_augreg --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return transfer_job(
         _MODEL, num_images=IMAGENET_1K.num_images, steps=20_000, learning_rate=0.03, views=INCEPTION_448
@@ -34,7 +33,6 @@ def cifar10_augreg() -> TrainingJob:
     """CIFAR-10 at 384 px with AugReg's B/32: random crop out of 448 px, rate .003.
 
     Source: big_vision's configs/transfer.py. Expected: 98.55 % (98.46 to 98.6).
-    Command: patchline finetune cifar10_augreg --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return transfer_job(_MODEL, num_images=CIFAR10.num_images, steps=10_000, learning_rate=0.003, views=RESMALL_448)
 
@@ -43,7 +41,6 @@ def cifar100_augreg() -> TrainingJob:
     """CIFAR-100 at 384 px with AugReg's B/32: random crop out of 448 px, rate .01.
 
     Source: big_vision's configs/transfer.py. Expected: 91.35 % (91.09 to 91.62).
-    Command: patchline finetune cifar100_augreg --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return transfer_job(_MODEL, num_images=CIFAR100.num_images, steps=10_000, learning_rate=0.01, views=RESMALL_448)
 
@@ -52,7 +49,6 @@ def pets_augreg() -> TrainingJob:
     """Oxford-IIIT Pets at 384 px with AugReg's B/32: inception crop, rate .003.
 
     Source: big_vision's configs/transfer.py. Expected: 93.78 % (93.62 to 94.00).
-    Command: patchline finetune pets_augreg --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return transfer_job(_MODEL, num_images=PETS.num_images, steps=500, learning_rate=0.003, views=INCEPTION_448)
 
@@ -61,7 +57,6 @@ def flowers_augreg() -> TrainingJob:
     """Oxford Flowers-102 at 384 px with AugReg's B/32: inception crop, rate .003.
 
     Source: big_vision's configs/transfer.py. Expected: 99.43 % (99.42 to 99.45).
-    Command: patchline finetune flowers_augreg --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return transfer_job(_MODEL, num_images=FLOWERS.num_images, steps=500, learning_rate=0.003, views=INCEPTION_448)
 

@@ -33,7 +33,6 @@ def imagenet_bit() -> TrainingJob:
     """ImageNet at 480 px by BiT-HyperRule, 20,000 steps.
 
     Source: big_transfer's bit_hyperrule.py. Expected: 80.68 % with R50x1, 85.15 % with R152x2 (its README).
-    Command: patchline finetune imagenet_bit --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _hyper_rule(IMAGENET_1K, image_size=480, resize_pixels=512)
 
@@ -43,7 +42,6 @@ def cifar10_bit() -> TrainingJob:
 
     Source: big_transfer's bit_hyperrule.py. Expected: close to its README's 97.4 % with R50x1 and 98.5 % with R152x2,
     which were measured with batch 128 and rate .001.
-    Command: patchline finetune cifar10_bit --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _hyper_rule(CIFAR10, image_size=128, resize_pixels=160)
 
@@ -53,7 +51,6 @@ def cifar100_bit() -> TrainingJob:
 
     Source: big_transfer's bit_hyperrule.py. Expected: close to its README's 86.6 % with R50x1 and 91.3 % with R152x2,
     which were measured with batch 128 and rate .001.
-    Command: patchline finetune cifar100_bit --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _hyper_rule(CIFAR100, image_size=128, resize_pixels=160)
 
@@ -62,7 +59,6 @@ def pets_bit() -> TrainingJob:
     """Oxford-IIIT Pets at 480 px by BiT-HyperRule, 500 steps, without mixup.
 
     Source: big_transfer's bit_hyperrule.py. Expected: not published for these models.
-    Command: patchline finetune pets_bit --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _hyper_rule(PETS, image_size=480, resize_pixels=512)
 
@@ -71,7 +67,6 @@ def flowers_bit() -> TrainingJob:
     """Oxford Flowers-102 at 480 px by BiT-HyperRule, 500 steps, without mixup.
 
     Source: big_transfer's bit_hyperrule.py. Expected: not published for these models.
-    Command: patchline finetune flowers_bit --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _hyper_rule(FLOWERS, image_size=480, resize_pixels=512)
 

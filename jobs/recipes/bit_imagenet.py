@@ -30,7 +30,6 @@ def bit_r18x1_i1k() -> TrainingJob:
 
     Source: BiT-S's values [unverified for this model]. Expected: not published. With batch norm and post-activation,
     ResNet-18 has 69.76 % (torchvision), and 72.12 % over ten crops ("Deep Residual Learning", Table 2).
-    Command: patchline pretrain bit_r18x1_i1k --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _bit_s("bit_r18x1")
 
@@ -40,7 +39,6 @@ def bit_r34x1_i1k() -> TrainingJob:
 
     Source: BiT-S's values [unverified for this model]. Expected: not published. With batch norm and post-activation,
     ResNet-34 has 73.31 % (torchvision), and 74.97 % over ten crops ("Deep Residual Learning", Table 2).
-    Command: patchline pretrain bit_r34x1_i1k --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _bit_s("bit_r34x1")
 

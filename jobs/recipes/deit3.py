@@ -39,7 +39,6 @@ def deit3_s16_i1k() -> TrainingJob:
     """ViT-S/16 on ImageNet-1k as in DeiT III, 800 epochs at 224 px.
 
     Source: README_revenge.md, deit_small_patch16_LS. Expected: 81.4 % on the validation split, with LAMB.
-    Command: patchline pretrain deit3_s16_i1k --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _imagenet_1k("vit_s16", image_size=224, stochastic_depth=0.05)
 
@@ -49,7 +48,6 @@ def deit3_b16_i1k() -> TrainingJob:
 
     Source: README_revenge.md, deit_base_patch16_LS. Expected: 82.8 % on the validation split at 192 px (its log), and
     83.8 % after 20 more epochs at 224 px, both with LAMB.
-    Command: patchline pretrain deit3_b16_i1k --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _imagenet_1k("vit_b16", image_size=192, stochastic_depth=0.2)
 
@@ -58,7 +56,6 @@ def deit3_s16_i21k() -> TrainingJob:
     """ViT-S/16 on ImageNet-21k as in DeiT III, 240 epochs at 224 px with the simple random crop.
 
     Source: README_revenge.md, deit_small_patch16_LS. Expected: 83.1 % on ImageNet-1k after fine-tuning, with LAMB.
-    Command: patchline pretrain deit3_s16_i21k --data.url URL --run-dir DIR
     """
     return _imagenet_21k("vit_s16", stochastic_depth=0.05)
 
@@ -67,7 +64,6 @@ def deit3_b16_i21k() -> TrainingJob:
     """ViT-B/16 on ImageNet-21k as in DeiT III, 240 epochs at 224 px with the simple random crop.
 
     Source: README_revenge.md, deit_base_patch16_LS. Expected: 85.7 % on ImageNet-1k after fine-tuning, with LAMB.
-    Command: patchline pretrain deit3_b16_i21k --data.url URL --run-dir DIR
     """
     return _imagenet_21k("vit_b16", stochastic_depth=0.1)
 

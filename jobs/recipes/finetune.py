@@ -1,8 +1,11 @@
 """Small fine-tuning recipes: higher resolution, resampled position embeddings, a new zero head, SGD with momentum,
 cosine decay, no weight decay, and clipping at 1 ("An Image is Worth 16x16 Words", Table 4 and appendix B.1.1). The
-papers' recipes are in paper_finetune.py, augreg_finetune.py, bit_finetune.py and paper_vtab.py."""
+papers' recipes are in paper_finetune.py, augreg_finetune.py, bit_finetune.py and paper_vtab.py.
 
-from collections.abc import Callable
+Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from jobs.recipes import augreg_finetune, bit_finetune, paper_finetune, paper_vtab, photos, pretrain, recipes_in
@@ -11,6 +14,11 @@ from pipeline.data.config import AugmentConfig
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
 
+# The flags of each recipe's command in help; "" stands for all recipes that are not named.
+COMMAND_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "": ("--initial.weights WEIGHTS --data.url URL --run-dir DIR",),
+    **dict.fromkeys(("digits_48", "cifar10_48"), ("--initial.weights RUN/weights --data.url URL --run-dir DIR",)),
+}
 _SGD = OptimizerConfig(name="sgd", momentum=0.9, weight_decay=0.0)
 
 
@@ -18,7 +26,6 @@ def digits_48() -> TrainingJob:
     """The digits_smoke model fine-tuned from 32 to 48 px (4 x 4 -> 6 x 6 patches).
 
     Source: the paper's fine-tuning, sized for the digits. Expected: 95 % or more on the test split.
-    Command: patchline finetune digits_48 --initial.weights RUN/weights --data.url URL --run-dir DIR
     """
     job = pretrain.digits_smoke()
     return replace(
@@ -38,7 +45,6 @@ def cifar10_48() -> TrainingJob:
 
     Source: the paper's CIFAR-10 fine-tuning (batch 512, SGD, cosine), shortened. Expected: a few points above the
     accuracy before fine-tuning.
-    Command: patchline finetune cifar10_48 --initial.weights RUN/weights --data.url URL --run-dir DIR
     """
     job = pretrain.cifar10_small()
     return replace(

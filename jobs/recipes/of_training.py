@@ -1,6 +1,8 @@
 """Turns a training job, from any recipe or file, into the jobs of `patchline plan` and `patchline verify-resume`."""
 
+from collections.abc import Mapping
 from dataclasses import fields
+from types import MappingProxyType
 from typing import Literal
 
 from jobs.recipes import (
@@ -54,6 +56,9 @@ _DATASETS: dict[str, PaperDataset] = {
     **paper_vtab.DATASETS,
 }
 RECIPES = {**pretrain.RECIPES, **finetune.RECIPES}
+COMMAND_FLAGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {}
+)  # help shows the same commands for all of these recipes
 
 
 def plan_of(word: str, training: TrainingJob) -> PlanJob:

@@ -20,7 +20,6 @@ def vit_b16_jft_no_positions() -> TrainingJob:
     """ViT-B/16 without position embeddings: a bag of patches.
 
     Source: Table 8. Expected: 61.382 %, 5-shot.
-    Command: patchline pretrain vit_b16_jft_no_positions --data.url URL --run-dir DIR
     """
     return _positions("none", "input")
 
@@ -29,7 +28,6 @@ def vit_b16_jft_1d_layers() -> TrainingJob:
     """ViT-B/16 with separate 1-D position embeddings before each layer (vit_b16_jft: 64.206 % with one at the input).
 
     Source: Table 8. Expected: 63.964 %, 5-shot.
-    Command: patchline pretrain vit_b16_jft_1d_layers --data.url URL --run-dir DIR
     """
     return _positions("learned_1d", "layers")
 
@@ -38,7 +36,6 @@ def vit_b16_jft_1d_shared() -> TrainingJob:
     """ViT-B/16 with the same 1-D position embeddings before each layer.
 
     Source: Table 8. Expected: 64.292 %, 5-shot.
-    Command: patchline pretrain vit_b16_jft_1d_shared --data.url URL --run-dir DIR
     """
     return _positions("learned_1d", "layers_shared")
 
@@ -47,7 +44,6 @@ def vit_b16_jft_2d() -> TrainingJob:
     """ViT-B/16 with 2-D position embeddings at the input.
 
     Source: Table 8. Expected: 64.001 %, 5-shot.
-    Command: patchline pretrain vit_b16_jft_2d --data.url URL --run-dir DIR
     """
     return _positions("learned_2d", "input")
 
@@ -56,7 +52,6 @@ def vit_b16_jft_2d_layers() -> TrainingJob:
     """ViT-B/16 with separate 2-D position embeddings before each layer.
 
     Source: Table 8. Expected: 64.046 %, 5-shot.
-    Command: patchline pretrain vit_b16_jft_2d_layers --data.url URL --run-dir DIR
     """
     return _positions("learned_2d", "layers")
 
@@ -65,7 +60,6 @@ def vit_b16_jft_2d_shared() -> TrainingJob:
     """ViT-B/16 with the same 2-D position embeddings before each layer.
 
     Source: Table 8. Expected: 64.022 %, 5-shot.
-    Command: patchline pretrain vit_b16_jft_2d_shared --data.url URL --run-dir DIR
     """
     return _positions("learned_2d", "layers_shared")
 
@@ -74,7 +68,6 @@ def vit_b16_jft_relative() -> TrainingJob:
     """ViT-B/16 with relative positions in every layer's attention.
 
     Source: Table 8. Expected: 64.032 %, 5-shot.
-    Command: patchline pretrain vit_b16_jft_relative --data.url URL --run-dir DIR
     """
     return _positions("relative", "input")
 
@@ -84,7 +77,6 @@ def vit_b16_jft_average() -> TrainingJob:
 
     Source: appendix D.3; Figure 9, whose legend has the rate. Expected: as vit_b16_jft; at its rate of 8e-4, clearly
     worse.
-    Command: patchline pretrain vit_b16_jft_average --data.url URL --run-dir DIR
     """
     return _averaged(paper_jft.vit_b16_jft())
 
@@ -94,7 +86,6 @@ def vit_shapes_jft() -> TrainingJob:
 
     Source: appendix D.2; its rate [unverified]: that of L/32. Vary --model.depth, --model.patch, --model.mlp-width, or
     --model.width with --model.num-heads. Expected: depth helps most, up to 64 layers.
-    Command: patchline pretrain vit_shapes_jft --model.depth 16 --data.url URL --run-dir DIR
     """
     job = paper_jft.vit_l32_jft()
     return replace(
@@ -106,7 +97,6 @@ def bit_r50x1_jft_sgd() -> TrainingJob:
     """BiT ResNet-50x1 by SGD instead of Adam (bit_r50x1_jft: 77.54 %).
 
     Source: Table 7, with BiT's values; see _sgd. Expected: 78.24 % on ImageNet after fine-tuning.
-    Command: patchline pretrain bit_r50x1_jft_sgd --data.url URL --run-dir DIR
     """
     return _sgd(paper_jft.bit_r50x1_jft())
 
@@ -115,7 +105,6 @@ def bit_r152x2_jft_sgd() -> TrainingJob:
     """BiT ResNet-152x2 by SGD instead of Adam (bit_r152x2_jft: 84.97 %).
 
     Source: Table 7, with BiT's values; see _sgd. Expected: 84.37 % on ImageNet after fine-tuning.
-    Command: patchline pretrain bit_r152x2_jft_sgd --data.url URL --run-dir DIR
     """
     return _sgd(paper_jft.bit_r152x2_jft())
 
@@ -126,7 +115,6 @@ def vit_b32_half_jft() -> TrainingJob:
     Source: Figure 4's caption; its rate, 7 epochs and 12 heads [unverified]: those of B/32. Add --data.subset.count
     9000000, 30000000 or 90000000 with early stopping (docs/reference/transfer.md). Expected: a curve of 5-shot
     accuracies on ImageNet, for which the paper gives no numbers.
-    Command: patchline pretrain vit_b32_half_jft --data.url URL --run-dir DIR
     """
     job = paper_jft.vit_b32_jft()
     return replace(job, model=replace(job.model, name="vit_b32_half"))
@@ -137,7 +125,6 @@ def vit_b16_axial_jft() -> TrainingJob:
 
     Source: appendix D.6; see _axial. Expected: above vit_b16_jft, 5-shot on ImageNet (Figure 13, without numbers).
     Cost: ours, 427 exaFLOPs, 1.9 times B/16's.
-    Command: patchline pretrain vit_b16_axial_jft --data.url URL --run-dir DIR
     """
     return _axial(paper_jft.vit_b16_jft())
 
@@ -147,7 +134,6 @@ def vit_b32_axial_jft() -> TrainingJob:
 
     Source: appendix D.6; see _axial. Expected: above vit_b32_jft, 5-shot on ImageNet (Figure 13, without numbers).
     Cost: ours, 108 exaFLOPs, 1.9 times B/32's.
-    Command: patchline pretrain vit_b32_axial_jft --data.url URL --run-dir DIR
     """
     return _axial(paper_jft.vit_b32_jft())
 

@@ -55,7 +55,6 @@ def imagenet_384() -> TrainingJob:
     Source: vision_transformer (vit_jax/input_pipeline.py, configs/vit.py and common.py); Table 4: rates .003, .01, .03
     and .06, here .03 (the code's). Expected from the weights of ImageNet-21k: 84.53 % with B/16, 81.66 % with B/32,
     81.89 % with L/32; with --model.dropout 0.1 85.05 % with L/16, 85.08 % with R50+B/16.
-    Command: patchline finetune imagenet_384 --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return transfer_job("vit_b16", num_images=IMAGENET_1K.num_images, steps=20_000, learning_rate=0.03, views=CODE)
 
@@ -65,7 +64,6 @@ def imagenet_384_code() -> TrainingJob:
 
     Source: as imagenet_384; vit_jax/configs/common.py: train[:99%]. Expected: the values of imagenet_384, which were
     measured with this split on 49,664 of the 50,000 images.
-    Command: patchline finetune imagenet_384_code --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _with_held_out(imagenet_384(), share=0.01)
 
@@ -75,7 +73,6 @@ def imagenet_384_paper() -> TrainingJob:
 
     Source: section 4.1, Table 4 (rates .003, .01, .03 and .06, here .03), BiT section 3.3. Expected (Table 5): from
     ImageNet-21k 83.97 % with B/16, 85.15 % with L/16, 85.13 % with H/14; from JFT 84.15 %, 87.12 % and 88.04 %.
-    Command: patchline finetune imagenet_384_paper --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _as_in_the_paper(imagenet_384())
 
@@ -88,7 +85,6 @@ def imagenet_518_h14() -> TrainingJob:
     88.55 % (Table 2), of the averaged weights: patchline evaluate DIR --data.url URL-val.
     An image needs 1.8 GB of activations [computed]: 64 per rank fit a GPU of 141 GB; on smaller ones, set a smaller
     --micro-batch or --engine.activation-checkpointing.
-    Command: patchline finetune imagenet_518_h14 --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _high_resolution("vit_h14", image_size=518)
 
@@ -98,7 +94,6 @@ def imagenet_518_h14_central_crop() -> TrainingJob:
 
     Source: ours: the proportion 448 to 384 of big_vision's transfer.py. Expected: not known; imagenet_518_h14 has the
     paper's number. To evaluate: patchline evaluate DIR --data.url URL-val
-    Command: patchline finetune imagenet_518_h14_central_crop --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _with_central_crop(imagenet_518_h14(), short_side=604)
 
@@ -110,7 +105,6 @@ def imagenet_512_l16() -> TrainingJob:
     dropout as in the code. Evaluation resizes directly, as in the paper and the code. Expected (Table 2): from
     vit_l16_jft 87.76 %, from vit_l16_i21k 85.30 %, of the averaged weights (patchline evaluate, as for
     imagenet_518_h14).
-    Command: patchline finetune imagenet_512_l16 --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _high_resolution("vit_l16", image_size=512)
 
@@ -120,7 +114,6 @@ def imagenet_512_l16_central_crop() -> TrainingJob:
 
     Source: ours: the proportion 448 to 384 of big_vision's transfer.py. Expected: not known; imagenet_512_l16 has the
     paper's number. To evaluate: patchline evaluate DIR --data.url URL-val
-    Command: patchline finetune imagenet_512_l16_central_crop --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _with_central_crop(imagenet_512_l16(), short_side=597)
 
@@ -131,7 +124,6 @@ def cifar10() -> TrainingJob:
     Source: vision_transformer (vit_jax/configs/vit.py: rate .01 for B/16, .03 for others); Table 4: rates .001, .003,
     .01 and .03. Expected from ImageNet-21k: 99.02 % with B/16, 98.88 % with B/32, 99.06 % with L/32; with
     --model.dropout 0.1 99.14 % with L/16, 98.94 % with R50+B/16.
-    Command: patchline finetune cifar10 --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return transfer_job("vit_b16", num_images=CIFAR10.num_images, steps=10_000, learning_rate=0.01, views=CODE)
 
@@ -141,7 +133,6 @@ def cifar10_code() -> TrainingJob:
 
     Source: as cifar10; vit_jax/configs/common.py: train[:98%]. Expected: the values of cifar10, which were measured
     with this split on 9,728 of the 10,000 test images.
-    Command: patchline finetune cifar10_code --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _with_held_out(cifar10(), share=0.02)
 
@@ -151,7 +142,6 @@ def cifar10_paper() -> TrainingJob:
 
     Source: section 4.1, Table 4 (rates .001, .003, .01 and .03, here .01). Expected (Table 5): from ImageNet-21k
     98.95 % with B/16, 99.16 % with L/16, 99.27 % with H/14; from JFT 99.00 %, 99.38 % and 99.50 %.
-    Command: patchline finetune cifar10_paper --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _as_in_the_paper(cifar10())
 
@@ -162,7 +152,6 @@ def cifar100() -> TrainingJob:
     Source: vision_transformer (vit_jax/configs/common.py: rate .03); Table 4: rates .001, .003, .01 and .03. Expected
     from ImageNet-21k: 92.06 % with B/16, 92.31 % with B/32, 93.29 % with L/32; with --model.dropout 0.1 93.22 % with
     L/16, 92.30 % with R50+B/16.
-    Command: patchline finetune cifar100 --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return transfer_job("vit_b16", num_images=CIFAR100.num_images, steps=10_000, learning_rate=0.03, views=CODE)
 
@@ -172,7 +161,6 @@ def cifar100_code() -> TrainingJob:
 
     Source: as cifar100; vit_jax/configs/common.py: train[:98%]. Expected: the values of cifar100, which were measured
     with this split on 9,728 of the 10,000 test images.
-    Command: patchline finetune cifar100_code --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _with_held_out(cifar100(), share=0.02)
 
@@ -182,7 +170,6 @@ def cifar100_paper() -> TrainingJob:
 
     Source: section 4.1, Table 4 (rates .001, .003, .01 and .03, here .03). Expected (Table 5): from ImageNet-21k
     91.67 % with B/16, 93.44 % with L/16, 93.82 % with H/14; from JFT 91.87 %, 94.04 % and 94.55 %.
-    Command: patchline finetune cifar100_paper --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _as_in_the_paper(cifar100())
 
@@ -192,7 +179,6 @@ def pets() -> TrainingJob:
 
     Source: vision_transformer (vit_jax/configs/augreg.py: 500 steps, warm-up 100); Table 4: rates .001, .003, .01 and
     .03, here .003 (big_vision's transfer.py). Expected: not published for these images; close to pets_paper.
-    Command: patchline finetune pets --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return transfer_job("vit_b16", num_images=PETS.num_images, steps=500, learning_rate=0.003, views=CODE)
 
@@ -202,7 +188,6 @@ def pets_paper() -> TrainingJob:
 
     Source: section 4.1, Table 4 (rates .001, .003, .01 and .03, here .003). Expected (Table 5): from ImageNet-21k
     94.43 % with B/16, 94.73 % with L/16, 94.82 % with H/14; from JFT 95.80 %, 97.11 % and 97.56 %.
-    Command: patchline finetune pets_paper --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _as_in_the_paper(pets())
 
@@ -212,7 +197,6 @@ def flowers() -> TrainingJob:
 
     Source: vision_transformer (vit_jax/configs/augreg.py: 500 steps, warm-up 100); Table 4: rates .001, .003, .01 and
     .03, here .003 (big_vision's transfer.py). Expected: not published for these images; close to flowers_paper.
-    Command: patchline finetune flowers --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return transfer_job("vit_b16", num_images=FLOWERS.num_images, steps=500, learning_rate=0.003, views=CODE)
 
@@ -222,7 +206,6 @@ def flowers_paper() -> TrainingJob:
 
     Source: section 4.1, Table 4 (rates .001, .003, .01 and .03, here .003). Expected (Table 5): from ImageNet-21k
     99.38 % with B/16, 99.61 % with L/16, 99.51 % with H/14; from JFT 99.56 %, 99.56 % and 99.68 %.
-    Command: patchline finetune flowers_paper --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return _as_in_the_paper(flowers())
 

@@ -34,7 +34,6 @@ def vit_b16_i21k() -> TrainingJob:
 
     Source: Table 3; issue 2. Expected: 47.88 % at the end; on ImageNet 83.97 % after imagenet_384_paper, 84.53 % after
     imagenet_384 (their README).
-    Command: patchline pretrain vit_b16_i21k --data.url URL --run-dir DIR
     """
     return _i21k("vit_b16", epochs=90)
 
@@ -44,7 +43,6 @@ def vit_b32_i21k() -> TrainingJob:
 
     Source: Table 3. Expected: 44.04 % at the end; on ImageNet 81.28 % after imagenet_384_paper, 81.66 % after
     imagenet_384 (their README).
-    Command: patchline pretrain vit_b32_i21k --data.url URL --run-dir DIR
     """
     return _i21k("vit_b32", epochs=90)
 
@@ -54,7 +52,6 @@ def vit_l16_i21k() -> TrainingJob:
 
     Source: Table 3 (30 or 90 epochs; 90 fit the compute in Table 2). Expected: 49.90 % at the end; on ImageNet 85.15 %
     after imagenet_384_paper, 85.30 % after imagenet_512_l16 (Table 2).
-    Command: patchline pretrain vit_l16_i21k --data.url URL --run-dir DIR
     """
     return _i21k("vit_l16", epochs=90)
 
@@ -63,7 +60,6 @@ def vit_l16_i21k_30ep() -> TrainingJob:
     """ViT-L/16 on ImageNet-21k, 30 epochs.
 
     Source: Table 3. Expected: not published; Table 5 has one L/16, 85.15 % on ImageNet (vit_l16_i21k).
-    Command: patchline pretrain vit_l16_i21k_30ep --data.url URL --run-dir DIR
     """
     return _i21k("vit_l16", epochs=30)
 
@@ -73,7 +69,6 @@ def vit_l32_i21k() -> TrainingJob:
 
     Source: Table 3. Expected: 45.42 % at the end; on ImageNet 80.99 % after imagenet_384_paper, 81.89 % after
     imagenet_384 (their README).
-    Command: patchline pretrain vit_l32_i21k --data.url URL --run-dir DIR
     """
     return _i21k("vit_l32", epochs=90)
 
@@ -83,7 +78,6 @@ def vit_h14_i21k() -> TrainingJob:
 
     Source: ours: the rows of B and L, with clipping at 1 as AugReg has it. Expected: the published H/14, whose training
     is not public, ends at 49.06 % (issue 62); after imagenet_384_paper it has 85.13 % on ImageNet, 88.70 % on ReaL.
-    Command: patchline pretrain vit_h14_i21k --data.url URL --run-dir DIR
     """
     return replace(_i21k("vit_h14", epochs=90), clip_norm=1.0)
 
@@ -92,7 +86,6 @@ def vit_b16_i1k() -> TrainingJob:
     """ViT-B/16 on ImageNet-1k from scratch, 300 epochs.
 
     Source: Table 3. Expected: 74.79 % on the validation split at 224 px (issue 62); 77.91 % after imagenet_384_paper.
-    Command: patchline pretrain vit_b16_i1k --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_b16")
 
@@ -101,7 +94,6 @@ def vit_b32_i1k() -> TrainingJob:
     """ViT-B/32 on ImageNet-1k from scratch, 300 epochs.
 
     Source: Table 3. Expected: 69.19 % on the validation split at 224 px (issue 62); 73.38 % after imagenet_384_paper.
-    Command: patchline pretrain vit_b32_i1k --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_b32")
 
@@ -110,7 +102,6 @@ def vit_l16_i1k() -> TrainingJob:
     """ViT-L/16 on ImageNet-1k from scratch, 300 epochs: larger than B/16, but worse on so few images.
 
     Source: Table 3. Expected: 72.59 % on the validation split at 224 px (issue 62); 76.53 % after imagenet_384_paper.
-    Command: patchline pretrain vit_l16_i1k --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_l16")
 
@@ -119,7 +110,6 @@ def vit_l32_i1k() -> TrainingJob:
     """ViT-L/32 on ImageNet-1k from scratch, 300 epochs.
 
     Source: Table 3. Expected: 66.90 % on the validation split at 224 px (issue 62); 71.16 % after imagenet_384_paper.
-    Command: patchline pretrain vit_l32_i1k --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _i1k("vit_l32")
 

@@ -32,7 +32,6 @@ def vit_h14_jft() -> TrainingJob:
 
     Source: Table 3. Expected: on ImageNet 88.55 % after imagenet_518_h14 (Table 2), 88.08 % at 384 px (Table 6; 88.04 %
     in Table 5). Cost: 4,262 exaFLOPs.
-    Command: patchline pretrain vit_h14_jft --data.url URL --run-dir DIR
     """
     return _jft("vit_h14", epochs=14, learning_rate=3e-4)
 
@@ -42,7 +41,6 @@ def vit_l16_jft() -> TrainingJob:
 
     Source: Table 3. Expected: on ImageNet 87.76 % after imagenet_512_l16 (Table 2), 87.12 % at 384 px.
     Cost: 1,567 exaFLOPs.
-    Command: patchline pretrain vit_l16_jft --data.url URL --run-dir DIR
     """
     return _jft("vit_l16", epochs=14, learning_rate=4e-4)
 
@@ -51,7 +49,6 @@ def vit_l16_jft_7ep() -> TrainingJob:
     """ViT-L/16 on JFT-300M, the 7 epochs of the scaling study.
 
     Source: Table 3. Expected: 86.30 %. Cost: 783 exaFLOPs.
-    Command: patchline pretrain vit_l16_jft_7ep --data.url URL --run-dir DIR
     """
     return _jft("vit_l16", epochs=7, learning_rate=4e-4)
 
@@ -60,7 +57,6 @@ def vit_l32_jft() -> TrainingJob:
     """ViT-L/32 on JFT-300M, 7 epochs.
 
     Source: Table 3. Expected: 84.37 %. Cost: 196 exaFLOPs.
-    Command: patchline pretrain vit_l32_jft --data.url URL --run-dir DIR
     """
     return _jft("vit_l32", epochs=7, learning_rate=6e-4)
 
@@ -69,7 +65,6 @@ def vit_b16_jft() -> TrainingJob:
     """ViT-B/16 on JFT-300M, 7 epochs.
 
     Source: Table 3. Expected: 84.15 %. Cost: 224 exaFLOPs.
-    Command: patchline pretrain vit_b16_jft --data.url URL --run-dir DIR
     """
     return _jft("vit_b16", epochs=7, learning_rate=8e-4)
 
@@ -78,7 +73,6 @@ def vit_b32_jft() -> TrainingJob:
     """ViT-B/32 on JFT-300M, 7 epochs.
 
     Source: Table 3. Expected: 80.73 %. Cost: 55 exaFLOPs (ours is 2.3 % more, unexplained).
-    Command: patchline pretrain vit_b32_jft --data.url URL --run-dir DIR
     """
     return _jft("vit_b32", epochs=7, learning_rate=8e-4)
 
@@ -87,7 +81,6 @@ def r50_vit_l16_jft() -> TrainingJob:
     """R50+ViT-L/16 on JFT-300M, 14 epochs: the largest hybrid.
 
     Source: Table 3. Expected: 87.12 %, as vit_l16_jft, whose compute it exceeds a little. Cost: 1,668 exaFLOPs.
-    Command: patchline pretrain r50_vit_l16_jft --data.url URL --run-dir DIR
     """
     return _jft("r50_vit_l16", epochs=14, learning_rate=4e-4)
 
@@ -96,7 +89,6 @@ def r50_vit_l16_jft_7ep() -> TrainingJob:
     """R50+ViT-L/16 on JFT-300M, the 7 epochs of the scaling study.
 
     Source: Table 3. Expected: 86.60 %. Cost: 859 exaFLOPs (not half of the cost of 14 epochs; ours is).
-    Command: patchline pretrain r50_vit_l16_jft_7ep --data.url URL --run-dir DIR
     """
     return _jft("r50_vit_l16", epochs=7, learning_rate=4e-4)
 
@@ -105,7 +97,6 @@ def r50_vit_l32_jft() -> TrainingJob:
     """R50+ViT-L/32 on JFT-300M, 7 epochs.
 
     Source: Table 3. Expected: 85.68 %. Cost: 246 exaFLOPs.
-    Command: patchline pretrain r50_vit_l32_jft --data.url URL --run-dir DIR
     """
     return _jft("r50_vit_l32", epochs=7, learning_rate=2e-4)
 
@@ -114,7 +105,6 @@ def r50_vit_b16_jft() -> TrainingJob:
     """R50+ViT-B/16 on JFT-300M, 7 epochs.
 
     Source: Table 3. Expected: 85.58 %. Cost: 274 exaFLOPs.
-    Command: patchline pretrain r50_vit_b16_jft --data.url URL --run-dir DIR
     """
     return _jft("r50_vit_b16", epochs=7, learning_rate=8e-4)
 
@@ -123,7 +113,6 @@ def r50_vit_b32_jft() -> TrainingJob:
     """R50+ViT-B/32 on JFT-300M, 7 epochs.
 
     Source: Table 3. Expected: 84.90 %. Cost: 106 exaFLOPs.
-    Command: patchline pretrain r50_vit_b32_jft --data.url URL --run-dir DIR
     """
     return _jft("r50_vit_b32", epochs=7, learning_rate=8e-4)
 
@@ -132,7 +121,6 @@ def bit_r50x1_jft() -> TrainingJob:
     """BiT ResNet-50x1 on JFT-300M, 7 epochs: the smallest of the paper's baselines.
 
     Source: Table 3 (Adam, unlike BiT's own SGD). Expected: 77.54 %. Cost: 50 exaFLOPs.
-    Command: patchline pretrain bit_r50x1_jft --data.url URL --run-dir DIR
     """
     return _jft("bit_r50x1", epochs=7, learning_rate=1e-3)
 
@@ -141,7 +129,6 @@ def bit_r50x2_jft() -> TrainingJob:
     """BiT ResNet-50x2 on JFT-300M, 7 epochs.
 
     Source: Table 3. Expected: 82.12 %. Cost: 199 exaFLOPs.
-    Command: patchline pretrain bit_r50x2_jft --data.url URL --run-dir DIR
     """
     return _jft("bit_r50x2", epochs=7, learning_rate=1e-3)
 
@@ -150,7 +137,6 @@ def bit_r101x1_jft() -> TrainingJob:
     """BiT ResNet-101x1 on JFT-300M, 7 epochs.
 
     Source: Table 3. Expected: 80.67 %. Cost: 96 exaFLOPs.
-    Command: patchline pretrain bit_r101x1_jft --data.url URL --run-dir DIR
     """
     return _jft("bit_r101x1", epochs=7, learning_rate=8e-4)
 
@@ -159,7 +145,6 @@ def bit_r152x1_jft() -> TrainingJob:
     """BiT ResNet-152x1 on JFT-300M, 7 epochs.
 
     Source: Table 3. Expected: 81.88 %. Cost: 141 exaFLOPs.
-    Command: patchline pretrain bit_r152x1_jft --data.url URL --run-dir DIR
     """
     return _jft("bit_r152x1", epochs=7, learning_rate=6e-4)
 
@@ -168,7 +153,6 @@ def bit_r152x2_jft() -> TrainingJob:
     """BiT ResNet-152x2 on JFT-300M, 7 epochs.
 
     Source: Table 3. Expected: 84.97 %. Cost: 563 exaFLOPs.
-    Command: patchline pretrain bit_r152x2_jft --data.url URL --run-dir DIR
     """
     return _jft("bit_r152x2", epochs=7, learning_rate=6e-4)
 
@@ -177,7 +161,6 @@ def bit_r152x2_jft_14ep() -> TrainingJob:
     """BiT ResNet-152x2 on JFT-300M, 14 epochs.
 
     Source: Table 6, with the rate of its 7 epochs. Expected: 85.56 %. Cost: 1,126 exaFLOPs.
-    Command: patchline pretrain bit_r152x2_jft_14ep --data.url URL --run-dir DIR
     """
     return _jft("bit_r152x2", epochs=14, learning_rate=6e-4)
 
@@ -186,7 +169,6 @@ def bit_r200x3_jft() -> TrainingJob:
     """BiT ResNet-200x3 on JFT-300M, 14 epochs: the largest of the paper's baselines.
 
     Source: Table 6; its rate [unverified]: the one of ResNet-152. Expected: 87.22 %. Cost: 3,306 exaFLOPs.
-    Command: patchline pretrain bit_r200x3_jft --data.url URL --run-dir DIR
     """
     return _jft("bit_r200x3", epochs=14, learning_rate=6e-4)
 

@@ -96,7 +96,6 @@ def _recipe(task: VtabTask) -> Callable[[], TrainingJob]:
 
     Source: Table 4; images as in BiT, supplementary section F. Expected (Table 9): {huge} % with H/14,
     {large} % with L/16 (JFT), {open_large} % with L/16 (ImageNet-21k).
-    Command: patchline finetune vtab_{task.name} --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return recipe
 

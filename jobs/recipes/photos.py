@@ -31,7 +31,6 @@ def photos() -> TrainingJob:
     are resized with antialiasing, as other libraries do. The run has 20 epochs, but at least 100 and at most 20,000
     steps. A tenth of the steps, at most 500, are warm-up.
     Expected: with weights of ImageNet-21k, 90 % and more on everyday classes of 50 images each [unverified].
-    Command: patchline finetune photos --initial.weights WEIGHTS --data.url URL --run-dir DIR
     """
     return with_steps(
         TrainingJob(
@@ -56,7 +55,6 @@ def photos_scratch_s16() -> TrainingJob:
     RandAugment, mixup, AdamW; batch 64, a rate in proportion to it, and 300 epochs, but at least 1,000 and at most
     300,000 steps. Expected: well below photos. Vision Transformers need far more images than most collections have
     (section 4.3).
-    Command: patchline pretrain photos_scratch_s16 --data.url URL --run-dir DIR
     """
     return _scratch("vit_s16")
 
@@ -65,7 +63,6 @@ def photos_scratch_b16() -> TrainingJob:
     """A ViT-B/16 from scratch on your own photographs, for 100,000 images and more.
 
     Source: ours, as photos_scratch_s16. Expected: below photos, as with photos_scratch_s16.
-    Command: patchline pretrain photos_scratch_b16 --data.url URL --run-dir DIR
     """
     return _scratch("vit_b16")
 

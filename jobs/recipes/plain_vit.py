@@ -35,7 +35,6 @@ def vit_s16_i1k_plain() -> TrainingJob:
 
     Source: big_vision's configs/vit_s16_i1k.py. Expected: 76.5 % on the validation split at 224 px (the same file), in
     6 to 7 hours on a TPUv3-8.
-    Command: patchline pretrain vit_s16_i1k_plain --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _plain(epochs=90)
 
@@ -45,7 +44,6 @@ def vit_s16_i1k_plain_300ep() -> TrainingJob:
 
     Source: as vit_s16_i1k_plain, with its total_epochs 300. Expected: 80 % on the validation split at 224 px (the
     abstract of the paper), in less than a day on a TPUv3-8.
-    Command: patchline pretrain vit_s16_i1k_plain_300ep --data.url URL --evaluation.url URL-val --run-dir DIR
     """
     return _plain(epochs=300)
 
@@ -57,7 +55,6 @@ def cifar10_plain() -> TrainingJob:
     of the area or more, and a warm-up of 9 % of the steps, as in that recipe. No RandAugment: its shifts of 100 pixels
     and its squares of 80 would leave a third of images of 32 px grey. Expected: 67.1 % with --steps 3906
     --schedule.warmup-steps 351, 20 epochs (docs/benchmarks.md); the full 90 epochs were not trained.
-    Command: patchline pretrain cifar10_plain --data.url URL --evaluation.url URL-test --run-dir DIR
     """
     return TrainingJob(
         model=ModelConfig(

@@ -1,8 +1,11 @@
 """Small pre-training recipes for any machine. The papers' recipes are in paper_jft.py, paper_imagenet.py,
 paper_ablations.py, augreg.py, plain_vit.py, bit_imagenet.py, deit3.py and scaling.py, and those for your own
-photographs in photos.py."""
+photographs in photos.py.
 
-from collections.abc import Callable
+Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from jobs.recipes import (
@@ -23,6 +26,26 @@ from pipeline.models.config import MEAN_COLOURS, MaskedTarget, ModelConfig, num_
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig
 
+# The flags of each recipe's command in help; "" stands for all recipes that are not named.
+COMMAND_FLAGS: Mapping[str, tuple[str, ...]] = {
+    "": ("--data.url URL --run-dir DIR",),
+    **dict.fromkeys(("cifar10_small", "cifar10_plain"), ("--data.url URL --evaluation.url URL-test --run-dir DIR",)),
+    **dict.fromkeys(
+        (
+            *("vit_b16_i1k", "vit_b32_i1k", "vit_l16_i1k", "vit_l32_i1k", "vit_s16_i1k_plain"),
+            *("vit_s16_i1k_plain_300ep", "bit_r18x1_i1k", "bit_r34x1_i1k", "deit3_s16_i1k", "deit3_b16_i1k"),
+            *("vit_ti16_i1k_augreg", "vit_s32_i1k_augreg", "vit_s16_i1k_augreg", "vit_b32_i1k_augreg"),
+            *("vit_b16_i1k_augreg", "vit_l16_i1k_augreg", "vit_s16_i1k_augreg_released"),
+            *("vit_b32_i1k_augreg_released", "vit_b16_i1k_augreg_released"),
+        ),
+        ("--data.url URL --evaluation.url URL-val --run-dir DIR",),
+    ),
+    **dict.fromkeys(
+        ("masked_patches_15", "masked_patches_parts", "masked_patches_pixels", "vit_g14_jft3b", "vit_bigg14_jft3b"),
+        ("--data.url URL --fewshot.url URL --run-dir DIR",),
+    ),
+    "vit_shapes_jft": ("--model.depth 16 --data.url URL --run-dir DIR",),
+}
 # Position embeddings start larger than the paper's 0.02, because they cannot grow enough in a few hundred steps.
 _TINY = ModelConfig(
     name="vit",
@@ -41,7 +64,6 @@ def digits_smoke() -> TrainingJob:
     """A ViT of 0.8 M parameters on 1,438 handwritten digits at 32 px: the whole pipeline in half a minute on two cores.
 
     Source: ours, sized for scikit-learn's load_digits. Expected: 95 % or more on the test split after 300 steps.
-    Command: patchline pretrain digits_smoke --data.url URL --run-dir DIR
     """
     return TrainingJob(
         model=_TINY,
@@ -64,7 +86,6 @@ def cifar10_small() -> TrainingJob:
     """A ViT of 1.2 M parameters on CIFAR-10 from scratch, fp32, 45 epochs: three quarters of an hour on two cores.
 
     Source: ours. Expected: 69 % on the test split after 30 epochs (a small ViT without pre-training).
-    Command: patchline pretrain cifar10_small --data.url URL --evaluation.url URL-test --run-dir DIR
     """
     return TrainingJob(
         model=replace(_TINY, depth=6),
@@ -84,7 +105,6 @@ def photos_smoke() -> TrainingJob:
     """A small ViT at 64 px on photographs of any size, with the paper's inception crop, to test a folder of images.
 
     Source: ours. Expected: the loss falls below ln(classes) within 100 steps on a few hundred photographs.
-    Command: patchline pretrain photos_smoke --data.url URL --run-dir DIR
     """
     return TrainingJob(
         model=ModelConfig(
@@ -107,7 +127,6 @@ def masked_patches() -> TrainingJob:
     Source: section 4.6 and appendix B.1.2; weight decay and augmentation [unverified]: those of the JFT models.
     Expected: 79.9 % on ImageNet after fine-tuning, 2 % above training from scratch. The labels of the dataset are not
     used.
-    Command: patchline pretrain masked_patches --data.url URL --run-dir DIR
     """
     job = paper_jft.vit_b16_jft()
     return replace(
@@ -124,7 +143,6 @@ def masked_patches_100k() -> TrainingJob:
 
     Source: appendix B.1.2, which found that more steps add little. It does not say whether the schedule ended at this
     step; here it does. Expected: not published; "similar" to masked_patches.
-    Command: patchline pretrain masked_patches_100k --data.url URL --run-dir DIR
     """
     return replace(masked_patches(), steps=100_000)
 
@@ -134,7 +152,6 @@ def masked_patches_i1k_100k() -> TrainingJob:
 
     Source: appendix B.1.2, which reports similar gains on ImageNet, but not the number of steps; here it is that of
     masked_patches_100k [unverified]. Expected: not published.
-    Command: patchline pretrain masked_patches_i1k_100k --data.url URL --run-dir DIR
     """
     return masked_patches_100k()
 
@@ -144,7 +161,6 @@ def masked_patches_15() -> TrainingJob:
 
     Source: appendix B.1.2, which names no other change. Expected: no figure is published; few-shot scores were slightly
     worse than with half of the patches.
-    Command: patchline pretrain masked_patches_15 --data.url URL --fewshot.url URL --run-dir DIR
     """
     job = masked_patches()
     return replace(job, model=replace(job.model, masked_share=0.15))
@@ -155,7 +171,6 @@ def masked_patches_parts() -> TrainingJob:
 
     Source: appendix B.1.2, target (2). Expected: no figure is published; it "worked quite well", but the mean colour of
     masked_patches had the best few-shot scores.
-    Command: patchline pretrain masked_patches_parts --data.url URL --fewshot.url URL --run-dir DIR
     """
     return _masked("parts")
 
@@ -165,7 +180,6 @@ def masked_patches_pixels() -> TrainingJob:
 
     Source: appendix B.1.2, target (3): L2 on 256 pixels of 3 channels. Their scale is not published; here they are as
     the model sees them, in [-1, 1] [unverified]. Expected: no figure is published; slightly worse than the other two.
-    Command: patchline pretrain masked_patches_pixels --data.url URL --fewshot.url URL --run-dir DIR
     """
     return _masked("pixels")
 

@@ -28,7 +28,6 @@ def vit_g14_jft3b() -> TrainingJob:
     """ViT-g/14 on JFT-3B, 1,000,000 steps.
 
     Source: big_vision's train_vit_g.py. Expected: the file gives no figure.
-    Command: patchline pretrain vit_g14_jft3b --data.url URL --fewshot.url URL --run-dir DIR
     """
     return _jft_3b("vit_g14")
 
@@ -38,7 +37,6 @@ def vit_bigg14_jft3b() -> TrainingJob:
 
     Source: big_vision's train_vit_g.py with its variant G/14. Expected: 90.45 % on ImageNet after fine-tuning and
     84.86 % with 10 images per class (the abstract); the steps behind these figures are not in the file [unverified].
-    Command: patchline pretrain vit_bigg14_jft3b --data.url URL --fewshot.url URL --run-dir DIR
     """
     return _jft_3b("vit_bigg14")
 

@@ -29,7 +29,7 @@ from shards.output.quantities import number, plural
 from shards.output.terminal import printable_name
 from shards.pages.page import Axis, Frame, labelled, log_ticks, page, ticks
 
-NUM_COLOURS = 8  # the colours in page.css; further lines use them again, dashed
+NUM_COLOURS = 8  # the number of colours in page.css; further lines use the same colours, dashed
 _MOST_RUNS = 2 * NUM_COLOURS
 _LOG_RATIO = 10  # losses that span more than this are drawn on a log scale
 _COLUMNS = (
@@ -94,7 +94,7 @@ def _refuse_no_page(out: str) -> None:
 
 
 def _points(folders: Sequence[str]) -> tuple[list[Point], list[str]]:
-    """Returns the points of all runs in these folders, without duplicates, and notes on what cannot be used."""
+    """Returns the points of all runs in these folders, without duplicates, and notes on folders that cannot be used."""
     points, notes, seen = list[Point](), list[str](), set[Path]()
     for given in folders:
         root = Path(given)

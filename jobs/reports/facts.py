@@ -23,11 +23,13 @@ from jobs.resolve import recipe_job
 from jobs.stages import WITH_SMOKE
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointManifest, id_from_path, manifest_from_json
 from pipeline.runs.curves import NO_CURVES, Curves, read_tail_of_curves
-from pipeline.runs.facts import LEDGER, METRICS, Notes, RunFacts, read_facts
+from pipeline.runs.facts import METRICS, Notes, RunFacts, read_facts
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import MOST_SECONDS, read_starts
 from pipeline.runs.summary_file import read_curves
-from pipeline.runs.time import ACCOUNTS, RunTime, time_of, topology_of
+from pipeline.runs.time import RunTime, time_of, topology_of
+from pipeline.training.reporting.ledger import ACCOUNTS
+from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from shards.config_values import whole_number
 from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import (

@@ -18,7 +18,7 @@ from jobs.reports.facts import ReportFacts, gather
 from jobs.reports.worth import COLUMNS, CORE_DAYS, TABLE_2, ScoreSheet, Worth, read_scores, worth_of
 from jobs.settings.runs import ReportJob
 from pipeline.runs.curves import Curve
-from pipeline.runs.time import WORDS
+from pipeline.runs.time import WORDS, Restart
 from shards.files.local_files import is_finite
 from shards.output.quantities import duration, number, percent, plural, share, short_time, size
 from shards.pages.page import Axis, Frame, labelled, log_ticks, page, shown, svg, ticks
@@ -46,6 +46,7 @@ _STEP_TITLES = {
 __all__ = ["ReportJob", "run"]
 log = logging.getLogger(__name__)
 _NAME, _MOST_CONFUSIONS = "report.html", 5
+_MOST_RESTARTS, _MOST_CAUSES = 5, 8  # the most that the text shows
 
 
 def run(job: ReportJob) -> int:
@@ -72,12 +73,7 @@ def summary(
     confuses."""
     lacks = lacks_confusions(facts, scores)
     lines = [*_outcome(facts), *_confusions(scores), *([lacks] if lacks else []), *_time(facts)]
-    for one in facts.time.restarts:
-        origin = "scratch" if one.step is None else f"step {one.step:,}"
-        lines.append(f"restart {one.attempt.partition('-')[0]} from {origin}: {one.cause}")
-        lost = "" if one.lost_steps is None else f", {plural(one.lost_steps, 'step')} lost"
-        lines.append(f"    cost {duration(one.seconds)}{lost}, start-up {duration(one.startup_seconds)}")
-        lines += [f"    topology {one.topology}"] if one.topology else []
+    lines += _restart_lines(facts.time.restarts)
     for finding in facts.findings[:10]:
         lines.append(f"guard: step {finding['step']:,}: {finding['kind'].replace('_', ' ')}, {finding['action']}")
     lines += [f"guard: {len(facts.findings) - 10:,} more"] if len(facts.findings) > 10 else []
@@ -88,6 +84,39 @@ def summary(
     lines += [f"data: {name} {value}" for name, value in facts.data if name == "fingerprint"]
     lines += [f"note: {note}" for note in facts.notes]
     return "".join(f"{part}\n" for line in lines for part in _fit(line))
+
+
+def by_cause(restarts: Sequence[Restart]) -> list[tuple[str, list[Restart]]]:
+    """Returns each kind of cause with its restarts, the one that cost the most time first."""
+    found: dict[str, list[Restart]] = {}
+    for one in restarts:
+        found.setdefault(one.cause.kind, []).append(one)
+    return sorted(found.items(), key=lambda item: -sum(one.seconds + one.startup_seconds for one in item[1]))
+
+
+def _restart_lines(restarts: Sequence[Restart]) -> list[str]:
+    """Returns lines about restarts: one for each if there are few, otherwise one for each cause, and the last
+    restarts."""
+    lines = []
+    if len(restarts) > _MOST_RESTARTS:
+        causes = by_cause(restarts)
+        lines.append(f"{plural(len(restarts), 'restart')}: cost {_cost_of(restarts)}")
+        lines += [f"    {len(own):,} x {kind}: cost {_cost_of(own)}" for kind, own in causes[:_MOST_CAUSES]]
+        rest = [one for _, own in causes[_MOST_CAUSES:] for one in own]
+        lines += [f"    {len(rest):,} x other causes: cost {_cost_of(rest)}"] if rest else []
+    for one in restarts[-_MOST_RESTARTS:]:
+        origin = "scratch" if one.step is None else f"step {one.step:,}"
+        lines.append(f"restart {one.attempt.partition('-')[0]} from {origin}: {one.cause.words}")
+        lines.append(f"    cost {_cost_of([one])}")
+        lines += [f"    topology {one.topology}"] if one.topology else []
+    return lines
+
+
+def _cost_of(restarts: Sequence[Restart]) -> str:
+    lost = [one.lost_steps for one in restarts if one.lost_steps is not None]
+    steps = f", {plural(sum(lost), 'step')} lost" if lost else ""
+    startup = duration(sum(one.startup_seconds for one in restarts))
+    return f"{duration(sum(one.seconds for one in restarts))}{steps}, start-up {startup}"
 
 
 def _outcome(facts: ReportFacts) -> list[str]:
@@ -159,6 +188,7 @@ def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
         "curves": shown_curves(facts.curves.curves, marks=marks, is_cost=False),
         "costs": shown_curves(facts.curves.curves, marks=marks, is_cost=True),
         "num_marks": len(marks),
+        "causes": by_cause(facts.time.restarts),
         "value_words": value_words,
         "lacks_confusions": lacks_confusions(facts, scores),
         "loss": facts.curves.named("loss"),

@@ -88,7 +88,7 @@ _WORDS = {
     "chance": "chance (share of the most frequent label)",
     "loss": "loss",
 }
-# Settings that decide which images are scored, and what is right.
+# Settings that decide which images are scored, and which answers are right.
 _PART, _RIGHT = ("subset.", "held_out."), ("class_map", "real", "label_weights")
 Share = Annotated[float, Range(0, 1)]
 Count = Annotated[int, Range(0)]

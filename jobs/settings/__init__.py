@@ -6,8 +6,12 @@ DataConfig`).
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from shards.config_values import refuse_wrong_values
+from shards.config_values import Range, refuse_wrong_values
+
+NumNodes = Annotated[int, Range(1, 100_000)]  # that a job asks for
+NumLinks = Annotated[int, Range(1, 1000)]  # jobs in a row that continue a run
 
 
 @dataclass(frozen=True, kw_only=True)

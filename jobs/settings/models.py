@@ -10,7 +10,7 @@ from typing import Annotated
 
 from jobs.settings import CheckedJob, Recorded
 from pipeline.data.config import DataConfig
-from pipeline.evaluation.config import EvaluatedData, FewshotConfig, FewshotImages
+from pipeline.evaluation.config import NUM_CLASSES_SHOWN, EvaluatedData, FewshotConfig, FewshotImages
 from pipeline.models.conversion.config import Change, Format, Hints
 from pipeline.shared_settings import Device, LossName
 from pipeline.training.settings.job import MOST_THREADS, TrainingJob
@@ -87,7 +87,7 @@ class PredictJob:
     """A run (RUN), a weights folder, a timm or Hugging Face folder, or a .npz, .safetensors or .pth file."""
     images: tuple[str, ...] = ()
     """Files to predict, JPEG, PNG or WebP, and folders of such files. They may follow WEIGHTS without the flag."""
-    top: Annotated[int, Range(1)] = 5
+    top: Annotated[int, Range(1)] = NUM_CLASSES_SHOWN
     """Classes to show per image."""
     json: bool = False
     """Write one JSON object per line: the image, and the label and probability of each class."""

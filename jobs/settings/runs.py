@@ -8,7 +8,7 @@ training are in pipeline/training/settings/job.py.
 from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
-from jobs.settings import CheckedJob
+from jobs.settings import CheckedJob, NumNodes
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.shared_settings import Device
 from pipeline.training.settings.job import TrainingJob
@@ -16,12 +16,13 @@ from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 SUFFIXES = (".svg", ".html")
+TRIAL_STEPS = 20  # steps of verify-resume without --steps, unless the recipe has fewer
 SortColumn = Literal["run", "recipe", "state", "step", "loss", "accuracy", "images", "goodput", "seen"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnNodes:
-    """Nodes to plan for, and what is assumed about them."""
+    """Nodes to plan for, and assumptions about them."""
 
     nodes: tuple[Annotated[int, Range(1, 1_000_000)], ...] = ()
     """Numbers of nodes to compare, such as --nodes 8 16 32: for each, S3 traffic, checkpoint interval, goodput, days
@@ -87,7 +88,7 @@ class PreflightJob:
     """Run directory, or a folder above it: a short job on two nodes checks that they share it."""
     url: str = ""
     """Where datasets or checkpoints will be, s3://bucket/prefix: small objects are written below it, and deleted."""
-    nodes: Annotated[int, Range(1, 100_000)] = 1
+    nodes: NumNodes = 1
     """Nodes that a job will ask for."""
     deep: bool = False
     """Also run a short job on all nodes, which times a matrix product on each and an exchange between all."""
@@ -160,8 +161,7 @@ class PlanJob(OnNodes):
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyResumeJob(TrainingJob):
-    """The training job whose continuation is verified, and how: every flag of training, and those of
-    `verify-resume`."""
+    """The training job whose continuation is verified, with the flags of training and of `verify-resume`."""
 
     kills: Annotated[int, Range(1, 1000)] = 3
     """Times that each run is killed with SIGKILL, in saves and between them."""

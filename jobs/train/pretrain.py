@@ -10,7 +10,8 @@ from pipeline.runs.starts import NO_ORIGIN, Origin
 from pipeline.training.run import NO_STEPS, RunEnding, RunRecord, train
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.step_times import refuse_later_steps
-from shards.errors import StorageError, UnreachableError, UserError
+from shards.errors import StorageError, UnreachableError
+from shards.files.looks import is_there
 
 _CODES = {
     RunEnding.DONE: exit_codes.DONE,
@@ -31,8 +32,6 @@ def run(
     """Runs one training stage. The exit code says whether the run is done or can be continued. `extend`: whether the
     job may have more steps than the run that it continues. `profile`: the steps to trace. `origin`: where the job comes
     from."""
-    if stage == "finetune" and not job.initial.weights:
-        raise UserError("--initial.weights is missing: give a run or published weights (docs/from-weights.md)")
     refuse_later_steps(profile, num_steps=job.steps)
     world, run_dir = current_world(job.device, threads=job.threads), Path(job.run_dir)
     try:
@@ -44,7 +43,7 @@ def run(
             profile=profile,
         )
     except UnreachableError as error:
-        if not (run_dir / "job.yaml").exists():
+        if not is_there(run_dir / "job.yaml"):
             raise
         raise StorageError(str(error)) from error  # since the address worked when the run began
     return _CODES[ending]

@@ -60,7 +60,7 @@ class ResumeOutcome:
 
     @property
     def is_right(self) -> bool:
-        """Whether the differences are within what is allowed."""
+        """Whether all differences are allowed."""
         return self.first_above is None if self.limit else self.is_exact
 
     @property

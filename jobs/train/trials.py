@@ -83,8 +83,8 @@ class Trial:
 
 @dataclass(frozen=True, kw_only=True)
 class TrialScore:
-    """What is known of a run. `accuracy`: the last score by the trial's metric; None if the run is not done or has no
-    score. If the run averages its weights, this is the score of the averaged weights, which are those in
+    """The state and the score of a run. `accuracy`: the last score by the trial's metric; None if the run is not done
+    or has no score. If the run averages its weights, this is the score of the averaged weights, which are those in
     RUN/weights."""
 
     trial: Trial
@@ -150,9 +150,9 @@ def _facts(trial: Trial) -> RunFacts | None:
 
 
 def _changes(trial: Trial, override: Override, *, is_done: bool, exactly: bool = False) -> list[Difference]:
-    """Returns what the trial's words change in the job that is recorded in its folder. Raises UserError if the record
-    cannot be read. Unless `exactly`, a dataset may move, since the run itself compares its content, and --extend may
-    add steps."""
+    """Returns the fields in which the trial's words differ from the job that its folder records. Raises UserError if
+    the record cannot be read. Unless `exactly`, a dataset may move, since the run itself compares its content, and
+    --extend may add steps."""
     record = read_record(trial.folder / "job.yaml", stage=trial.words[0], kind=TrainingJob)
     before, now = asdict(record), asdict(job_of_words(list(trial.words), override))
     found = run_changes(before, now, is_done=is_done, extends="--extend" in trial.words and not exactly)

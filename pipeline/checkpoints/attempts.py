@@ -19,6 +19,7 @@ from pydantic import ConfigDict, TypeAdapter
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, Token, id_from_path
 from pipeline.data.position import Skipped, StepRange, joined, refuse_disorder
 from shards.errors import InvalidDataError
+from shards.files.looks import is_a_folder
 from shards.files.typed_json import sealed, unsealed
 from shards.pool import each_at_once
 from shards.store import MissingObjectError, Store
@@ -194,7 +195,7 @@ def why_over(store: Store, own: str, *, run_dir: Path) -> str:
             f"attempt {own} of {run_dir} ends here: a later one, {later}, took over the run; "
             "leave the run to it, or end it and start again"
         )
-    if not run_dir.is_dir():
+    if not is_a_folder(run_dir):
         return gone_message(run_dir, is_run=True)
     if not store.exists(record_path(own)):  # asked for by name, since the listing may be late
         return gone_message(f"{store.url}/{record_path(own)}")

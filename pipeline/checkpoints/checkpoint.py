@@ -32,6 +32,7 @@ from pipeline.checkpoints.manifest import (
     MANIFEST_NAME,
     CheckpointId,
     CheckpointManifest,
+    OtherFormatError,
     id_from_path,
     manifest_from_json,
     overlapping,
@@ -56,6 +57,7 @@ _UNREADABLE = (
     "%s cannot be read, so it is unknown which checkpoint this attempt resumed from: its number counts, and what the "
     "attempt before it saved is used up to the first checkpoint of this one"
 )
+_DELETED = "all checkpoints in %s were deleted while the run was using them; its state is saved again, from memory"
 _SKIPPED = "skipping checkpoint %s: %s"
 _UNREAD = "checkpoint %s cannot be read for now: %s; it stays as it is, and an older one is used"
 
@@ -93,6 +95,7 @@ class Checkpoints:
         self.store, self.world, self.run_dir = store, world, run_dir
         self._last_recorded, self._has_records = recorded, has_records
         self.attempt = Attempt(token="", resumed_from=None, skipped=())
+        self._run_folder: tuple[int, int] | None = None  # set when this attempt begins
         self._unread: list[str] = []  # the checkpoints that could not be read when the newest was last looked for
         self._files: RankFiles | None = None  # the files of the checkpoint that was found, until it is loaded
 
@@ -157,9 +160,9 @@ class Checkpoints:
 
     def _usable(self, folder: str) -> tuple[CheckpointManifest | None, str]:
         """Returns the manifest in a folder if every rank can verify it and its share of the files, else None and logs
-        why not. Also returns the fault of storage that kept a rank from reading; empty if the files are damaged.
-        Collective."""
-        data, fault, manifest, is_read = b"", "", None, True
+        why not. Also returns the fault of storage that kept a rank from reading; empty if the files are damaged. Raises
+        WillNotSucceedError if another version of Patchline wrote the checkpoint. Collective."""
+        data, fault, manifest, is_read, other_format = b"", "", None, True, ""
         try:
             data = self.store.read(f"{folder}/{MANIFEST_NAME}")
             manifest = manifest_from_json(data)
@@ -169,6 +172,8 @@ class Checkpoints:
             self._files = RankFiles(self.store, manifest, most_held_bytes=most)
             for name, first, end in Shares(manifest.files, num_ranks=self.world.num_ranks).of(self.world.rank):
                 self._files.verify_parts(name, first, end)
+        except OtherFormatError as error:
+            fault = other_format = str(error)
         except FAULTS as error:
             fault = str(error)
         except (OSError, StorageError) as error:
@@ -181,6 +186,8 @@ class Checkpoints:
         if all_agree(not fault, device=self.world.device) and manifest:
             return manifest, ""
         self.loaded()
+        if all_agree(bool(other_format), device=self.world.device):  # an older checkpoint would give this one up
+            raise WillNotSucceedError(f"checkpoint {folder} in {self.store.url}: {other_format}, or another --run-dir")
         faults = [
             (text, was_read) for text, was_read in gather_json([fault, is_read], device=self.world.device) if text
         ]
@@ -205,6 +212,7 @@ class Checkpoints:
             own = next_attempt(attempts, token=token, origin=resumed_from, skip=skip)
             record = attempt_to_json(replace(own, unread=unread))
         self.attempt = attempt_from_json(broadcast_json(record.decode(), device=self.world.device).encode())
+        self._run_folder = folder_id(self.run_dir)
         is_registered: bool = self._register() if self.world.is_first else True
         return bool(broadcast_json(is_registered, device=self.world.device))
 
@@ -219,6 +227,22 @@ class Checkpoints:
             return True
         self.store.delete(path)
         return False
+
+    def register_again(self) -> bool:
+        """Records this attempt again if all checkpoints and records in the store were deleted, but not the run
+        directory: the state in memory can be saved anew. Returns whether it may be saved. Collective."""
+        may_save = False
+        if self.world.is_first:
+            try:
+                is_same = self._run_folder == folder_id(self.run_dir)  # not another run under the same name
+                if is_same and not list_committed(self.store) and not read_attempts(self.store):
+                    self.store.write(record_path(self.attempt.token), attempt_to_json(self.attempt))
+                    log.warning(_DELETED, self.store.url)
+                    may_save = True
+            except (OSError, StorageError) as error:
+                log.warning("%s: %s", self.store.url, error)
+                may_save = True  # the next save asks again
+        return bool(broadcast_json(may_save, device=self.world.device))
 
     def refuse_if_overtaken(self) -> None:
         """Raises WillNotSucceedError if a later attempt of this run has started elsewhere, or if the run's folder or
@@ -251,6 +275,15 @@ class Checkpoints:
     def loaded(self) -> None:
         """Frees what was kept in memory while verifying."""
         self._files = None
+
+
+def folder_id(folder: Path) -> tuple[int, int] | None:
+    """Returns the numbers that the file system gives this folder and no other; None if it is not there."""
+    try:
+        found = folder.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _words(error: OSError | StorageError) -> str:

@@ -68,7 +68,7 @@ class CheckpointConfig:
     every_seconds: Annotated[float, Range(0, zero="not by time")] = 0.0
     """Seconds between two checkpoints; 0: not by time. With --checkpoint.every-steps, whichever comes first."""
     auto_interval: bool = False
-    """Choose the seconds between two checkpoints from what a checkpoint takes, the number of nodes and
+    """Choose the seconds between two checkpoints from how long a checkpoint takes, the number of nodes and
     --checkpoint.failures-per-node-day (Young, Daly)."""
     failures_per_node_day: Annotated[float, Range(1e-9, 1000)] = 0.0065
     """For --checkpoint.auto-interval: failures per node and day (0.0065: Meta's RSC-1, arXiv 2410.21680; 0.00234:
@@ -82,11 +82,11 @@ class CheckpointConfig:
     url: str = ""
     """Folder or s3://bucket/prefix for checkpoints; empty: RUN/checkpoints."""
     asynchronous: Literal["auto", "on", "off"] = "auto"
-    """Whether training continues while a checkpoint is written: this takes host memory for one copy of a rank's state;
-    auto: if the host has it, on requires it, off writes while training waits (to S3, with a temporary file in TMPDIR).
+    """Whether training continues while a checkpoint is written, which takes host memory for one copy of a rank's state;
+    auto: if the host has that memory; on requires it; off: training waits (on S3, with a temporary file in TMPDIR).
     """
     when_busy: Literal["wait", "skip"] = "wait"
-    """What a save does while the one before is still being written: wait for its end, or skip this one."""
+    """What to do if the previous save is still being written: wait for its end, or skip the new save."""
     max_failed: Annotated[int, Range(1)] = 3
     """Saves in a row that may fail before the run stops."""
 

@@ -24,7 +24,7 @@ from pipeline.models.config import ModelConfig
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES
 from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.files.typed_json import sealed, unsealed
+from shards.files.typed_json import is_sealed, sealed, unsealed
 
 STEPS = "steps"
 MASTER = "master"
@@ -149,6 +149,10 @@ class CheckpointManifest:
             raise ValueError(f"the checkpoint is of step {self.id.step}, its position of {self.position.next_step}")
 
 
+class OtherFormatError(ValueError):
+    """Another version of Patchline wrote the checkpoint. It is not damaged."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Format:
     """The format of a manifest, which is read before anything else."""
@@ -167,13 +171,14 @@ def manifest_to_json(manifest: CheckpointManifest) -> bytes:
 
 
 def manifest_from_json(data: bytes) -> CheckpointManifest:
-    """Returns the manifest. Raises ValueError if the JSON is broken, has a format that this version does not know, does
-    not match its digest, or contradicts itself."""
+    """Returns the manifest. Raises OtherFormatError for an intact manifest of another format. Raises ValueError if the
+    JSON is broken, does not match its digest, or contradicts itself."""
     try:
         found = _FORMAT.validate_json(data)
         if found.format != FORMAT:
             todo = "use the version of Patchline that wrote it"
-            raise ValueError(f"its manifest has format {found.format}, this version reads {FORMAT}; {todo}")
+            kind = OtherFormatError if is_sealed(data) else ValueError  # the damage may be in the format itself
+            raise kind(f"its manifest has format {found.format}, this version reads {FORMAT}; {todo}")
         manifest = _MANIFEST.validate_json(unsealed(data))
     except ValidationError as error:
         first = error.errors()[0]

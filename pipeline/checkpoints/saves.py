@@ -125,11 +125,13 @@ class RankWriter(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """How a save ended. `fault` is empty if the checkpoint is committed. `seconds`: the time from its beginning until
+    """How a save ended. `fault` is empty if the checkpoint is committed. `is_deleted`: whether somebody has deleted all
+    checkpoints of the run, so that its state must be saved again. `seconds`: the time from the save's beginning until
     all ranks knew how it ended."""
 
     id: CheckpointId
     fault: str
+    is_deleted: bool = False
     seconds: float
 
 
@@ -205,9 +207,12 @@ class Saves:
         self._failed = "" if save.draft.id.folder == self._maybe_committed else save.draft.id.folder
         own, self._answer, self._save, self.phase = self._answer, None, None, SavePhase.NOTHING
         fault = "" if decided is StepDecision.COMMITTED else _fault_of_all(own, world)
-        if decided is StepDecision.OVERTAKEN:
-            raise WillNotSucceedError(fault)
-        return Saved(id=save.draft.id, fault=fault, seconds=time.monotonic() - save.began)
+        is_deleted = decided is StepDecision.OVERTAKEN
+        if is_deleted:
+            if not self.checkpoints.register_again():
+                raise WillNotSucceedError(fault)
+            fault = "the run's checkpoints were deleted"
+        return Saved(id=save.draft.id, fault=fault, is_deleted=is_deleted, seconds=time.monotonic() - save.began)
 
     def wait(self) -> Saved | None:
         """Waits until the running save has ended, and returns how it ended; None if no save is running. Collective."""

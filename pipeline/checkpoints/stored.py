@@ -17,8 +17,9 @@ from typing import Annotated
 from pipeline.checkpoints.attempts import list_committed, read_attempts, standing_checkpoints
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, id_from_path
 from shards.config_values import Range, shown_value
-from shards.errors import InvalidDataError, UserError
+from shards.errors import InvalidDataError, UserError, disk_fault
 from shards.files.local_files import read_local_file, write_whole
+from shards.files.looks import patiently
 from shards.files.typed_json import read_record, sealed, unsealed
 from shards.store import Store
 
@@ -61,11 +62,13 @@ def read_best(run_dir: Path) -> Best | None:
     """Returns the content of RUN/best.json; None if there is no such file. Raises InvalidDataError if it is damaged."""
     path = run_dir / FILE_NAME
     try:
-        data = read_local_file(path, most_bytes=_MOST_BYTES)
+        data = patiently(path, lambda: read_local_file(path, most_bytes=_MOST_BYTES))
         return read_record(Best, unsealed(data))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, InvalidDataError) as error:
+        if disk_fault(error):
+            raise
         raise InvalidDataError(f"{path} cannot be read ({error})") from error
 
 

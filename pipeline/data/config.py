@@ -84,7 +84,7 @@ class MixupConfig:
     """Strength, from 0 (off) to 1, where all weights are equally likely; big_vision's light2 uses 0.2, medium2 0.5."""
     cutmix_alpha: Annotated[float, Range(0, 1, zero="off")] = 0.0
     """CutMix: strength, from 0 (off) to 1, where all areas of the box that is taken from the other image are equally
-    likely; with alpha too, half of the pairs get mixup and half CutMix."""
+    likely; if alpha is on, too, half of the pairs get mixup and half CutMix."""
     binary_targets: bool = False
     """With the sigmoid loss: give a mixed image all labels of both images in full, as DeiT III does, instead of their
     shares."""
@@ -133,9 +133,9 @@ class DataConfig:
     subset: SubsetConfig = SubsetConfig()
     """Part of the dataset to train on (of each dataset of a mix)."""
     held_out: HeldOutConfig = HeldOutConfig()
-    """Part of the dataset that is not trained on and scored instead; the best checkpoint is by it."""
+    """Part of the dataset that is not trained on; the run is scored on it, which also decides the best checkpoint."""
     lanes: Annotated[int, Range(1)] = 64
-    """Parallel sequences that the sample order is cut into; must divide the global batch; at least one per rank."""
+    """Parallel sequences into which the sample order is cut; must divide the global batch; at least one per rank."""
     window_blocks: Annotated[int, Range(1)] = 4
     """Blocks that a lane shuffles together; the shuffle reaches over lanes x window_blocks blocks of each dataset."""
     augment: AugmentConfig = AugmentConfig()
@@ -150,7 +150,7 @@ class DataConfig:
     reading: ReadConfig = ReadConfig()
     """Requests to the store."""
     num_threads: Annotated[int, Range(0, zero="the rank's share of the cores")] = 0
-    """Decoding threads per rank at most; fewer work while they keep up. 0: the rank's share of the machine's cores."""
+    """Most decoding threads per rank; fewer work while they keep up. 0: the rank's share of the machine's cores."""
     steps_ahead: Annotated[int, Range(1)] = 3
     """Batches prepared ahead of the step that needs them."""
     huffman_decoder: HuffmanDecoder = "patchline"
@@ -160,7 +160,7 @@ class DataConfig:
     memory_limit_bytes: Annotated[int, Range(1)] = 16_000_000_000
     """Most bytes that all ranks of a host may read ahead; a start that could exceed it is refused."""
     max_quarantined: Annotated[float, Range(0, 1)] = 0.001
-    """Share of samples, 0 to 1, that may be replaced because they are damaged before the run stops."""
+    """Share of samples, 0 to 1, that may be damaged and replaced; if there are more, the run stops."""
     allow_other_decoder: bool = False
     """Resume a run although the versions of the decoding libraries, and so the pixels, may differ."""
 

@@ -21,13 +21,12 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from shards.errors import ImageRefusedError, PrintableError
-from shards.images.config import DEFAULT_LIMITS, ImageLimits
+from shards.images.config import DEFAULT_LIMITS, WIDEST_LIMITS, ImageLimits
 from shards.images.decoding_cost import refuse_costly
 from shards.images.resize import flattened
 from shards.orientation import TURNS, Turn
 
 DECODER_VERSION = 4  # part of the position: a run with other pixels is a different run
-_MAX_PIXELS = 178_956_970  # Pillow's own bound against decompression bombs
 _FORMATS = ("JPEG", "PNG", "WEBP")  # the formats that datasets may contain
 _BAND_PIXELS = 1 << 22  # the most pixels that are copied out of Pillow at once
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -46,8 +45,8 @@ def image_faults() -> Iterator[None]:
 
     Every call of simplejpeg, Pillow and OpenCV with an image's bytes or pixels is made in such a block. For damaged
     images, and for sound but unusual ones, these libraries raise nearly any of Python's exceptions. MemoryError becomes
-    DecodeError, too: the memory that a view takes is bounded (SECURITY.md), so an image that needs more than there is
-    cannot be used on this machine.
+    DecodeError, too: the memory that a view takes is bounded (SECURITY.md), so an image that needs more memory than
+    this machine has cannot be used on it.
     """
     try:
         yield
@@ -146,8 +145,8 @@ def _pixels_of(image: Image.Image) -> Pixels:
 
 def _refuse_size(found: tuple[int, int], expected: tuple[int, int]) -> None:
     """Raises DecodeError for a wrong size before a decoder allocates what a broken or hostile header declares."""
-    if found[0] * found[1] > _MAX_PIXELS:
-        raise DecodeError(f"{found[0]} x {found[1]} pixels are above {_MAX_PIXELS}")
+    if found[0] * found[1] > WIDEST_LIMITS.max_pixels:
+        raise DecodeError(f"{found[0]} x {found[1]} pixels are above {WIDEST_LIMITS.max_pixels}")
     _refuse_other_size(found, expected)
 
 

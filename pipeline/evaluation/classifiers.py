@@ -1,10 +1,10 @@
 """Linear classifiers of frozen representations: ridge regression in closed form, and a linear probe as a cross-check.
 
-"An Image is Worth 16x16 Words", section 4.1: a regularised least-squares regression from representations to targets in
-{-1, 1}^K, solved exactly. The paper gives no constants; those used here are from big_vision's evaluators/fewshot_lsr.py
-and configs/common_fewshot.py: features are whitened by the mean and the deviation (plus 1e-5) of the training images, a
-constant feature of 100 takes the place of a bias and so is hardly regularised, and the strength is 2^10. big_vision
-computes in float32; here everything is float64.
+As in "An Image is Worth 16x16 Words", section 4.1, the regression is a regularised least-squares regression from
+representations to targets in {-1, 1}^K, solved exactly. The paper gives no constants; those used here are from
+big_vision's evaluators/fewshot_lsr.py and configs/common_fewshot.py: features are whitened by the mean and the
+deviation (plus 1e-5) of the training images, a constant feature of 100 takes the place of a bias and so is hardly
+regularised, and the strength is 2^10. big_vision computes in float32; here everything is float64.
 
 The probe is a logistic regression by L-BFGS on the same images and the same whitened features. Its loss is the mean
 cross-entropy plus l2 / 2 times the sum of the squared weights, without the bias, as in scikit-learn's
@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import cross_entropy
 
+from pipeline.evaluation.config import FewshotConfig
+
 BIAS = 100.0
-L2 = 2.0**10
 LEAST_STD = 1e-5
 _ROWS = 4096  # images that are scored together
 STRENGTHS = (1.0, 1e-1, 1e-2, 1e-3, 1e-4)  # the strongest first: each fit starts from the one before
@@ -70,7 +71,7 @@ def whitening_of(features_ND: torch.Tensor) -> Whitening:
 
 
 def fit_ridge(
-    features_ND: torch.Tensor, labels_N: torch.Tensor, *, num_classes: int, l2: float = L2
+    features_ND: torch.Tensor, labels_N: torch.Tensor, *, num_classes: int, l2: float = FewshotConfig.l2
 ) -> LinearClassifier:
     """Solves the regression exactly for training images with labels 0 to K-1, on the features' device. `l2`: the
     strength of the regularisation, above 0.

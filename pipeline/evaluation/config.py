@@ -11,6 +11,7 @@ from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 _MOST_ALSO = 32
+NUM_CLASSES_SHOWN = 5  # by a prediction: the most probable ones
 FewshotTransform = Literal["fewshot", "weights", "resize", "central_crop"]
 
 
@@ -84,7 +85,7 @@ class FewshotImages:
     subset: SubsetConfig = SubsetConfig()
     """Part of the dataset to take the shots from."""
     held_out: HeldOutConfig = HeldOutConfig()
-    """Part of the dataset that no shots are taken from, to measure on."""
+    """Part of the dataset to measure on, from which no shots are taken."""
     transform: FewshotTransform = "fewshot"
     """How images are brought to the model's size: fewshot, as big_vision does; weights, as in the evaluations of the
     run that made them."""
@@ -101,7 +102,7 @@ class FewshotConfig:
     shots: tuple[Annotated[int, Range(1)], ...] = (1, 5, 10, 25)
     """Numbers of training images per class."""
     seeds: Annotated[int, Range(1, 1000)] = 3
-    """Choices of these images to measure with; the scores are means over them."""
+    """Number of different choices of these images; the scores are means over them."""
     l2: Annotated[float, Range(above=0)] = 1024.0
     """Strength of the ridge regression; big_vision's is 1024."""
     probe: bool = False

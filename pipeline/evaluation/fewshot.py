@@ -3,7 +3,7 @@
 The classifier is fitted by ridge regression and, as a cross-check, by a linear probe, over several choices of images.
 First all ranks compute the representations (`represented`); then one rank computes `measured`, a pure function.
 
-The representation is what goes into the model's head. For a ViT it is y of equation 4 (the class token after the last
+The representation is the input of the model's head. For a ViT it is y of equation 4 (the class token after the last
 LayerNorm, or the mean over all tokens), after the hidden layer of pre-training if the model has one: big_vision's
 `pre_logits`. For a BiT ResNet it is the mean over the last map. For a model of masked patches it is the mean over the
 patches after the last LayerNorm, since the class token of such a model is not trained.
@@ -223,7 +223,7 @@ def features_of(
 
 
 def before_head(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what goes into the head, [B, D], and the model's output. The whole model is called, since ZeRO-3 gathers
+    """Returns the input of the head, [B, D], and the model's output. The whole model is called, since ZeRO-3 gathers
     parameters for the modules that are called."""
     kept: list[torch.Tensor] = []
     hook = model.head.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))

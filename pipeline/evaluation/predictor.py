@@ -1,4 +1,4 @@
-"""Predicts what is in an image: loads weights with their transform, and returns the probabilities of their classes.
+"""Predicts the classes of images: loads weights with their transform, and returns the probabilities of their classes.
 
     model = load_model("runs/digits/weights")
     model.predict("photo.jpg")  # [("7", 0.98), ("1", 0.01), ...]
@@ -22,6 +22,7 @@ from PIL import Image, ImageOps
 
 from pipeline.data.decode import DecodeError, Pixels, image_faults
 from pipeline.data.transform import evaluation_view, evaluation_view_of_pixels
+from pipeline.evaluation.config import NUM_CLASSES_SHOWN
 from pipeline.models.build import Model
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.open_any import open_for_use
@@ -61,13 +62,13 @@ class Predictor:
     num_threads: int = 1
 
     @overload
-    def predict(self, images: ImageLike, *, top: int = 5) -> Prediction: ...
+    def predict(self, images: ImageLike, *, top: int = NUM_CLASSES_SHOWN) -> Prediction: ...
 
     @overload
-    def predict(self, images: list[Any] | tuple[Any, ...], *, top: int = 5) -> list[Prediction]: ...
+    def predict(self, images: list[Any] | tuple[Any, ...], *, top: int = NUM_CLASSES_SHOWN) -> list[Prediction]: ...
 
     def predict(
-        self, images: ImageLike | list[Any] | tuple[Any, ...], *, top: int = 5
+        self, images: ImageLike | list[Any] | tuple[Any, ...], *, top: int = NUM_CLASSES_SHOWN
     ) -> Prediction | list[Prediction]:
         """Returns the `top` classes of an image, or of each in a list: [(label, probability), ...], the most probable
         first.

@@ -238,8 +238,8 @@ def evaluate(
     targets: Targets | None = None,
     examples: Examples | None = None,
 ) -> tuple[Scores, Counts]:
-    """Scores a model that maps uint8[B, H, W, 3] to logits of the classes `labels`. Returns the scores and the counts
-    that they are made of, the same on every rank. This is a collective: all ranks must call it.
+    """Scores a model that maps uint8[B, H, W, 3] to logits of the classes `labels`. Returns the scores, and the counts
+    from which they are computed, the same on every rank. This is a collective: all ranks must call it.
 
     `targets`: returns the right classes of each image; None: its labels, found by name among the model's. Raises
     UserError if the dataset then has a label that the model lacks, or if no image has a label. `label_weights`: compute

@@ -1,4 +1,5 @@
-"""The figures of one model and the numbers in them. Each function draws what the model has, and logs what it lacks.
+"""The figures of one model and the numbers in them. If a model lacks the part that a figure shows, the figure is left
+out and the reason is logged.
 
 The shift figure shows how much the output changes when an image moves. Convolutions have stability under shifts built
 in; a Vision Transformer must learn it. The measure is from Zhang, "Making Convolutional Networks Shift-Invariant Again"

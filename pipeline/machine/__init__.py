@@ -1,1 +1,1 @@
-"""Checks of this machine: disks, GPUs, network and speed. Each check has a deadline."""
+"""Checks of this machine: disks, GPUs, network and speed, each with a deadline; and the parts of `doctor --gpu`."""

@@ -18,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -43,7 +42,7 @@ _MOST_ERROR = 0.02  # the largest error of a product in bf16, relative to fp32
 _SETUP = "install a torch that fits the driver: make setup TORCH='torch --index-url URL' (docs/training.md)"
 _REPEATS = 5
 _SIDE = {"cpu": 1024, "cuda": 8192}
-_EXCHANGE_LIMIT = timedelta(seconds=60)
+_EXCHANGE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +268,7 @@ def product_seconds(device: "torch.device") -> float:
     return statistics.median(taken[1:])
 
 
-def exchange(world: "World", *, limit: timedelta = _EXCHANGE_LIMIT) -> str:
+def exchange(world: "World") -> str:
     """Sums a number over all ranks. Returns why that failed, or "" if the sum is right."""
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
@@ -277,9 +276,9 @@ def exchange(world: "World", *, limit: timedelta = _EXCHANGE_LIMIT) -> str:
     from pipeline.ranks.environment import TimeLimits  # noqa: PLC0415
     from pipeline.ranks.world import joined  # noqa: PLC0415
 
-    seconds = limit.total_seconds()
+    limits = TimeLimits(join_seconds=_EXCHANGE_SECONDS, exchange_seconds=_EXCHANGE_SECONDS)
     try:
-        with joined(world, limits=TimeLimits(join_seconds=seconds, exchange_seconds=seconds)):
+        with joined(world, limits=limits):
             total = torch.ones(1, device=world.device)
             dist.all_reduce(total)
             found = int(total.item())

@@ -138,7 +138,7 @@ class ModelConfig:
     image_size: Annotated[int, Range(1, MOST_PIXELS)] = 224
     """Height and width of the model's images in pixels; a multiple of the patch."""
     num_classes: Annotated[int, Range(0, MOST_CLASSES, zero="as many as the dataset has")] = 1000
-    """Classes of the head; 0: as many as the dataset has."""
+    """Classes of the head; 0: the dataset's number."""
     patch: Annotated[int, Range(1, MOST_PIXELS)] | None = None
     """Height and width of a patch in pixels (in a hybrid: in cells of the ResNet's feature map)."""
     depth: Annotated[int, Range(1, MOST_LAYERS)] | None = None
@@ -160,7 +160,7 @@ class ModelConfig:
     """Add a hidden tanh layer of width D before the classifier, as in the paper's pre-training head."""
     position: Position = "learned_1d"
     """Position embeddings (appendix D.4): none, learned_1d, learned_2d (a table for columns and one for rows, D/2
-    each), or relative (in every layer's attention, of the distance between two tokens); or sincos2d (sines and cosines
+    each), or relative (in every layer's attention, for the distance between two tokens); or sincos2d (sines and cosines
     of the column and the row, which are not learned: big_vision's plain ViT), or rope2d (rotary: every layer turns
     queries and keys by angles of the column and the row: RoPE-Axial)."""
     position_at: PositionAt = "input"
@@ -182,7 +182,7 @@ class ModelConfig:
     gelu: Gelu = "tanh"
     """Form of the GELU: tanh (the paper's code) or exact (timm, Hugging Face)."""
     resnet_epsilons: ResNetEpsilons = "paper"
-    """Epsilons of the ResNet's norms: those of the paper's code, or timm's."""
+    """Epsilons of the ResNet's norms, as in the paper's code or in timm."""
     masked_patches: bool = False
     """Pre-train without labels: half of the patches are corrupted, and the head predicts the mean colour of each (512
     classes; appendix B.1.2)."""

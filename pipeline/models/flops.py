@@ -13,6 +13,7 @@ ViT-B/32 (1.8 % above), R50x1 (1.4 %) and R50+ViT-L/16 at 7 epochs (2.8 % below)
 Shape letters: N tokens, D width, M MLP width.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
@@ -49,18 +50,14 @@ class Convolution:
         return sum(0 <= start + tap < size for start in starts for tap in range(self.kernel))
 
 
-def forward_flops(
-    config: ModelConfig, *, image: tuple[int, int] | None = None, head: bool = True, skip_padding: bool = False
-) -> int:
-    """Returns the operations of one image's forward pass. `image`: its (height, width) in pixels; None: the
-    configuration's."""
-    height, width = image or (config.image_size, config.image_size)
+def forward_flops(config: ModelConfig, *, head: bool = True, skip_padding: bool = False) -> int:
+    """Returns the operations of one image's forward pass."""
     resnet = config.resnet
-    convolutions = convolutions_of(resnet, (height, width)) if resnet else ()
+    convolutions = convolutions_of(resnet, (config.image_size, config.image_size)) if resnet else ()
     num_multiplies = sum(convolution.num_multiplies(skip_padding=skip_padding) for convolution in convolutions)
     if config.is_bit and resnet:
         return 2 * (num_multiplies + head * resnet.width * config.num_classes)
-    size, num_patches = config.size, (height // config.stride) * (width // config.stride)
+    size, num_patches = config.size, math.prod(config.grid)
     num_tokens = config.num_prefix_tokens + num_patches
     block = _block_multiplies(config, num_tokens)
     num_multiplies += num_patches * size.patch**2 * (resnet.width if resnet else 3) * size.width
@@ -70,7 +67,7 @@ def forward_flops(
         num_multiplies += 2 * size.width**2 + 2 * size.width * size.mlp_width
     num_predicted = num_patches if config.masked_patches else 1
     num_multiplies += head * num_predicted * size.width * config.num_classes
-    return 2 * num_multiplies + attention_flops(config, image=image)
+    return 2 * num_multiplies + attention_flops(config)
 
 
 def _block_multiplies(config: ModelConfig, num_tokens: int) -> int:
@@ -82,13 +79,12 @@ def _block_multiplies(config: ModelConfig, num_tokens: int) -> int:
     return block
 
 
-def attention_flops(config: ModelConfig, *, image: tuple[int, int] | None = None) -> int:
+def attention_flops(config: ModelConfig) -> int:
     """Returns the operations of attention's own products, queries times keys and weights times values. They grow faster
     than the number of tokens. Returns 0 for BiT."""
     if config.is_bit:
         return 0
-    height, width = image or (config.image_size, config.image_size)
-    rows, columns = height // config.stride, width // config.stride
+    rows, columns = config.grid
     num_tokens = config.num_prefix_tokens + rows * columns
     # An axial layer has two blocks: one attends along rows, the other along columns.
     num_seen = columns + rows if config.attention == "axial" else num_tokens
@@ -100,8 +96,7 @@ def skipped_flops(config: ModelConfig) -> int:
     branches (`ModelConfig.skipped_rates`). Returns 0 for BiT, and without stochastic depth."""
     if config.is_bit or not config.stochastic_depth:
         return 0
-    height, width = config.grid
-    num_tokens = config.num_prefix_tokens + height * width
+    num_tokens = config.num_prefix_tokens + math.prod(config.grid)
     block = 2 * _block_multiplies(config, num_tokens) + attention_flops(config) // config.num_blocks
     return round(block * sum(config.skipped_rates))
 

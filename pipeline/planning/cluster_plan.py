@@ -36,7 +36,7 @@ PUBLISHED_RATES = {
     "RSC 1k GPUs": 0.0237,  # jobs of 1,024 GPUs there had a failure every 7.9 hours
 }
 MISSED_SECONDS = 300.0  # until Slurm notices that a node is gone: the default of SlurmdTimeout
-MARGIN_SECONDS = 120.0  # how long before the limit slurm/stage.sbatch asks for the last save
+MARGIN_SECONDS = 120.0  # between the last save and the time limit; the default of `margin_seconds` in cluster.yaml
 TAR_BYTES = 2_816  # a sample's bytes besides its image: three tar headers, padding, label and names
 _DAY_SECONDS, _HOUR_SECONDS = 86_400.0, 3_600.0
 

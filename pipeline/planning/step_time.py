@@ -41,6 +41,7 @@ _NAMES = {  # the names that CUDA reports, [unverified] for GPUs on which nothin
     r"NVIDIA GeForce RTX 4090": "rtx4090",
 }
 ADAPTER_SHARE = 0.92
+PLANNED_MFU = 0.28  # the default of `patchline plan --mfu`, which says where it is from
 LATENCY_SECONDS = 10e-6  # the latency of each of the 2 log2(R) hops of a collective [unverified]
 # Seconds that the host takes per weight tensor (ViT-H/14 has 394), measured by `python -m benchmarks.scale --only
 # host`: for a forward and backward pass, and for the update. With ZeRO-3, every rank adds time.

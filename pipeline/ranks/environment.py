@@ -29,7 +29,8 @@ class TimeLimits:
     """How long ranks wait for each other. A training run takes both limits from its HangConfig."""
 
     join_seconds: Annotated[float, Range(1, MOST_SECONDS)] = 300.0
-    """Most seconds until all ranks have arrived where they meet; NCCL or gloo then has as long to connect them."""
+    """Most seconds until all ranks have arrived where they meet; NCCL or gloo then has the same time to connect
+    them."""
     exchange_seconds: float = 1800.0
     """The time after which an exchange fails: the last resort if no heartbeat ends a run that hangs."""
 

@@ -24,6 +24,8 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import NO_ORIGIN, Origin, has_process, is_start, origin_in, start_in
+from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
+from pipeline.training.reporting.ledger import goodput
 from pipeline.training.watchdog.heartbeat_files import (
     FOLDER,
     HANGING,
@@ -46,7 +48,7 @@ SILENT_SECONDS = 60.0  # heartbeats come at least every 15 s
 GONE_SECONDS = 20.0  # for a process that has vanished from this host
 QUIET_SECONDS = 300.0  # the longest time between two lines of metrics, for a run without heartbeats
 _FIRST_BEAT_SECONDS = 30.0  # after a start; the first heartbeat comes after at most 15 s
-METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"  # not imported from metrics.py and ledger.py, which load much more
+METRICS = "metrics.jsonl"  # not imported from metrics.py, which loads much more
 SIGNS_OF_A_RUN = (METRICS, LEDGER, FOLDER, "DONE")
 _TAIL_BYTES, _LONG_TAIL_BYTES = 1 << 16, 1 << 24
 _MOST_DONE_BYTES = 16 << 20
@@ -402,7 +404,7 @@ def _goodput(saved: Line) -> float | None:
     compute, total = seconds.get("compute"), seconds.get("total")
     if not (is_finite(compute) and is_finite(total)) or not 0 <= compute <= total or not total:
         return None
-    return float(compute / total)
+    return goodput(compute, total)
 
 
 def _done_step(reader: _Reader) -> int | None:

@@ -298,23 +298,35 @@ def _has_spans(line: Line) -> bool:
     )
 
 
-def cause_of(left: Left, *, resumed_from: int | None, attempt_before: str) -> str:
-    """Returns a text that says why the earlier start ended. `attempt_before`: that start's attempt."""
+@dataclass(frozen=True)
+class Cause:
+    """Why a start ended. `kind` is the same for all starts that ended alike; `words` also say in which step."""
+
+    kind: str
+    words: str
+
+
+def cause_of(left: Left, *, resumed_from: int | None, attempt_before: str) -> Cause:
+    """Returns why the earlier start ended. `attempt_before`: that start's attempt."""
+    crash, error, by = "killed or crashed", "ended by an error", f" by {left.asked_by}" if left.asked_by else ""
     if left.attempt != attempt_before:
-        return f"killed or crashed after step {left.reached:,}" if left.reached else "killed or crashed before a step"
+        return Cause(crash, f"{crash} after step {left.reached:,}" if left.reached else f"{crash} before a step")
     where = f"in step {left.step:,} ({left.phase})" if left.step else "while starting"
     if left.is_hung:
-        return f"hung {where}"
+        return Cause("hung", f"hung {where}")
     if left.phase != Phase.ENDED:
-        return f"ended at once after {left.asked_by}, {where}" if left.asked_by else f"killed or crashed {where}"
+        at_once = f"ended at once after {left.asked_by}"
+        return Cause(at_once, f"{at_once}, {where}") if by else Cause(crash, f"{crash} {where}")
     if left.error:
-        return f"ended by an error {_in_step(left)}: {left.error[:_MOST_WORDS]}"
+        said = left.error[:_MOST_WORDS]
+        return Cause(f"{error}: {said}", f"{error} {_in_step(left)}: {said}")
     if left.is_done:
-        return f"done with step {left.step:,}, and extended"
-    by = f" by {left.asked_by}" if left.asked_by else ""
+        return Cause("done, and extended", f"done with step {left.step:,}, and extended")
     if resumed_from is not None and resumed_from >= left.step:
-        return f"stopped{by} with step {resumed_from:,} saved"
-    return f"stopped{by} {_in_step(left)}, which was not saved" if by else f"ended by an error {_in_step(left)}"
+        return Cause(f"stopped{by}", f"stopped{by} with step {resumed_from:,} saved")
+    if by:
+        return Cause(f"stopped{by}, not saved", f"stopped{by} {_in_step(left)}, which was not saved")
+    return Cause(error, f"{error} {_in_step(left)}")
 
 
 def _in_step(left: Left) -> str:

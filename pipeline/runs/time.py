@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from pipeline.runs.starts import Start, cause_of
+from pipeline.runs.starts import Cause, Start, cause_of
+from pipeline.training.reporting.ledger import ACCOUNTS
 from shards.files.local_files import Line
 
-ACCOUNTS = ("compute", "data_wait", "checkpoint", "evaluation", "startup", "restarts")  # the same as in ledger.py
 WORDS = {
     "compute": "compute",
     "data_wait": "waiting for data",
@@ -33,7 +33,7 @@ class Restart:
     saved nothing. `topology`: the change of ranks, ZeRO stage and device, or empty."""
 
     attempt: str
-    cause: str
+    cause: Cause
     step: int | None
     lost_steps: int | None
     seconds: float
@@ -60,7 +60,7 @@ def time_of(lines: Sequence[Line], starts: Sequence[Start], *, unix_end: float |
     if not begins:
         return RunTime(wall_seconds=0.0, parts=dict.fromkeys(WORDS, 0.0), restarts=(), unix_begin=None)
     begin = min(begins)
-    parts = {name: _seconds(lines[-1], name) if lines else 0.0 for name in ACCOUNTS}
+    parts: dict[str, float] = {name: _seconds(lines[-1], name) if lines else 0.0 for name in ACCOUNTS}
     told_at = lines[-1]["unix_time"] if lines else begin
     late = [_began(start, lines) for start in starts if start.unix_time > told_at]
     if lines:
@@ -145,7 +145,7 @@ def _rewinds(lines: Sequence[Line]) -> list[Restart]:
             found.append(
                 Restart(
                     attempt=str(line.get("attempt")),
-                    cause="rewound by the guard",
+                    cause=Cause("rewound by the guard", "rewound by the guard"),
                     step=line["step"],
                     lost_steps=max(0, reached - line["step"]) if type(reached) is int else None,
                     seconds=max(0.0, _seconds(line, "restarts") - _seconds(before, "restarts")),
@@ -160,7 +160,7 @@ def _unrecorded(lines: Sequence[Line]) -> list[Restart]:
     return [
         Restart(
             attempt=str(line.get("attempt")),
-            cause="unknown: starts.jsonl is missing",
+            cause=Cause("unknown", "unknown: starts.jsonl is missing"),
             step=None,
             lost_steps=None,
             seconds=max(0.0, _seconds(line, "restarts") - _seconds(before, "restarts")),

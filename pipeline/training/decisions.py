@@ -68,9 +68,10 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Undecided:
-    """A job whose classes and precision are decided, and what the other decisions depend on. `plan`: the plan with a
-    rank's whole share in one pass, unless the job names a micro-batch. `budget`: this rank's memory. `is_compiled`:
-    whether blocks will be compiled. `record`: the record of the checkpoint to continue, if there is one."""
+    """A job whose classes and precision are decided, and the facts on which the other decisions depend. `plan`: the
+    plan with a rank's whole share in one pass, unless the job names a micro-batch. `budget`: this rank's memory.
+    `is_compiled`: whether blocks will be compiled. `record`: the record of the checkpoint to continue, if there is
+    one."""
 
     job: TrainingJob
     plan: BatchPlan
@@ -137,8 +138,8 @@ def unused_classes(of_data: int, of_model: int) -> str:
 
 
 def will_compile(config: EngineConfig, world: World) -> bool:
-    """Returns whether a run on this rank's device compiles its blocks. With "auto" it does on GPUs with ZeRO-1 and 2,
-    if compiling works. Raises UserError if the job says "on" and it does not work."""
+    """Returns whether a run on this rank's device compiles its blocks. With "auto", blocks are compiled on GPUs with
+    ZeRO-1 and 2 if compiling works. Raises UserError if the job says "on" and compiling does not work."""
     device = world.device
     is_wanted = config.compile == "on" or (config.compile == "auto" and device.type == "cuda" and config.zero_stage < 3)
     # When torch compiles, it warns that TF32 is off. The warning is hidden: bf16 runs have no use for TF32, and fp32

@@ -21,8 +21,6 @@ from pipeline.data.batches import Batch
 from pipeline.data.quarantine import quarantine_path
 from pipeline.data.stream import BatchStream, open_stream
 from pipeline.evaluation.scores import Scores
-from pipeline.models.loss import balanced_weights
-from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.gradients import Gradients
@@ -30,20 +28,20 @@ from pipeline.training.guard import Guard, add_alarm
 from pipeline.training.kernels import KernelWatch, watches_kernel
 from pipeline.training.prepare import Prepared
 from pipeline.training.reporting.norms import Norms, PositionView
-from pipeline.training.reporting.reporter import NUM_IMAGES, Reporter, open_reporter
+from pipeline.training.reporting.reporter import NUM_IMAGES, open_reporter
 from pipeline.training.reporting.utilisation import SLOW_FACTOR, SLOW_SECONDS, RankTimes, SlowRanks, Utilisation
-from pipeline.training.saving.save import BITS, Saving, describe, say_bits, state_bytes
+from pipeline.training.saving.save import Saving, record_of, state_bytes
 from pipeline.training.saving.when_to_save import WhenToSave, decide_when_to_save
 from pipeline.training.scoring import HeldOut
-from pipeline.training.settings.job import TrainingJob
 from pipeline.training.start import start_engine
 from pipeline.training.step import Launched, StepResult, TrainStep
 from pipeline.training.watchdog.heartbeat_files import rank_words
 from pipeline.training.watchdog.stopping import StopRequest, WaitGivenUpError
-from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.device_batches import batches_on, streams_of
-from pipeline.training.zero.engine import Engine, timed_exchanges
-from shards.errors import TransientError
+from pipeline.training.zero.engine import timed_exchanges
+from shards.errors import TransientError, UserError
+from shards.output.quantities import size
+from shards.ulimits import file_size_todo, most_file_bytes
 
 log = logging.getLogger(__name__)
 
@@ -61,19 +59,11 @@ class Loop:
     first."""
 
     def __init__(
-        self,
-        job: TrainingJob,
-        train_step: TrainStep,
-        *,
-        guard: Guard,
-        held_out: HeldOut,
-        saving: Saving,
-        when: WhenToSave,
-        reporter: Reporter | None,
+        self, train_step: TrainStep, *, guard: Guard, held_out: HeldOut, saving: Saving, when: WhenToSave
     ) -> None:
-        self.job, self.train_step, self.guard, self.held_out = job, train_step, guard, held_out
-        self.saving, self.when, self.reporter = saving, when, reporter
-        self.controls, self.position = train_step.controls, train_step.stream.typed_position
+        self.train_step, self.guard, self.held_out, self.saving, self.when = train_step, guard, held_out, saving, when
+        self.job, self.controls, self.reporter = train_step.gradients.job, train_step.controls, saving.reporter
+        self.position = train_step.stream.typed_position
         self._start = self.step
         self._unread: Launched | None = None
         self._slow_ranks = SlowRanks()
@@ -242,29 +232,25 @@ def open_loop(
     """Step 5 of a run: builds the loop that continues from the checkpoint `found`, or from the start if it is None.
     Everything that it opens is closed when the context ends. `writer`: the process that writes checkpoints, if there is
     one. `before`: after a rewind, the previous loop, whose engine is kept and already filled. Collective."""
-    job, world, stream = prepared.job, prepared.world, prepared.stream
+    job, world = prepared.job, prepared.world
     step, skipped, reporter = found.position.next_step if found else 0, checkpoints.attempt.skipped, None
     with ExitStack() as stack:
         with controls.ledger.time("startup"):
             if before:
-                gradients = before.train_step.gradients
+                gradients, saves = before.train_step.gradients, before.saving.saves
             else:
-                engine, plan = start_engine(prepared, checkpoints, found, times=controls.start_times)
-                weights = None
-                if job.class_weights == "balanced":
-                    weights = balanced_weights(stream.data.class_shares, job.model.num_classes)
-                gradients = Gradients(job, plan, engine, world, times=controls.times, class_weights=weights)
+                gradients = start_engine(prepared, checkpoints, found, controls)
             stack.enter_context(timed_exchanges(controls.times))
             if world.is_first:
                 measured = before.reporter.utilisation if before and before.reporter else None
                 utilisation = measured or Utilisation(job, world, controls.times)
                 opened = open_reporter(
-                    job, controls.ledger, stream.data, step=step, skipped=skipped, utilisation=utilisation
+                    job, controls.ledger, prepared.stream.data, step=step, skipped=skipped, utilisation=utilisation
                 )
                 reporter = stack.enter_context(opened)
             batches = stack.enter_context(
                 open_stream(
-                    stream,
+                    prepared.stream,
                     next_step=step,
                     skipped=skipped,
                     quarantine=quarantine_path(prepared.run_dir, rank=world.rank),
@@ -272,31 +258,21 @@ def open_loop(
                 )
             )
             guard = Guard(job, found=found, position=batches.typed_position, says=world.is_first)
-            saves = before.saving.saves if before else _saves(prepared, checkpoints, gradients, writer, found)
-            record = describe(job, world, plan=gradients.plan, is_compiled=prepared.is_compiled)
-            record |= {BITS: say_bits(world, job.engine, record, resumed=found.record if found else {})}
-            saving = Saving(
-                job, gradients.engine, saves, saved=found, record=record, controls=controls, reporter=reporter
-            )
-            train_step = _train_step(gradients, batches, controls, saving=saving, guard=guard)
+            if not before:
+                saves = _saves(gradients, checkpoints, writer, is_filled=found is not None)
+            record = record_of(gradients, is_compiled=prepared.is_compiled, resumed=found)
+            saving = Saving(gradients, saves, controls, saved=found, record=record, reporter=reporter)
+            train_step = _train_step(gradients, batches, saving, guard)
             if watches_kernel(job, world):
                 train_step.watched = KernelWatch(record["engine"], job.model, world).step
-            loop = Loop(
-                job,
-                train_step,
-                guard=guard,
-                held_out=_held_out(prepared, gradients.engine, controls),
-                saving=saving,
-                when=decide_when_to_save(job, saving, dataset=prepared.held_out.get(""), resumed_from=found),
-                reporter=reporter,
-            )
+            held_out = HeldOut(prepared, gradients.engine, controls)
+            when = decide_when_to_save(saving, dataset=held_out.dataset, resumed_from=found)
+            loop = Loop(train_step, guard=guard, held_out=held_out, saving=saving, when=when)
         yield loop
 
 
-def _train_step(
-    gradients: Gradients, batches: BatchStream, controls: Controls, *, saving: Saving, guard: Guard
-) -> TrainStep:
-    job, engine, world = gradients.job, gradients.engine, gradients.world
+def _train_step(gradients: Gradients, batches: BatchStream, saving: Saving, guard: Guard) -> TrainStep:
+    job, engine, world, controls = gradients.job, gradients.engine, gradients.world, saving.controls
     streams = streams_of(world.device)
     return TrainStep(
         gradients,
@@ -310,44 +286,37 @@ def _train_step(
     )
 
 
-def _held_out(prepared: Prepared, engine: Engine, controls: Controls) -> HeldOut:
-    return HeldOut(
-        prepared.job,
-        engine,
-        prepared.world,
-        sets=prepared.held_out,
-        labels=prepared.stream.data.label_names,
-        controls=controls,
-        fewshot=prepared.fewshot,
-    )
-
-
-def _saves(
-    prepared: Prepared,
-    checkpoints: Checkpoints,
-    gradients: Gradients,
-    writer: Writer | None,
-    found: CheckpointManifest | None,
-) -> Saves:
-    """Returns the saves of a run, which are written in the background if the host has enough memory. Collective."""
-    job, world = prepared.job, prepared.world
+def _saves(gradients: Gradients, checkpoints: Checkpoints, writer: Writer | None, *, is_filled: bool) -> Saves:
+    """Returns the saves of a run, which are written in the background if the host has enough memory. `is_filled`:
+    whether the optimiser has its moments already. Collective."""
+    job, world, num_bytes = gradients.job, gradients.world, state_bytes(gradients.job, gradients.engine)
+    _refuse_long_file(checkpoints, num_bytes)
     chosen = choose_writer(
         job.checkpoint,
         writer,
         checkpoints.store,
         world,
-        num_bytes=state_bytes(job, gradients.engine),
-        training_bytes=_bytes_to_come(job, gradients.plan, world, is_filled=found is not None),
+        num_bytes=num_bytes,
+        training_bytes=_bytes_to_come(gradients, is_filled=is_filled),
     )
     return Saves(checkpoints, chosen, job.checkpoint.retention(rewind_steps=job.guard.rewind_steps))
 
 
-def _bytes_to_come(job: TrainingJob, plan: BatchPlan, world: World, *, is_filled: bool) -> int:
-    """Returns the bytes of host memory that training will still take on a CPU: gradients, activations, and moments
-    unless they are filled already. Returns 0 on a GPU."""
+def _refuse_long_file(checkpoints: Checkpoints, num_bytes: int) -> None:
+    """Raises UserError if `ulimit -f` allows no file as long as a rank's part of a checkpoint."""
+    most = most_file_bytes()
+    if most is not None and most < num_bytes and checkpoints.store.local_path("checkpoint") is not None:
+        what = f"this rank's part of a checkpoint is a file of {size(num_bytes)} in {checkpoints.store.url}"
+        raise UserError(what, todo=file_size_todo())
+
+
+def _bytes_to_come(gradients: Gradients, *, is_filled: bool) -> int:
+    """Returns the bytes of host memory that training on a CPU will still take: gradients, activations, and moments
+    unless they are filled already."""
+    world = gradients.world
     if world.device.type != "cpu":
         return 0
     topology = Topology(num_ranks=world.num_ranks, is_on_gpu=False)
-    memory = memory_of(job, topology, micro_batch=plan.micro_batch)
+    memory = memory_of(gradients.job, topology, micro_batch=gradients.plan.micro_batch)
     held = memory.weights + memory.masters + memory.average + (memory.moments if is_filled else 0)
     return max(0, memory.peak - held)

@@ -1,9 +1,9 @@
 """Checks that a job fits its data and its ranks, and then that all ranks are about to run the same thing.
 
-`prepare` runs before the ranks are joined, and `refuse_other_runs` makes their first exchange. Without it, a node with
-an old installation or an old copy of the dataset would make the ranks train a wrong model, and nobody would notice. The
-ranks exchange a digest of everything that must be equal, 64 bytes per rank. If the digests differ, they exchange the
-values themselves, and all end with the same message.
+`prepare` runs before the ranks are joined, and `refuse_other_runs` makes their first exchange. Without this exchange, a
+node with an old installation or an old copy of the dataset would make the ranks train a wrong model, and nobody would
+notice. The ranks exchange a digest of everything that must be equal, 64 bytes per rank. If the digests differ, they
+exchange the values themselves, and all end with the same message.
 """
 
 import hashlib
@@ -45,8 +45,10 @@ from shards.class_names import class_name
 from shards.config_values import flattened, shown, shown_value
 from shards.dataset import Dataset, open_dataset
 from shards.errors import UserError
+from shards.files.looks import is_there
 from shards.host_copy import LocalRanks
 from shards.store import Store, open_store
+from shards.ulimits import has_address_limit, memory_todo
 
 log = logging.getLogger(__name__)
 _LIBRARIES = ("patchline", "torch", "deepspeed", "numpy")
@@ -110,6 +112,8 @@ class Prepared:
 def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared:
     """Checks the job, opens its datasets and plans its batches. Raises UserError if the job cannot run as it is."""
     _refuse_missing(job)
+    if world.is_first and has_address_limit():
+        log.warning("%s: libraries that get no more memory may crash without a message", memory_todo())
     refuse_untested_deepspeed(job.engine, deepspeed_version())
     plan = plan_batch(
         job.global_batch,
@@ -131,7 +135,7 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
     held_out = _held_out(job, stream.data, ranks=ranks, say=world.is_first)
     job, classes = decide_classes(job, stream.data, list(held_out.values()), say=world.is_first)
     stop = Path(job.run_dir) / "STOP"
-    if stop.exists():
+    if is_there(stop):
         raise UserError(f"{stop} exists and keeps the run stopped; delete it to continue")
     refuse_unusable_loggers(job.loggers, Path(job.run_dir), opens=world.is_first)
     store = open_store(job.checkpoint.url or str(Path(job.run_dir) / "checkpoints"))
@@ -197,7 +201,7 @@ def _initial_weights(job: TrainingJob, *, say: bool = False) -> Weights:
 
 def _held_out(job: TrainingJob, data: TrainingData, *, ranks: LocalRanks, say: bool) -> dict[str, Dataset]:
     """Returns the datasets to score on, by name; the dataset that decides which model is best has an empty name. `say`:
-    whether to log which part of the data is trained on, unless it is all of it, and to warn if the run also trains on
+    whether to log which part of the data is trained on (if it is not all of it), and to warn if the run also trains on
     the images that decide which model is best."""
     if say and data.part_text:
         log.info("%s", data.part_text)

@@ -48,6 +48,8 @@ from pipeline.training.watchdog.heartbeat_files import Phase
 from pipeline.training.watchdog.stopping import CONTINUE, INTERRUPTED, NOTHING_SAVED, Signals, Stopping
 from pipeline.training.zero.step_times import StepTimes, StepTrace, marks_of, say_untraced
 from shards.errors import InvalidDataError, TransientError, UserError, WillNotSucceedError
+from shards.files.looks import Look, is_there, look_once
+from shards.ulimits import lack_of_memory, memory_todo
 
 log = logging.getLogger(__name__)
 WriteRecord = Callable[[TrainingJob], None]
@@ -213,7 +215,7 @@ def _is_done(prepared: Prepared) -> bool:
     Collective."""
     world, run_dir = prepared.world, prepared.run_dir
     done = read_done(run_dir) if world.is_first else None
-    if world.is_first and done is None and (run_dir / "DONE").exists():
+    if world.is_first and done is None and is_there(run_dir / "DONE"):
         log.warning(
             "%s is damaged, of another version, or of other weights: the run is finished again", run_dir / "DONE"
         )
@@ -269,7 +271,7 @@ def _in_its_folder(run_dir: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if run_dir.is_dir():
+        if look_once(run_dir) is not Look.MISSING:
             raise
         raise WillNotSucceedError(gone_message(run_dir, is_run=True)) from error
 
@@ -287,7 +289,11 @@ def _retried(loop: Loop) -> Iterator[None]:
         if loop.step == first_step < loop.job.steps:
             raise
         raise WillNotSucceedError(f"after {loop.step} steps: {error}") from error
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError, OSError) as error:
+        if loop.step > first_step and (found := lack_of_memory(error)):
+            raise TransientError(f"after {loop.step} steps: {found}; {memory_todo()}") from error
+        if not isinstance(error, RuntimeError):
+            raise
         refuse_missing_kernel(error)
         gradients = loop.train_step.gradients
         num_steps = loop.step - first_step
@@ -313,6 +319,6 @@ def _ending(end: LoopEnd, prepared: Prepared, stopping: Stopping, *, step: int) 
         return _ENDINGS[stopping.exit_code]
     if prepared.world.is_first:
         stop = prepared.run_dir / "STOP"
-        how = f"delete {stop}, then run" if stop.exists() else "run"
+        how = f"delete {stop}, then run" if look_once(stop) is Look.THERE else "run"
         log.info("saved at step %d; %s the same command to continue", step, how)
     return RunEnding.STOPPED

@@ -4,17 +4,16 @@ A dataset that cannot be read does not end the run. Its scores are left out, wit
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TypeVar, cast
 
 from pipeline.evaluation.fewshot import FewshotData, mean_and_deviation, measured, represented, transform_of
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.models.build import Model
 from pipeline.ranks.collectives import gather_json, sums
-from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
 from pipeline.training.guard import add_alarm
-from pipeline.training.settings.job import TrainingJob
+from pipeline.training.prepare import Prepared
 from pipeline.training.watchdog.heartbeat_files import Phase
 from pipeline.training.watchdog.stopping import StopRequest, WaitGivenUpError
 from pipeline.training.zero.engine import Engine
@@ -36,21 +35,11 @@ class HeldOut:
     last step the scores of the averaged weights. `was_given_up`: whether an evaluation was abandoned because of a stop
     request. `num_failed`: the number of measurements left out so far because data could not be read."""
 
-    def __init__(
-        self,
-        job: TrainingJob,
-        engine: Engine,
-        world: World,
-        *,
-        sets: Mapping[str, Dataset],
-        labels: tuple[str, ...],
-        controls: Controls,
-        fewshot: FewshotData | None = None,
-    ) -> None:
-        self.job, self.engine, self.world, self.labels = job, engine, world, labels
-        self.fewshot = fewshot
-        self.dataset, self.of_others = sets.get(""), dict[str, float]()
-        self.also = {name: dataset for name, dataset in sets.items() if name}
+    def __init__(self, prepared: Prepared, engine: Engine, controls: Controls) -> None:
+        self.job, self.world, self.engine = prepared.job, prepared.world, engine
+        self.labels, self.fewshot = prepared.stream.data.label_names, prepared.fewshot
+        self.dataset, self.of_others = prepared.held_out.get(""), dict[str, float]()
+        self.also = {name: dataset for name, dataset in prepared.held_out.items() if name}
         self.controls, self.was_given_up, self._num_batches = controls, False, 0
         self.num_failed = self._step = 0
 

@@ -15,12 +15,14 @@ import torch
 from pipeline.checkpoints.checkpoint import Checkpoints, Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointManifest
 from pipeline.models.build import Model, checkpoint_blocks, unfilled_model
+from pipeline.models.loss import balanced_weights
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.ranks.world import World
-from pipeline.runs.starts import StartTimes
+from pipeline.training.controls import Controls
 from pipeline.training.decisions import Decision, Undecided, decide_engine
 from pipeline.training.fitting.first_pass import engine_that_fits, one_pass
 from pipeline.training.fitting.memory import Topology, memory_of
+from pipeline.training.gradients import Gradients
 from pipeline.training.kernels import refuse_missing_float8, refuse_missing_graphs, set_up_blocks
 from pipeline.training.prepare import Prepared, starting_weights
 from pipeline.training.settings.job import TrainingJob, scaled_by_rate
@@ -36,10 +38,10 @@ _CPU = torch.device("cpu")
 
 
 def start_engine(
-    prepared: Prepared, checkpoints: Checkpoints, found: CheckpointManifest | None, *, times: StartTimes
-) -> tuple[Engine, BatchPlan]:
-    """Returns the engine, filled from the checkpoint `found` if there is one, and the batch plan that fits the devices.
-    Rank 0 logs what the run is about to do. Collective."""
+    prepared: Prepared, checkpoints: Checkpoints, found: CheckpointManifest | None, controls: Controls
+) -> Gradients:
+    """Returns the passes over a filled engine, with the batch plan that fits the devices. The engine continues from the
+    checkpoint `found`, if there is one. Rank 0 logs what the run is about to do. Collective."""
     job, world = prepared.job, prepared.world
     refuse_missing_float8(job, world, is_compiled=prepared.is_compiled)
     refuse_missing_graphs(job, world, is_compiled=prepared.is_compiled)
@@ -55,6 +57,7 @@ def start_engine(
     engine, plan = _built(job, planned, world, is_compiled=prepared.is_compiled)
     if plan != planned:
         decisions.append(Decision(setting="micro_batch", value=plan.micro_batch, why="a GPU ran out of memory"))
+    times = controls.start_times
     times.decided = [asdict(decision) for decision in (*prepared.decisions, *decisions)]
     times.ends("model")
     if found:
@@ -69,7 +72,10 @@ def start_engine(
         check_gradients(job, plan, world)
     if world.is_first:
         _say_opening(replace(prepared, plan=plan), engine, resumed_step=found.id.step if found else 0)
-    return engine, plan
+    class_weights = None
+    if job.class_weights == "balanced":
+        class_weights = balanced_weights(prepared.stream.data.class_shares, job.model.num_classes)
+    return Gradients(prepared.job, plan, engine, world, times=controls.times, class_weights=class_weights)
 
 
 def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool) -> tuple[Engine, BatchPlan]:

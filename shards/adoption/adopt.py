@@ -178,8 +178,8 @@ def _settled(adoption: Adoption, facts: Sequence[TarFacts], workers: int) -> _Fo
 
 
 def are_mostly_integers(facts: Sequence[TarLabels]) -> bool:
-    """Whether more than half of the labels, but not all, are integers. The others are then taken for mistakes: as
-    names, they would make every integer a name too, with another id."""
+    """Returns whether more than half of the labels, but not all, are integers. If so, warns that the other labels are
+    taken for mistakes: as names, they would turn every integer into a name, with another id."""
     num_labels, num_integers = sum(some.num_labels for some in facts), sum(some.num_integers for some in facts)
     if num_integers == num_labels or 2 * num_integers <= num_labels:
         return False
@@ -220,8 +220,8 @@ def commonest_reason(table: pa.Table) -> tuple[str, str | None]:
 
 
 def label_names(found: set[str], meaning: Meaning) -> tuple[str, ...]:
-    """Returns the name of each class: the known names, or the integers up to the largest, or the names found, sorted.
-    Raises UserError if an integer is too large to be a class number."""
+    """Returns the name of each class: the known names if there are any, otherwise the integers up to the largest label,
+    or the names found, sorted. Raises UserError if an integer is too large to be a class number."""
     if meaning.names is not None:
         return meaning.names
     if not all(is_integer(label) for label in found):
@@ -287,7 +287,7 @@ def _is_indexed(store: Store, task: IndexTask) -> bool:
 
 @lru_cache(maxsize=1)
 def _plan_of(index_url: str, plan_hash: str) -> tuple[list[dict[str, Any]], dict[str, int], bool]:
-    """Reads the record: the tars, the ids of the label names, and whether all labels must be integers."""
+    """Reads plan/plan.json: the tars, the ids of the label names, and whether all labels must be integers."""
     data = open_store(index_url).read(PLAN_PATH)
     if sha256_hex(data) != plan_hash:
         raise UserError(f"{index_url}/{PLAN_PATH} changed meanwhile; run one patchline index at a time")
@@ -350,6 +350,7 @@ def _discard_indexes(store: Store, *, first: int) -> None:
 
 
 def _lasting(url: str) -> str:
-    """Returns the URL with the full path of a folder, since the index may be read from any working directory."""
+    """Returns a URL that is valid in any working directory, since the index may be read from any: for a folder, its
+    full path."""
     store = open_store(url)
     return str(Path(url).absolute()) if isinstance(store, LocalStore) else store.url

@@ -67,7 +67,7 @@ class SampleRules:
             raise UserError("--label-key is empty; give the label's suffix, e.g. cls, or --label-field")
 
     def is_needed(self, name: str) -> bool:
-        """Whether the bytes of a member have to be read."""
+        """Returns whether the bytes of a member have to be read."""
         suffix = (split_name(name) or ("", ""))[1].lower()
         return suffix in self.image_keys or suffix == ("json" if self.label_field else self.label_key)
 

@@ -1,4 +1,4 @@
-"""Reads an existing tar once, from start to end: computes its sha256, and gathers the index's facts about every
+"""Reads an existing tar once, from start to end, to compute its sha256 and to gather what the index needs about every
 sample."""
 
 import hashlib
@@ -46,7 +46,7 @@ ADOPTED_SCHEMA = pa.schema(
     ]
 )
 _RULES = TableSchema(schema=ADOPTED_SCHEMA, may_be_null=frozenset(ADOPTED_SCHEMA.names))
-_FACTS_KEY = b"patchline.adopted.4"  # a new number makes tars be described again
+_FACTS_KEY = b"patchline.adopted.4"  # a new number makes older descriptions invalid
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +222,7 @@ def _read_adopted(store: Store, number: int) -> pa.Table:
 
 
 def is_integer(label: str) -> bool:
-    """Whether a label is an integer, and so may be the number of a class."""
+    """Returns whether a label is an integer, and so may be the number of a class."""
     return label.isascii() and label.isdecimal()
 
 

@@ -39,8 +39,8 @@ def find_tars(tars_url: str, *, pattern: str = "", tars_file: str = "") -> list[
     """Returns the tars below `tars_url`: all of them, sorted, or those that a pattern or a list names, in its order.
 
     `tars_file`: a file with one path below `tars_url` per line. Raises UserError if there are no tars, if a listed one
-    is missing or listed twice, or if tars of several splits would become one dataset although `tars_file` does not list
-    them.
+    is missing or listed twice, or, without `tars_file`, if the tars belong to several splits, which would become one
+    dataset.
     """
     if pattern and tars_file:
         raise UserError("the URL has a pattern in braces and --tars-file is given; give one of them")

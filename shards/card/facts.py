@@ -69,7 +69,7 @@ class Pick:
 
 @dataclass(frozen=True, kw_only=True)
 class Tile:
-    """A picture of the mosaic. `shard_path`: the path of its tar."""
+    """A picture of the mosaic. `shard_path`: the path of the tar with the sample."""
 
     pick: Pick
     shard_path: str
@@ -98,7 +98,7 @@ class Mosaic:
     def __init__(self, shard_samples: NDArray[np.int64], *, num_tiles: int, num_classes: int) -> None:
         num_samples = int(shard_samples.sum())
         num_tiles = min(num_tiles, num_samples)
-        # Each shard shows as many samples as it has among num_tiles evenly spaced sample ids.
+        # Of num_tiles evenly spaced sample ids, the number in each shard is the number of its samples that are shown.
         sample_ids = ((2 * np.arange(num_tiles) + 1) * num_samples) // (2 * max(num_tiles, 1))
         shards = np.searchsorted(np.cumsum(shard_samples), sample_ids, side="right")
         self._wanted: NDArray[np.int64] = np.bincount(shards, minlength=len(shard_samples))
@@ -106,7 +106,7 @@ class Mosaic:
         self._picks: list[Pick] = []
 
     def wants(self, shard: int) -> bool:
-        """Whether any sample of a shard is chosen."""
+        """Returns whether any sample of a shard is chosen."""
         return bool(self._wanted[shard])
 
     def add(self, shard: int, table: pa.Table) -> None:
@@ -145,8 +145,8 @@ def read_tiles(dataset: Dataset, picks: Sequence[Pick]) -> Iterator[Tile]:
 
 
 def read_matches(dataset: Dataset) -> tuple[CardMatch, ...]:
-    """Reads the matches with evaluation sets that were kept when the dataset was planned, closest first. There are none
-    if none were looked for."""
+    """Reads the matches with evaluation sets that packing has kept for the card, closest first. Returns () if packing
+    did not look for matches."""
     if MATCHES_PATH not in dataset.manifest.files:
         return ()
     file = StoreFile(dataset.store, MATCHES_PATH)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from shards.errors import InvalidDataError, disk_fault
+from shards.files.looks import Look, look_once, patiently
 from shards.files.typed_json import MOST_DEPTH
 from shards.storage.local import open_regular, read_whole
 
@@ -91,7 +92,7 @@ def read_lines(path: Path, *, is_usable: Callable[[Line], bool], containing: byt
     Raises InvalidDataError if the file is not regular, or is larger than MOST_FILE_BYTES.
     """
     try:
-        data = read_local_file(path, most_bytes=MOST_FILE_BYTES)
+        data = patiently(path, lambda: read_local_file(path, most_bytes=MOST_FILE_BYTES))
     except FileNotFoundError:
         data = b""
     except IsADirectoryError:
@@ -173,19 +174,19 @@ def append_to(file: BinaryIO, line: Mapping[str, object]) -> None:
 
 
 def append_or_say(path: Path, line: Mapping[str, object], *, what: str) -> None:
-    """Appends an object. If the file cannot be written, a log message says so, and that `what` is missing from the
-    file. Raises OSError if the folder is gone."""
+    """Appends an object. If the file cannot be written, logs a warning that the file lacks `what`. Raises OSError if
+    the folder is gone."""
     try:
         append_line(path, line)
     except OSError as error:
-        if not path.parent.is_dir():
+        if look_once(path.parent) is Look.MISSING:
             raise
         log.warning("%s cannot be written: %s; it lacks this: %s", path, error.strerror, what)
 
 
 class KeptWrites:
-    """Repeats writes to one file that a full, read-only or failing disk refuses, so that the caller can continue
-    meanwhile.
+    """Repeats writes to one file that a full, read-only or failing disk refuses, so that the caller can continue in the
+    meantime.
 
     Refused writes are kept in order, and repeated before the next one. If more than `_MOST_KEPT` are kept, the disk's
     error is raised. `path`: the file, for messages.
@@ -224,24 +225,24 @@ class KeptWrites:
 
 
 def is_number(value: object) -> bool:
-    """Whether a value in a line is a number, including NaN."""
+    """Returns whether a value in a line is a number, including NaN."""
     return type(value) is int or type(value) is float
 
 
 def is_finite(value: object) -> bool:
-    """Whether a value in a line is a finite number that fits in a float."""
+    """Returns whether a value in a line is a finite number that fits in a float."""
     return is_number(value) and abs(value) < 1e300 and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def is_step(value: object) -> bool:
-    """Whether a value in a line is a number of steps."""
+    """Returns whether a value in a line is a number of steps."""
     return type(value) is int and 0 <= value < 1 << 62
 
 
 def object_in(text: bytes) -> Line | None:
     """Returns the object in a line; None if there is none, or if the line is too long or nested too deeply.
 
-    NaN and Infinity are read as this program writes them, since a loss may be either.
+    NaN and Infinity are accepted as this program writes them, since a loss may be either.
     """
     if len(text) > _MOST_LINE_BYTES or text.count(b"[") + text.count(b"{") > MOST_DEPTH:
         return None

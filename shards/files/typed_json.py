@@ -52,13 +52,13 @@ def parse_json(data: bytes | str) -> Any:
 
 
 def read_record(kind: type[Record], data: bytes | str) -> Record:
-    """Returns the dataclass `kind` from a JSON object. Raises ValueError, which names the field, if a field is missing,
+    """Returns a JSON object as the dataclass `kind`. Raises ValueError, which names the field, if a field is missing,
     unknown, of the wrong type or out of its range."""
     return record_from(kind, parse_json(data))
 
 
 def record_from(kind: type[Record], value: Any, *, where: str = "") -> Record:
-    """Returns the dataclass `kind` from a parsed JSON object. `where` comes before a field's name in messages.
+    """Returns a parsed JSON object as the dataclass `kind`. `where` comes before a field's name in messages.
 
     Lists become tuples, and objects become the dataclasses or dicts that the fields declare. Raises the same errors as
     `read_record`.
@@ -67,7 +67,7 @@ def record_from(kind: type[Record], value: Any, *, where: str = "") -> Record:
         raise ValueError(f"{where.rstrip('.') or 'the JSON'} is {shown_value(value)}; allowed: an object")
     declared = _declared(kind)  # type: ignore[arg-type]  # a class is hashable
     if unknown := sorted(value.keys() - declared.keys()):
-        raise ValueError(f"{where}{shown_value(unknown[0])} is no field; allowed: {', '.join(declared)}")
+        raise ValueError(f"{where}{shown_value(unknown[0])} is not a field; allowed: {', '.join(declared)}")
     for name, (field, _) in declared.items():
         if name not in value and field.default is MISSING and field.default_factory is MISSING:
             raise ValueError(f"{where}{name} is missing")
@@ -145,14 +145,14 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def records_from(kind: type[Record], values: Any, *, name: str) -> tuple[Record, ...]:
     """Returns a list of JSON objects as dataclasses whose fields are all plain texts or numbers.
 
-    Raises ValueError for the first value that is missing, unknown, of the wrong type or out of its range. It checks
-    types and ranges column by column, 20 times as fast as `record_from`.
+    Raises ValueError for the first value that is missing, unknown, of the wrong type or out of its range. Types and
+    ranges are checked column by column, which is 20 times as fast as `record_from`.
     """
     if not isinstance(values, list):
         raise ValueError(f"{name} is {shown_value(values)}; allowed: a list")
@@ -181,7 +181,7 @@ def not_sha256(texts: Sequence[str]) -> str | None:
 
 
 def is_unicode(text: str) -> bool:
-    """Whether a text can be encoded as UTF-8. JSON may contain half of a surrogate pair."""
+    """Returns whether a text can be encoded as UTF-8. JSON may contain half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -213,12 +213,18 @@ def sealed(text: bytes) -> bytes:
 
 def unsealed(data: bytes) -> bytes:
     """Returns the text without its digest. Raises ValueError if the digest is missing or does not match the text."""
-    body, mark, rest = data.rpartition(_BEFORE)
+    body, mark, _ = data.rpartition(_BEFORE)
     if not mark:
         raise ValueError("it does not end with its digest")
-    if rest != _digest(body) + _AFTER:
+    if not is_sealed(data):
         raise ValueError("its digest does not fit: it was changed after it was written")
     return body + b"}"
+
+
+def is_sealed(data: bytes) -> bool:
+    """Returns whether the text ends with its digest, so that it is as it was written."""
+    body, mark, rest = data.rpartition(_BEFORE)
+    return bool(mark) and rest == _digest(body) + _AFTER
 
 
 def _digest(body: bytes) -> bytes:

@@ -65,7 +65,7 @@ class ImageChecks:
     """Which damaged images are left out, besides those that cannot be opened."""
 
     truncated: Literal["auto", "quarantine", "keep"] = "auto"
-    """JPEGs and PNGs of which a part is missing: auto leaves them out if --resize is used, which would hide it;
+    """JPEGs and PNGs with a missing part: auto leaves them out if --resize is used, which would hide the damage;
     quarantine always does (it decodes each image, which takes longer); keep never does: verify --deep finds them."""
 
     def __post_init__(self) -> None:

@@ -1,5 +1,4 @@
-"""Finds JPEGs and PNGs of which a part is missing because a bad disk zeroed it, or because the file was cut and given a
-valid end.
+"""Finds JPEGs and PNGs that lack a part because a bad disk zeroed it, or because the file was cut and given a new end.
 
 Pillow, like most decoders, fills what is missing with grey, black or noise, and reports nothing.
 """
@@ -42,8 +41,8 @@ def jpeg_damage(data: bytes | memoryview) -> str:
 
 
 def _lacks_scans(data: bytes | memoryview) -> bool:
-    """Whether the scans of a progressive JPEG leave out a coefficient, or a part of its precision (ITU-T T.81, annex
-    G). A decoder does not notice that a file was cut between two scans. Returns False for a baseline JPEG."""
+    """Returns whether the scans of a progressive JPEG leave out a coefficient, or a part of its precision (ITU-T T.81,
+    annex G). A decoder does not notice that a file was cut between two scans. Returns False for a baseline JPEG."""
     missing_bits: dict[int, list[int]] = {}  # per coefficient, by component; 16: in no scan yet
     position = 2
     while found := _MARKER.search(data, position):

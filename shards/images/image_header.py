@@ -2,8 +2,8 @@
 
 JPEG, PNG and WebP are parsed here, not by Pillow, since every image of a collection is parsed: a JPEG takes 7
 microseconds, a third of Pillow's time. These parsers also check that the file is complete, since truncation is the most
-common damage in collections. Other formats are rare, and are packed only re-encoded. Pillow opens them, and a truncated
-TIFF or BMP is found when it is decoded.
+common damage in collections. Other formats are rare, and can only be packed as re-encoded copies. Pillow opens them,
+and a truncated TIFF or BMP is found when it is decoded.
 
 The JPEG parser reads markers (ITU-T T.81, annex B). Like libjpeg, it skips fill bytes and bytes between segments, and
 treats an unknown marker as damage. The parsers of PNG and WebP read the names and lengths of chunks.
@@ -210,7 +210,8 @@ def _misread_tiff(image: Image.Image) -> str:
 
 
 def jpeg_facts(data: bytes) -> tuple[int, int, str, int]:
-    """Returns height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    """Returns the height and the width as stored, the mode and the EXIF orientation. Raises ImageRefusedError, with the
+    reason, for a file that is damaged or cannot be used."""
     frame: tuple[int, int, str] | None = None
     exif: list[bytes] = []
     position = 2
@@ -272,7 +273,8 @@ def _orientation(exif: Iterable[bytes]) -> int:
 
 
 def png_facts(data: bytes) -> tuple[int, int, str, int]:
-    """Returns height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    """Returns the height and the width as stored, the mode and the EXIF orientation. Raises ImageRefusedError, with the
+    reason, for a file that is damaged or cannot be used."""
     try:
         length, name, width, height, bits, colour, *_, checksum = _PNG_HEADER.unpack_from(data, 8)
     except struct.error:
@@ -302,7 +304,8 @@ def png_facts(data: bytes) -> tuple[int, int, str, int]:
 
 
 def webp_facts(data: bytes) -> tuple[int, int, str, int]:
-    """Returns height and width as stored, mode, EXIF orientation. Raises ImageRefusedError with the reason."""
+    """Returns the height and the width as stored, the mode and the EXIF orientation. Raises ImageRefusedError, with the
+    reason, for a file that is damaged or cannot be used."""
     if len(data) < 30:
         raise ImageRefusedError("truncated: ends within the WebP header")
     if data[8:12] != b"WEBP":

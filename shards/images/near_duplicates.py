@@ -1,7 +1,7 @@
 """Makes perceptual hashes of images, and searches for evaluation images whose hashes are close to those of other
 images.
 
-A hash has 256 bits, of which few change if an image is re-encoded, resized or slightly cropped. It is `imagehash.phash`
+A hash has 256 bits. Few of them change if an image is re-encoded, resized or slightly cropped. It is `imagehash.phash`
 with `hash_size=16`: the signs of the 16x16 lowest coefficients of the cosine transform of the image in grey at 64x64.
 Its bits are ordered by frequency, so that the first 64 describe the coarsest structure, which changes least.
 docs/benchmarks.md has the measurements behind the choice.
@@ -9,8 +9,8 @@ docs/benchmarks.md has the measurements behind the choice.
 Two hashes match if at most `max_distance` bits differ and if at most 11 of the first 64 bits differ. The second
 condition makes an exact search cheap. The 64 bits are cut into 4 words of 16: if at most 11 bits differ, then at most 2
 differ in one of the words (Norouzi, Punjani and Fleet, Fast Exact Search in Hamming Space with Multi-Index Hashing,
-2014). So images that share a word are compared only with the images of the 137 words within 2 bits of it. No match is
-missed, and 1 pair in 120 is compared.
+2014). So an image is compared only with the evaluation images whose word is one of the 137 words within 2 bits of its
+own. No match is missed, and 1 pair in 120 is compared.
 
 Shape letters: m queries, n evaluation hashes, q queries of one word, e evaluation hashes near that word.
 """
@@ -46,7 +46,7 @@ _LEAST_BITS_SET = HASH_BITS // 4  # half of the bits are set unless most coeffic
 
 
 class EvaluationIndex:
-    """A search index of the hashes of evaluation images, uint8[n, 32]. It takes 96 bytes of memory per image."""
+    """A search index of the hashes of evaluation images, uint8[n, 32]. It takes 96 bytes of memory per hash."""
 
     def __init__(self, hashes: NDArray[np.uint8]) -> None:
         self._hashes = _as_words(hashes)
@@ -131,8 +131,8 @@ def _as_words(hashes: NDArray[np.uint8]) -> NDArray[np.uint64]:
 def perceptual_hash(data: bytes) -> bytes | None:
     """Returns 32 bytes that are nearly equal for near-duplicates of the (upright) image.
 
-    Returns None for an image of nearly one colour or with nothing but a gradient: its hash would be noise, or the same
-    as that of many other images. Raises ImageRefusedError if the image cannot be decoded.
+    Returns None for an image that is nearly one colour or only a gradient: its hash would be noise, or the same as that
+    of many other images. Raises ImageRefusedError if the image cannot be decoded.
     """
     return _hash(_small(_upright_grey(data)))
 
@@ -142,7 +142,7 @@ def evaluation_hashes(data: bytes) -> tuple[bytes, bytes, bytes, bytes] | None:
     2.5 %.
 
     Thanks to the last two, a crop of up to 5 % on any side differs by at most 2.5 % per side from one of the four
-    versions. Returns None and raises errors like `perceptual_hash`.
+    versions. Like `perceptual_hash`, returns None for an image without structure, and raises ImageRefusedError.
     """
     grey = _upright_grey(data)
     small = _small(grey)

@@ -31,8 +31,8 @@ _STORABLE = frozenset(("jpg", "png", "webp"))
 _FORMATS = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "tif": "TIFF", "bmp": "BMP"}
 _UNKNOWN_RANGE = frozenset(("I", "F"))
 # Before the exact, antialiased step, an image may be reduced by a whole factor, by averaging or while it is decoded,
-# but not to less than this many times its final size. On photographs, the result agrees with that of a single step to
-# 41 dB or more.
+# but not to less than this many times its final size. On photographs, the result agrees with a single exact step to 41
+# dB or more.
 _REDUCING_GAP = 2.0
 _FILTER = Image.Resampling.LANCZOS  # the sharpest filter, since training scales the copy again
 _SUBSAMPLING = "4:2:0"  # as in most photographs; 4:4:4 needs a quarter more bytes
@@ -51,8 +51,8 @@ def flattened(image: Image.Image) -> Image.Image:
     """Returns the image as L if it is grey, otherwise as RGB. An opaque image in L or RGB is returned unchanged.
 
     Grey of 16 bits is scaled; colours of 16 bits keep their higher byte, as Pillow decodes them. Works band by band, so
-    that large images are not in memory four times. For damaged images, raises whatever Pillow's decoders raise, which
-    may be nearly any exception.
+    that large images are not in memory four times. For damaged images, raises the exceptions of Pillow's decoders,
+    which may be of nearly any type.
     """
     if isinstance(image.info.get("transparency"), str):  # a text chunk of this name in a PNG
         del image.info["transparency"]
@@ -109,7 +109,7 @@ def refusal(header: ImageHeader, resize: Resize) -> str | None:
 
 
 def is_untouched(header: ImageHeader, resize: Resize) -> bool:
-    """Whether the image's bytes are stored as they are."""
+    """Returns whether the image's bytes are stored as they are."""
     is_small = not resize.short_side or min(header.height, header.width) <= resize.short_side
     return header.ext in _STORABLE and is_small
 

@@ -52,7 +52,7 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def printable_name(name: str) -> str:
-    """Does the same as `printable` for names of files and classes: escapes line breaks and tabs, too."""
+    """Escapes the name of a file or a class: like `printable`, and line breaks and tabs too."""
     return printable(name).replace("\t", "\\t").replace("\n", "\\n")
 
 
@@ -165,7 +165,7 @@ class LiveLine:
 
 
 class Escaped:
-    """A stream whose text is escaped."""
+    """A stream that escapes the text written to it."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -263,8 +263,8 @@ def _go_above(line: LiveLine, stack: ExitStack) -> None:
 
 
 def command_lines(before: str, words: Sequence[str], *, columns: int) -> list[str]:
-    """Returns the lines of a command after the prompt `before`. Breaks a line before a flag if it would exceed
-    `columns`; longer flags stay whole."""
+    """Returns the lines of a command after the prompt `before`. Breaks a line before a flag that would make it longer
+    than `columns`; a flag that is longer stays whole."""
     lines = [before]
     for number, flag in enumerate(_flags(words)):
         line = f"{lines[-1]}{' ' if number else ''}{flag}"

@@ -1,6 +1,6 @@
 """Finds secrets in URLs, and replaces them for display.
 
-A secret is the part of an address before its @, or a value in its query whose name is that of a signature or a key.
+A secret is the part of an address before its @, or a value in its query that is named like a signature or a key.
 """
 
 import re
@@ -16,23 +16,23 @@ _HIDDEN = "***"
 
 
 def is_secret_field(name: str) -> bool:
-    """Says whether a field of a query has the name of a secret, such as sig, X-Amz-Signature or access_token."""
+    """Returns whether a field of a query has the name of a secret, such as sig, X-Amz-Signature or access_token."""
     name = name.strip().lower()
     return name in _NAMES or _PART.search(name) is not None
 
 
 def has_password(text: str) -> bool:
-    """Says whether the text has a URL such as https://user:password@host."""
+    """Returns whether the text has a URL such as https://user:password@host."""
     return bool(_PASSWORD.search(text))
 
 
 def has_user(text: str) -> bool:
-    """Says whether the text has a URL such as https://user@host, whose user may be a token."""
+    """Returns whether the text has a URL such as https://user@host, whose user may be a token."""
     return any(_USER.search(url[2]) for url in _URL.finditer(text))
 
 
 def has_secret(text: str) -> bool:
-    """Says whether the text has a URL with a password, a signature or a key."""
+    """Returns whether the text has a URL with a password, a signature or a key."""
     if "://" not in text:
         return False
     fields = (piece for url in _URL.finditer(text) for piece in _SIGNS.split(url[2])[2::2])

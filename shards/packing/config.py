@@ -62,7 +62,7 @@ class DatasetSettings:
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names found, sorted."""
     labels: LabelRules = LabelRules()
-    """How labels are read that could be meant two ways."""
+    """How to read labels that could mean two things."""
     limits: ImageLimits = DEFAULT_LIMITS
     """Largest images that are accepted; others are quarantined."""
 
@@ -94,12 +94,12 @@ class PackSpec(DatasetSettings):
 
     @property
     def is_hashed(self) -> bool:
-        """Whether the scan computes perceptual hashes, for which it decodes every image."""
+        """Whether the scan computes perceptual hashes. To do so, it decodes every image."""
         return bool(self.dedup.against)
 
     @property
     def refuses_truncated(self) -> bool:
-        """Whether the scan looks for JPEGs and PNGs of which a part is missing."""
+        """Whether the scan looks for JPEGs and PNGs with a missing part."""
         is_reencoded = self.resize.short_side > 0 or self.resize.convert
         return self.images.truncated == "quarantine" or (self.images.truncated == "auto" and is_reencoded)
 
@@ -145,7 +145,7 @@ class About:
             _check(option, text)
 
     def of(self, manifest: Manifest) -> Manifest:
-        """Returns the manifest with these texts. Where a text is empty, the manifest keeps its own."""
+        """Returns the manifest with these texts. If a text is empty, the manifest keeps its own."""
         description = self.description or manifest.description
         return replace(manifest, description=description, licence=self.licence or manifest.licence)
 

@@ -91,7 +91,7 @@ class GatherTask:
 
 
 def samples_path(number: int) -> str:
-    """Returns the path of a samples file. It has one row group per shard, for consecutive shards."""
+    """Returns the path of a samples file, which has one row group for each of several consecutive shards."""
     return f"plan/samples-{number:05d}.parquet"
 
 
@@ -101,7 +101,8 @@ def shards_per_file(samples_per_shard: int) -> int:
 
 
 def deal(task: DealTask) -> int:
-    """Writes the rows of some scan files by slot, and separately the dropped ones. Returns the number of scan files."""
+    """Writes the rows of some scan files, sorted by slot, and the dropped rows to a second file. Returns the number of
+    scan files."""
     store, kept, dropped, done = open_store(task.url), [], [], 0
     columns = [*_KEPT, "labels", "weights", "reason"]
     for number in task.numbers:
@@ -192,8 +193,8 @@ def read_dropped(data: bytes) -> pa.Table:
 
 
 def quarantine_table(dropped: pa.Table, left_out: Sequence[LeftOut]) -> pa.Table:
-    """Returns the quarantine list, by position: the images that the plan left out, and those that could not be packed
-    later."""
+    """Returns the quarantine list, sorted by position: the images that the plan left out, and those that could not be
+    packed later."""
     by_plan = pc.is_in(dropped["kind"], value_set=pa.array(KINDS_BY_PLAN))
     of_plan = dropped.append_column("phase", pc.if_else(by_plan, "plan", "scan")).select(QUARANTINE_SCHEMA.names)
     of_shards = [{**vars(item), "phase": "shards", "kind": "refused"} for item in left_out]

@@ -140,7 +140,7 @@ class EvaluationImages:
         """Returns the evaluation image that each of n images is a copy of (-1: none), and the distance between the two
         in bits.
 
-        `sha256` and `hashes` are uint8[n, 32]. Images with equal bytes have distance 0, whatever their hashes.
+        `sha256` and `hashes` are uint8[n, 32]. Images with equal bytes have distance 0, even if they have no hash.
         """
         image = np.full(len(sha256), -1, np.int64)
         distance = np.zeros(len(sha256), np.int32)
@@ -203,7 +203,7 @@ def _made_of(task: HashTask) -> bytes:
 
 
 def is_hashed(store: Store, task: HashTask) -> bool:
-    """Whether the hashes of a shard's images exist and are up to date."""
+    """Returns whether the hashes of a shard's images exist and are up to date."""
     return _read_hashes(store, task) is not None
 
 

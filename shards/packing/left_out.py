@@ -25,8 +25,8 @@ Labels = tuple[tuple[str, ...], tuple[float, ...]]
 
 @dataclass(frozen=True, kw_only=True)
 class Duplicates:
-    """Rows that are left out because they have the same bytes as an earlier row, which stays. `kept_sources[i]`: where
-    the row that stays instead of `rows[i]` came from.
+    """Rows that are left out because they have the same bytes as an earlier row, which stays. `kept_sources[i]`: the
+    source of the row that stays instead of `rows[i]`.
 
     `num_relabelled`: the number of copies whose labels differ from those of the row that stays. `num_relisted`: the
     number of rows that list the same image again, with other labels. `labels`: the merged labels of rows that stay, for
@@ -82,10 +82,10 @@ def find_duplicates(
 def _merged(
     table: pa.Table, dropped: NDArray[np.int64], kept: NDArray[np.int64], *, policy: Literal["first", "merge"]
 ) -> tuple[Counter[bool], dict[int, Labels]]:
-    """Counts the left-out rows whose labels differ from those of the row that stays, by whether both rows list the same
-    image, and merges the labels of rows that stay.
+    """Merges the labels of rows that stay with those of the rows that are left out for them. Also counts the left-out
+    rows with other labels, by whether they list the same image (True) or a copy of it (False).
 
-    An image that is listed several times gets the labels of all its rows, whatever `policy` says about copies.
+    An image that is listed several times gets the labels of all its rows under either `policy`, which is about copies.
     """
     counts, merged = Counter[bool](), dict[int, Labels]()
     places = pa.array(dropped), pa.array(kept)

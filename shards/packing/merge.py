@@ -245,7 +245,7 @@ def discard_work(store: Store) -> None:
 
 
 def is_dataset_file(path: str) -> bool:
-    """Whether packing writes this path. All other files of the store belong to the user."""
+    """Returns whether packing writes this path. All other files of the store belong to the user."""
     return _DATASET_FILE.fullmatch(path) is not None
 
 

@@ -124,7 +124,7 @@ def read_plan(store: Store, spec: PackSpec) -> Plan | None:
         raise UserError(f"{store.url}/{PLAN_PATH} is {error}; {todo}") from error
     if different := differences(plan.settings, spec.settings()):
         what = f"{store.url} is planned with other settings:\n{as_lines(different)}"
-        again = f"delete {store.url}/plan, {store.url}/work and {store.url}/manifest.json to pack it anew"
+        again = f"delete {store.url}/plan, {store.url}/work and {store.url}/manifest.json to pack it again"
         raise UserError(f"{what}\nUse these, or another --out, or {again}")
     if plan.num_shards != -(-plan.num_samples // spec.samples_per_shard):
         what = f"says {plan.num_shards} shards for {plan.num_samples} samples, {spec.samples_per_shard} per shard"

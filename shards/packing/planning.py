@@ -1,5 +1,5 @@
-"""Makes the plan from the scan: survey, duplicates, permutation, dealing. This takes about 40 bytes of memory per
-image."""
+"""Makes the plan from the scan, in four steps: survey, duplicates, permutation and dealing. This takes about 40 bytes
+of memory per image."""
 
 import logging
 import shlex

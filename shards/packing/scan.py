@@ -81,7 +81,7 @@ class StagedFile:
         self._writing.__exit__(kind, error, trace)
 
     def add(self, entry: Entry, image: bytes) -> Entry:
-        """Appends an image. Returns its entry with a locator of the copy."""
+        """Appends an image. Returns its entry, with the locator of the copy."""
         self._file.write(image)
         locator = f"{self._number}:{self._position}:{len(image)}"
         self._position += len(image)
@@ -95,7 +95,7 @@ class StagedReader:
     store: Store
 
     def read_many(self, locators: Sequence[str]) -> Iterator[ImageBytes]:
-        """Yields the images in order. From S3, several are read at once."""
+        """Yields the images in order. Several are read ahead."""
         for image in in_order_within(self._read, locators, threads=READS_AHEAD, most_bytes=MOST_BYTES_AHEAD):
             if isinstance(image, Exception) and not isinstance(image, OSError | ImageRefusedError):
                 raise image
@@ -156,7 +156,7 @@ def scan_footer(scan_hash: str, slice_sha256: str) -> dict[bytes, bytes]:
 
 
 def is_scanned(store: Store, number: int, footer: dict[bytes, bytes]) -> bool:
-    """Whether the scan of a slice exists and was made with the same settings from the same slice."""
+    """Returns whether the scan of a slice exists and was made with the same settings from the same slice."""
     try:
         with arrow_faults():
             metadata = ParquetPieces(StoreFile(store, scan_path(number)), ours=True).schema.metadata or {}

@@ -85,7 +85,7 @@ def labelled(table: pa.Table, meaning: Meaning) -> pa.Table:
 
 
 def _has_repeated(lists: pa.ListArray, each: pa.DictionaryArray) -> bool:
-    """Whether an image has a label twice. `each`: the labels of all lists."""
+    """Returns whether an image has a label twice. `each`: the labels of all lists."""
     places = pc.list_parent_indices(lists).to_numpy().astype(np.int64) * len(each.dictionary) + each.indices.to_numpy()
     return len(np.unique(places)) < len(places)
 
@@ -168,8 +168,8 @@ def survey(task: SurveyTask) -> Survey:
 
 
 def reasons(table: pa.Table, spec: PackSpec) -> tuple[pa.Array, pa.Array]:
-    """Returns why each row of a labelled scan table cannot be packed (null if it can), and whether that is only because
-    it has no label."""
+    """Returns why each row of a labelled scan table cannot be packed (null if it can), and whether its only fault is
+    that it has no label."""
     refused = table.column("reason").combine_chunks()
     has_none = pc.fill_null(pc.equal(pc.list_value_length(table.column("labels").combine_chunks()), 0), False)
     is_unlabeled = pc.and_(pc.and_(has_none, refused.is_null()), pa.scalar(spec.unlabeled == "refuse"))

@@ -113,7 +113,7 @@ def shards_of_part(part: int, num_parts: int, *, num_shards: int) -> range:
 
 
 def unpacked_parts(store: Store, plan: Plan, *, num_parts: int) -> list[int]:
-    """Returns the parts of the phase shards that still have a shard of this plan to pack."""
+    """Returns the parts of the shards phase that still have a shard of this plan to pack."""
     is_missing = each_at_once(lambda shard: committed(store, plan.hash, shard) is None, range(plan.num_shards))
     return [
         part

@@ -1,9 +1,9 @@
 """Renders HTML pages with a common frame and style sheet, and draws plots as inline SVG.
 
 A page loads nothing from elsewhere. It runs at most one script, which its content security policy names by hash. Names
-are always inserted as text, whatever they contain. The plots are a frame with two axes, which pages fill with lines,
-bars and marks, and a matrix of shares. They take numbers and return markup; their colours come from the page's CSS
-classes.
+are always inserted as text, even if they contain markup. The plots are a frame with two axes, which pages fill with
+lines, bars and marks, and a matrix of shares. They take numbers and return markup; their colours come from the page's
+CSS classes.
 """
 
 import base64
@@ -30,7 +30,7 @@ WIDTH, HEIGHT = 560, 250
 LEFT, RIGHT, TOP, BOTTOM = 76, 14, 34, 44
 _MOST_TICKS, _MOST_LOG_TICKS = 5, 7
 _LEAST_LEFT, _LEAST_TOP, _LEAST_RIGHT = 60, 60, 8
-_TURN = 55  # degrees by which column names are rotated
+_TURN = 55  # the rotation of column names, in degrees
 _TEXT_SIZE = 12.5  # pixels, as in page.css
 _CELL, _NARROW_CELL = 28, 17  # pixels, for few and for many names
 _MOST_WIDE = 20
@@ -88,7 +88,7 @@ def without_users_and_queries(text: str) -> str:
 
 
 def data_uri(image: bytes, kind: str) -> str:
-    """Returns the URI by which a page embeds an image. `kind` is jpeg or png."""
+    """Returns the URI that embeds an image in a page. `kind` is jpeg or png."""
     return f"data:image/{kind};base64,{base64.b64encode(image).decode('ascii')}"
 
 

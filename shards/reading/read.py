@@ -99,7 +99,7 @@ class _Lane:
             self.passed.append(window.held)
 
     def has_room(self) -> bool:
-        """Says whether the lane may begin another window."""
+        """Returns whether the lane may begin another window."""
         self.passed = [held for held in self.passed if held.now]
         return len(self.windows) + len(self.passed) < _WINDOWS_A_LANE
 
@@ -118,8 +118,8 @@ class _Wanted:
 
 @dataclass(kw_only=True)
 class _Gathered:
-    """Collects the samples of a batch. `rows`: rows of PLACED, in the order in which they were added. `entries`: their
-    places in the batch."""
+    """Collects the samples of a batch. `rows`: rows of PLACED, in the order of adding. `entries`: their places in the
+    batch."""
 
     rows: list[NDArray[np.int64]] = field(default_factory=list)
     entries: list[NDArray[np.int64]] = field(default_factory=list)
@@ -128,7 +128,7 @@ class _Gathered:
     num_pieces: int = 0
 
     def add_single(self, entry: int, number: int, single: LoadedSlice) -> None:
-        """Waits for a sample that is read by itself, and adds it."""
+        """Waits for a single read, and adds its sample."""
         row = placed(single.rows, np.zeros(1, dtype=np.int64), first_sample_id=number)
         row["begin"] = 0
         self.add(np.array([entry]), as_matrix(row), [single])
@@ -155,7 +155,7 @@ class _Gathered:
 
 
 def _gather(gathered: _Gathered, wanted: _Wanted, singles: Collection[int]) -> None:
-    """Adds the samples that a batch takes from a window, except those that are read by themselves."""
+    """Adds the samples that a batch takes from a window, except those that single reads get."""
     entries, places = wanted.entries, wanted.places
     if singles:
         waits = np.array([entry not in singles for entry in entries.tolist()])
@@ -286,8 +286,8 @@ class SampleReader:
         return single
 
     def _begin_needed(self, wanted: _Wanted, singles: Collection[int]) -> None:
-        """Begins a window if this batch waits for it. Single samples have been requested before, and later windows
-        follow (`_move_on`)."""
+        """Begins a window if this batch waits for it. Single samples have been requested before; `_move_on` begins the
+        later windows."""
         if not wanted.window and any(entry not in singles for entry in wanted.entries.tolist()):
             wanted.window = self._begin(wanted.lane, wanted.name, first=int(wanted.places[0]))
 
@@ -365,7 +365,7 @@ class StreamReader:
         return {name: float(value) for name, value in asdict(self._reads.traffic.counts()).items()}
 
     def dataset(self, dataset: Dataset) -> Dataset:
-        """Returns the dataset with its reads made by this stream."""
+        """Returns the dataset, read through this stream."""
         return dataset.read_by(self._reads)
 
     def samples(

@@ -224,7 +224,7 @@ class Window:
         """Records that these samples were handed over. Drops slices that have none left."""
         self._handed_over.append(places)
         if not (found := self.loaded):
-            return  # all samples were read by themselves; a later call counts them
+            return  # all samples came from single reads; a later call counts them
         for some in self._handed_over:
             counted = some if some[0] >= self.first else some[some >= self.first]
             for number in found.rows_of(counted)[:, 0].tolist():
@@ -235,7 +235,7 @@ class Window:
         self._handed_over = []
 
     def arrived(self, place: int) -> bool:
-        """Says whether sample number `place` of the window has arrived."""
+        """Returns whether sample number `place` of the window has arrived."""
         if place < self.first or not (found := self.loaded):
             return False
         fetched = found.slices[found.rows[place, 0]].fetched
@@ -312,10 +312,10 @@ def window_bound_bytes(
     """Returns an upper bound of the bytes that a rank's SampleReader holds or reads (`held_bytes`).
 
     A lane holds two windows of W blocks each: the window after next is begun only when the earlier one has been freed.
-    If the batches in use span more than a whole window, that window's blocks are added: those that fit into the samples
-    that a lane gives to `batches_in_use` + 1 batches (those handed over and not dropped, and the one being read). The
-    sum is over the largest blocks of the dataset, each once per epoch that may be held at a time. Single reads at a
-    start add at most an eighth.
+    If the batches in use span more than a whole window, blocks of that window are added: at most those that fit into a
+    lane's samples in `batches_in_use` + 1 batches (those handed over but not dropped, and the one being read). The sum
+    is over the largest blocks of the dataset, each once per epoch that may be held at a time. Single reads at a start
+    add at most an eighth.
     """
     lanes = lanes_of_rank(order.lanes, batch_size=batch_size, num_ranks=num_ranks)
     lane_samples = max(1, order.num_samples // order.lanes)

@@ -1,2 +1,2 @@
-"""Sources of images, in the layouts in which datasets are published. Each source yields entries and the bytes of its
+"""Sources of images, in the layouts that published datasets have. Each source yields entries and the bytes of its
 images."""

@@ -214,13 +214,13 @@ def split_locator(locator: str) -> tuple[str, int, int]:
 
 
 def is_image_name(name: str) -> bool:
-    """Says whether a file counts as an image: it has an image suffix and is not hidden."""
+    """Returns whether a file counts as an image: it has an image suffix and is not hidden."""
     stem, dot, suffix = name.rpartition(".")
     return f"{dot}{suffix}".lower() in IMAGE_SUFFIXES and bool(stem) and not is_hidden(name)
 
 
 def is_tar_name(name: str, *, where: str) -> bool:
-    """Says whether a file is read as a tar. Raises UserError for a compressed one."""
+    """Returns whether a file is read as a tar. Raises UserError for a compressed one."""
     if is_hidden(name):
         return False
     if name.lower().endswith(_COMPRESSED_SUFFIXES):

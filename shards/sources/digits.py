@@ -78,7 +78,7 @@ def split_indices(split: str) -> "NDArray[np.int64]":
 
 
 def enlarged_png(digit: "NDArray[np.float64]") -> bytes:
-    """Turns 8x8 values in 0..16 into a 32x32 RGB PNG, in which every value is a square of 4x4 pixels."""
+    """Turns 8x8 values in 0..16 into a 32x32 RGB PNG. Every value becomes a square of 4x4 pixels."""
     import numpy as np
     from PIL import Image
 

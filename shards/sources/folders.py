@@ -1,4 +1,4 @@
-"""Images that are single files. Their labels come from class folders, from the file names or from a table."""
+"""Images in separate files, with labels from class folders, from the file names or from a table."""
 
 import logging
 import os

@@ -94,7 +94,7 @@ def _at_any_depth(pattern: str) -> Iterator[str]:
 
 
 def _fits(names: list[str], patterns: list[str]) -> bool:
-    """Says whether a path's parts match a pattern's parts. `**` matches any number of folders. No wildcard matches a
+    """Returns whether a path's parts match a pattern's parts. `**` matches any number of folders. No wildcard matches a
     hidden name."""
     if not patterns or not names:
         return not patterns and not names

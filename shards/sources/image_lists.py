@@ -16,7 +16,7 @@ from shards.sources.web import fetch_url, is_address, is_web, secret_reason, sho
 from shards.storage.ahead import Hold, no_wait
 from shards.store import SCHEME, Buckets
 
-_MOST_CHARACTERS = 1 << 16  # in a path or URL
+_MOST_CHARACTERS = 1 << 16  # the longest path or URL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,12 +43,12 @@ class Locations:
 
 
 def is_remote(location: str) -> bool:
-    """Says whether a location is a URL of a server or a bucket."""
+    """Returns whether a location is a URL of a server or a bucket."""
     return location.startswith(SCHEME) or is_web(location)
 
 
 def _read(location: str, start: str, buckets: Buckets, *, max_bytes: int, hold: Hold) -> ImageBytes:
-    """Reads an image from its location. `start`: the folder or prefix that relative paths are below, ending in a
+    """Reads an image from its location. `start`: the folder or prefix to which paths are relative. It ends in a
     slash."""
     if location.startswith(REFUSED):
         return ImageRefusedError(location.removeprefix(REFUSED))

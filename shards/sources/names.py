@@ -132,7 +132,8 @@ class Splits:
         self._seen: dict[str, str] = {}
 
     def has(self, cell: Any, path: str, number: int) -> bool:
-        """Says whether a row is packed. Raises UserError if no split is wanted and the row belongs to a second one."""
+        """Returns whether a row is packed. Raises UserError if no split is wanted and the row belongs to a second
+        one."""
         if cell is None and not self._wanted:
             return True
         name = _split_named(cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell or "")
@@ -266,7 +267,7 @@ class PassedOver:
 
 
 def is_archive(name: str) -> bool:
-    """Says whether a file's name is that of an archive, compressed or not."""
+    """Returns whether a file's name is that of an archive, compressed or not."""
     return _ARCHIVE.search(name) is not None
 
 

@@ -227,7 +227,7 @@ def _blocks(path: str, buckets: Buckets) -> Iterator[bytes]:
             text = block if decoder is None else decoder.decode(block).encode()
             if b"\0" in text:
                 message = "it has NUL characters; is it UTF-16 or UTF-32 without a byte order mark? Save it as UTF-8"
-                raise InvalidDataError(f"{printable(path)} is no table: {message}")
+                raise InvalidDataError(f"{printable(path)} is not a table: {message}")
             yield text
     if decoder is not None:
         yield decoder.decode(b"", final=True).encode()

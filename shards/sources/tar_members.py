@@ -34,7 +34,7 @@ _EMPTY_BLOCK = bytes(BLOCK_BYTES)
 _FILES = (b"0", b"\0", b"7")
 _PASSED_OVER = (b"5", b"D", b"V")  # folders and volume labels
 _EXTENSIONS = (b"L", b"K", b"x", b"X", b"g")
-_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # even if the header states a size
+_WITHOUT_DATA = (b"1", b"2", b"3", b"4", b"5", b"6")  # they have no data even if the header states a size
 _KINDS = {
     b"1": "a hard link",
     b"2": "a symbolic link",
@@ -136,7 +136,7 @@ def decoded(name: bytes) -> str:
 
 
 def _is_plain(field: bytes) -> bool:
-    """Says whether every reader parses a field as the same number, or as empty."""
+    """Returns whether every reader parses a field as the same number, or as empty."""
     return _PLAIN.match(field) is not None or field[0] in (0x80, 0xFF)
 
 
@@ -145,7 +145,7 @@ def _until_nul(field: bytes) -> bytes:
 
 
 def _checksum_fits(block: bytes) -> bool:
-    """Says whether the header's checksum is right: the sum of all bytes, with spaces in place of the checksum's own
+    """Returns whether the header's checksum is right: the sum of all bytes, with spaces in place of the checksum's own
     8."""
     field = block[148:156]
     rest = 8 * ord(" ") - sum(field) - parse_number(field)
@@ -216,7 +216,7 @@ def read_members(
 
 
 def is_hidden(name: str) -> bool:
-    """Says whether a path's last part begins with a dot, like the `._NAME` that macOS puts next to each file."""
+    """Returns whether a path's last part begins with a dot, like the `._NAME` that macOS puts next to each file."""
     return name.rpartition("/")[2].startswith(".")
 
 

@@ -149,7 +149,7 @@ def open_prepared(root: str, key: DatasetKey) -> PreparedDataset:
         _check_name(info, key, where)
         return PreparedDataset(store=store, folder=folder, key=key, shard_lengths=_shard_lengths(info))
     except ValueError as error:
-        raise InvalidDataError(f"{where} is no description of a dataset: {error}; prepare it again") from error
+        raise InvalidDataError(f"{where} is not a description of a dataset: {error}; prepare it again") from error
 
 
 def _newest_folder(store: Store, key: DatasetKey) -> str:
@@ -205,7 +205,7 @@ def _shard_lengths(info: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             raise ValueError(f"the files of split {name!r} are named {template}; allowed: {_TEMPLATE}")
         found = split.get("shardLengths", [])
         if not isinstance(found, list) or len(found) > _MOST_SHARDS:
-            raise ValueError(f"the shardLengths of split {name!r} are no list of at most {_MOST_SHARDS}")
+            raise ValueError(f"the shardLengths of split {name!r} are not a list of at most {_MOST_SHARDS}")
         lengths[name] = tuple(_length(item, name) for item in found)
         if sum(lengths[name]) > _MOST_EXAMPLES:
             raise ValueError(f"split {name!r} has {sum(lengths[name])} examples")
@@ -305,7 +305,7 @@ class TfRecord:
 
 
 def read_records(pieces: Pieces, *, skip: int, most_bytes: int) -> Iterator[TfRecord]:
-    """Yields the records after the first `skip`. The data of skipped records is not read, nor that of records with more
+    """Yields the records after the first `skip`. Does not read the data of skipped records, or of records with more
     than `most_bytes`.
 
     Raises DamagedShardError if a length cannot be right, and the errors of `pieces`.
@@ -442,7 +442,7 @@ def _fields(data: bytes, span: Span) -> Iterator[_Field]:
         elif wire_type in _FIXED_BYTES:
             after = position + _FIXED_BYTES[wire_type]
         else:
-            raise ValueError(f"byte {position} is no field of an Example: wire type {wire_type}")
+            raise ValueError(f"byte {position} is not a field of an Example: wire type {wire_type}")
         if after > span.end or number == 0:
             raise ValueError(f"the field at byte {position} goes beyond the end of its message")
         yield _Field(number=number, wire_type=wire_type, value=value, span=Span(begin=position, end=after))

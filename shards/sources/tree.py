@@ -91,7 +91,7 @@ def list_images(root: str) -> Iterator[tuple[str, int]]:
     """Yields (path, number of bytes) for all files with an image suffix at any depth below `root`, sorted by the bytes
     of their paths. For local files, the number is 0.
 
-    Hidden files and folders, whose names begin with a dot, are skipped, and so are folders in which systems keep
+    Hidden files and folders, whose names begin with a dot, are skipped, and so are folders that systems use for
     thumbnails and deleted files. Links are followed, but not in circles (see FolderWalk). Raises UserError if a folder
     cannot be listed.
     """
@@ -113,7 +113,7 @@ def list_images(root: str) -> Iterator[tuple[str, int]]:
 
 
 def is_image_name(name: bytes) -> bool:
-    """Says whether a file has an image suffix."""
+    """Returns whether a file has an image suffix."""
     return name[name.rfind(b".") :].lower() in _SUFFIXES
 
 
@@ -225,7 +225,7 @@ def _fetch_listed(store: Store, entry: Entry, max_bytes: int, hold: Hold) -> Ima
 
 def _rest(descriptor: int, missing: int) -> bytes:
     """Reads the missing bytes, because network file systems may return fewer than requested. Returns fewer if the file
-    was truncated meanwhile."""
+    has been truncated."""
     pieces = []
     while missing and (piece := os.read(descriptor, missing)):
         pieces.append(piece)

@@ -24,7 +24,7 @@ from shards.storage.ahead import Hold, no_wait
 RETRIES = 2
 BACKOFF_SECONDS = 0.5
 SILENCE_SECONDS = 20.0  # how long a server may send nothing
-FETCH_SECONDS = 120.0  # for a whole image with its headers
+FETCH_SECONDS = 120.0  # the time limit for a whole image, with its headers
 _PIECE_BYTES = 64 << 10
 _RETRIED = (408, 425, 429, 500, 502, 503, 504)
 _AS_THEY_ARE = "%/:=&?~#+!$,;'@()*[]"
@@ -33,12 +33,12 @@ _ADVICE = "use s3://bucket/key with credentials from the environment, or a publi
 
 
 def is_address(location: str) -> bool:
-    """Says whether a location is a URL of any kind."""
+    """Returns whether a location is a URL of any kind."""
     return _SCHEME.match(location) is not None
 
 
 def is_web(location: str) -> bool:
-    """Says whether a location is on a web server."""
+    """Returns whether a location is on a web server."""
     return location[:8].lower().startswith(("http://", "https://"))
 
 
@@ -80,7 +80,7 @@ def _split(location: str) -> tuple[str, str]:
 
 
 def _is_odd(authority: str) -> bool:
-    """Says whether the port is not a number. The colons of an IPv6 address are in brackets and do not count."""
+    """Returns whether the port is not a number. The colons of an IPv6 address are in brackets and do not count."""
     _, colon, port = authority.rpartition("]")[2].partition(":")
     return bool(colon) and not (port.isascii() and (port.isdecimal() or not port))
 
@@ -135,7 +135,7 @@ def _get(url: str, max_bytes: int, hold: Hold) -> bytes | ImageRefusedError:
 
 
 def _wait(hold: Hold, num_bytes: int) -> float:
-    """Waits for room, and returns how many seconds that took."""
+    """Waits for room in memory, and returns how many seconds that took."""
     begin = time.monotonic()
     hold(num_bytes)
     return time.monotonic() - begin
@@ -173,7 +173,7 @@ class _Silence(float):
 
 class _TimedReads(io.RawIOBase):
     """The bytes of a connection, which can be read until the deadline. A server that sends a byte now and then must not
-    hold a thread for ever."""
+    hold a thread forever."""
 
     def __init__(self, raw: io.RawIOBase, deadline: _Deadline) -> None:
         super().__init__()

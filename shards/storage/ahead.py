@@ -18,8 +18,8 @@ from shards.storage.objects import Store
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-# A task calls its Hold with the bytes that it needs in all, before it allocates them. The call returns when there is
-# room for them.
+# Before a task allocates memory, it calls its Hold with the total number of bytes that it needs. The call returns when
+# there is room for them.
 Hold = Callable[[int], None]
 LOCAL_PIECE_BYTES = 1 << 20  # fits a processor's cache; the operating system reads ahead
 REMOTE_PIECE_BYTES = 8 << 20

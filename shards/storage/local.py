@@ -7,6 +7,7 @@ after disk errors that may pass. A walk through folders ends even if links form 
 import errno
 import io
 import logging
+import math
 import os
 import re
 import stat
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Self, TypeVar
 
-from shards.errors import InvalidDataError, StorageError, UserError
+from shards.errors import PASSING_FAULTS, InvalidDataError, StorageError, UserError
 from shards.output.terminal import printable_name
 from shards.storage.objects import (
     MOST_OBJECT_BYTES,
@@ -42,7 +43,7 @@ MOST_WAYS = 16  # how often links may lead to one folder: several classes may sh
 Identity = tuple[int, int]  # device and inode
 Result = TypeVar("Result")
 RETRIES = RetryConfig()
-_PASSING = (errno.EIO, errno.ESTALE)  # ESTALE: the server of a network file system was down
+ALARM_SECONDS = 60.0  # a warning is logged if a read or a look has failed for this long
 Read = TypeVar("Read", bytes, memoryview)
 STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
@@ -78,9 +79,10 @@ class FolderWalk:
         if len(self._inside) > MOST_DEPTH:
             what = f"{_shown(folder)} is nested more than {MOST_DEPTH} folders deep"
             raise UserError(what, allowed=str(MOST_DEPTH), todo="move it up, or remove the link that leads there")
-        status = os.lstat(folder.rstrip(b"/") or b"/")
+        status = _again_at(folder, lambda: os.lstat(folder.rstrip(b"/") or b"/"))
         if is_link := stat.S_ISLNK(status.st_mode):
-            status = os.stat(folder)  # noqa: PTH116 - names are bytes, since they need not be UTF-8
+            # Names are bytes, since they need not be UTF-8.
+            status = _again_at(folder, lambda: os.stat(folder))  # noqa: PTH116
         identity = status.st_dev, status.st_ino
         if reason := self._refusal(identity, is_below_link=is_link or self._num_links > 0):
             log.warning("%s %s; it is not followed", _shown(folder), reason)
@@ -112,29 +114,38 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
     """Returns what `read()` returns. Calls it again while it fails with an error that may pass.
 
     Raises the error, with the name `what` as its path, once the deadline is over, and ReadStoppedError once `stop` is
-    set.
+    set. Logs a warning after a minute.
     """
-    retries = None
+    retries, alarm_at = None, math.inf
     while True:
         try:
             return read()
         except OSError as error:
-            if error.errno not in _PASSING:
+            if error.errno not in PASSING_FAULTS:
                 raise
             if retries is None:
                 budget = RetryBudget(RETRIES)
                 budget.has_answered = True  # a wrong path raises other errors
                 retries = RequestRetries(what, budget, pause=stop.wait if stop else time.sleep)
+                alarm_at = time.monotonic() + ALARM_SECONDS
+            elif time.monotonic() >= alarm_at:
+                alarm_at = math.inf
+                said = "%s cannot be read for a minute now (%s); it is tried for up to %.0f s"
+                log.warning(said, what, error.strerror, RETRIES.deadline_seconds)
             try:
                 retries.again_after_failure(str(error), is_answer=False)
             except StorageError as given_up:
                 log.warning("%s", given_up)
-                error.filename = error.filename or what  # the errors of reads do not have it
+                error.filename = error.filename or what  # errors of reads have no path
                 raise error from None
             log.info("reading %s failed: %s", what, error)
             traffic.add(TrafficCounts(retries=1))
         if stop and stop.is_set():
             raise ReadStoppedError(0)
+
+
+def _again_at(folder: bytes, look: Callable[[], Result]) -> Result:
+    return read_again(os.fsdecode(folder), look, traffic=Traffic(), stop=None)
 
 
 def read_exactly(descriptor: int, first: int, end: int) -> bytes:
@@ -158,8 +169,8 @@ def read_exactly_into(view: memoryview, descriptor: int, first: int) -> memoryvi
 
 
 def read_whole(descriptor: int, *, name: str, most_bytes: int) -> bytes:
-    """Reads a file to its end, even if the file grows meanwhile or does not report its size. Raises InvalidDataError if
-    it has more than `most_bytes`."""
+    """Reads a file to its end, even if the file is growing or does not report its size. Raises InvalidDataError if it
+    has more than `most_bytes`."""
     num_bytes = os.fstat(descriptor).st_size
     data = b"" if num_bytes > most_bytes else read_exactly(descriptor, 0, num_bytes + 1)
     if len(data) > num_bytes:
@@ -172,7 +183,7 @@ def read_whole(descriptor: int, *, name: str, most_bytes: int) -> bytes:
 def open_regular(name: str, flags: int) -> int:
     """Opens a regular file, following links. It can be the `opener` of `open`.
 
-    Raises InvalidDataError for a pipe, a socket or a device: a pipe could block for ever, and a device may have no end.
+    Raises InvalidDataError for a pipe, a socket or a device: a pipe could block forever, and a device may have no end.
     """
     what, todo = f"{name} is not a regular file", "give a file, not a pipe or a device"
     try:
@@ -279,7 +290,7 @@ class LocalStore:
         return self._again(path, lambda: file.stat().st_size, None)
 
     def exists(self, path: str) -> bool:
-        """Says whether the file exists."""
+        """Returns whether the file exists."""
         return self._again(path, self._file(path).is_file, None)
 
     def list(self, prefix: str = "") -> Iterator[str]:
@@ -287,11 +298,11 @@ class LocalStore:
         return _walk(os.fsencode(self._folder(prefix)) + b"/", folder_prefix(prefix), FolderWalk())
 
     def list_sizes(self, prefix: str = "") -> Iterator[tuple[str, int]]:
-        """Yields all files below `prefix` with their sizes, leaving out files that are removed meanwhile."""
+        """Yields all files below `prefix` with their sizes, leaving out files that are removed during the listing."""
         root = Path(self.url)
         for path in self.list(prefix):
             try:
-                yield path, (root / path).stat().st_size
+                yield path, self._again(path, (root / path).stat, None).st_size
             except FileNotFoundError:
                 continue
 
@@ -320,7 +331,7 @@ class LocalStore:
         _sync_folder(target.parent)
 
     def upload(self, path: str, file: BinaryIO, *, progress: Callable[[], None]) -> None:
-        """Copies the file to the object, which appears as with `create`."""
+        """Copies the file to the object, in the same way as `create`."""
         with self.create(path) as target:
             while piece := file.read(STREAM_BYTES):
                 target.write(piece)
@@ -407,19 +418,19 @@ def _rename(temporary: Path, target: Path) -> None:
 def _walk(folder: bytes, root: str, walk: FolderWalk) -> Iterator[str]:
     try:
         with walk.inside(folder) as is_new:
-            for raw_name in _sorted_names(folder) if is_new else ():
+            for raw_name in _again_at(folder, lambda: _sorted_names(folder)) if is_new else ():
                 name = os.fsdecode(raw_name)
                 if name.endswith("/"):
                     yield from _walk(folder + raw_name, root + name, walk)
                 else:
                     yield root + name
-    except (FileNotFoundError, NotADirectoryError):  # the folder does not exist, or was removed meanwhile
+    except (FileNotFoundError, NotADirectoryError):  # the folder does not exist, or has just been removed
         return
 
 
 def temporary_files(folder: Path) -> Iterator[Path]:
     """Yields the files below the folder that writers have not finished. Links are not followed. Folders that are
-    removed meanwhile are skipped, whereas Path.rglob of Python 3.11 fails on them."""
+    removed during the walk are skipped; Path.rglob of Python 3.11 would fail on them."""
     for inside, _, names in os.walk(folder):
         yield from (Path(inside, name) for name in names if name.startswith(TEMPORARY_PREFIX))
 

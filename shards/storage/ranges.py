@@ -47,7 +47,7 @@ CUT_SHARE = 0.7
 class ReusedMemory:
     """Keeps a few anonymous memory mappings and lends them to blocks. Its methods may be called from any thread.
 
-    There is no lock, because memory may be returned at any point of a thread, and in a child that was forked meanwhile.
+    There is no lock, because memory may be returned at any point of a thread, and in a forked child.
     """
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class AdaptiveLimit:
         self._is_throttled = False
 
     def was_just_cut(self) -> bool:
-        """Says whether the last cut is less than CUT_SECONDS ago."""
+        """Returns whether the last cut is less than CUT_SECONDS ago."""
         return self._clock() - self._cut_at < CUT_SECONDS
 
 
@@ -171,7 +171,7 @@ class HedgedRequest:
 
 
 class RangeReads:
-    """The reads of one stream, from one or several stores. Call `close` when done; it drops reads that have not begun.
+    """The reads of one stream, from one or several stores. Call `close` when done; it drops reads that have not ended.
 
     At most `config.connections` reads run at once, plus the same number of urgent ones, which a caller is waiting for,
     plus hedges. All are counted in `traffic`. A caller waits for a read's future, and `close` cancels all futures, so
@@ -248,13 +248,13 @@ class RangeReads:
         except Exception:  # dropped: its traceback would keep bytes in memory, even the first request's
             return None
         self.traffic.add(TrafficCounts(hedges_won=1))
-        with suppress(InvalidStateError):  # closed meanwhile
+        with suppress(InvalidStateError):  # the reads have been closed
             future.set_result(data)
         return data
 
     def _begins_hedge(self, request: HedgedRequest) -> bool:
-        """Says whether a second request may begin. It may not if there have been too many already, if the read is over,
-        or if the storage has just asked for fewer requests."""
+        """Returns whether a second request may begin. It may not if there have been too many already, if the read is
+        over, or if the storage has just asked for fewer requests."""
         with self._lock:
             allowed = 1 + self.config.hedge_share * self._num_begun
             if request.is_over or self._num_hedges >= allowed or self._limit.was_just_cut():

@@ -47,8 +47,8 @@ class RetryBudget:
     """The retries that are left to all reads of a store in this process.
 
     `has_answered`: whether the storage has ever answered. `has_sent`: whether it has ever sent bytes of a range.
-    `is_known_to_answer`: whether another process, such as the one that started this one, has reached the storage. Then
-    the address is right, and even an error is an answer from the right server.
+    `is_known_to_answer`: whether another process, such as the one that started this one, has reached the storage. If
+    so, the address is right, and even an error is an answer from the right server.
     """
 
     is_known_to_answer: ClassVar[bool] = False

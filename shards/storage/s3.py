@@ -43,7 +43,7 @@ from shards.storage.temporary import temporary_file
 log = logging.getLogger(__name__)
 Read = TypeVar("Read", bytes, memoryview)
 PIECE_BYTES = 256 << 10  # fits a processor's cache: botocore copies each piece once more
-RESTARTS = 3  # how often a range is read again because its object was replaced meanwhile
+RESTARTS = 3  # how often a range is read again because its object was replaced during the read
 PAGE_KEYS = 1000
 RETRIES = RetryConfig()
 
@@ -113,7 +113,7 @@ class S3Store:
             return int(answer["ContentLength"])
 
     def exists(self, path: str) -> bool:
-        """Says whether the object exists."""
+        """Returns whether the object exists."""
         try:
             self.size(path)
         except MissingObjectError:
@@ -274,8 +274,8 @@ class ObjectRead:
             self._count_read(seconds)
 
     def data(self) -> bytes:
-        """Returns all bytes at once. If the object is replaced meanwhile, reads it again from the start, since no byte
-        has been returned yet."""
+        """Returns all bytes at once. If the object is replaced during the read, reads it again from the start, since no
+        byte has been returned yet."""
 
         def filled() -> bytes:
             memory = io.BytesIO()  # `getvalue` returns its bytes without a copy
@@ -454,7 +454,7 @@ def _version(answer: dict[str, Any]) -> str:
 
 def _size(total: str, last: str, answer: dict[str, Any]) -> int | None:
     """Returns the object's number of bytes. If the answer does not give it, returns where the answer ends, or None if
-    that is unknown, too."""
+    that is unknown too."""
     if total.isdecimal():
         return int(total)
     if last.isdecimal():  # bytes 0-9/*

@@ -4,8 +4,8 @@ boto3.
 botocore reads a credentials file once, and asks a provider again only when the lifetime that the provider stated is
 over. A run may last longer than the credentials, and their renewal may be late. So a request that is refused because
 its credentials have expired, or because their key was replaced by another, is retried with the credentials that
-botocore's chain finds by then, until the store's deadline. Credentials that were never accepted are not waited for,
-because they are probably wrong.
+botocore's chain finds by then, until the store's deadline. If the server has never accepted any credentials, there is
+no wait, because they are probably wrong.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ DEADLINE_SECONDS = RetryConfig().deadline_seconds
 PAUSE_SECONDS = 1.0  # between two requests to the chain
 CONNECT_TIMEOUT_SECONDS = 5
 READ_TIMEOUT_SECONDS = 15  # how long a read may wait for more bytes
-WORK_TIMEOUT_SECONDS = 60  # for requests that take a server long: completing an upload, listing
+WORK_TIMEOUT_SECONDS = 60  # for requests that take long on a server, such as completing an upload
 PART_BYTES = 32 << 20
 UPLOADS = TransferConfig(multipart_threshold=2 * PART_BYTES, multipart_chunksize=PART_BYTES)
 _NO_OBJECT = ("NoSuchKey", "404", "NotFound")
@@ -78,7 +78,7 @@ REQUEST_ERRORS = (boto_errors.ClientError, *_UNREACHABLE, *CREDENTIALS_FAILED)
 
 
 def says_expired(code: str, operation: str) -> bool:
-    """Says whether an error's code may mean that the credentials have expired or were replaced."""
+    """Returns whether an error's code may mean that the credentials have expired or were replaced."""
     return code in (*_EXPIRED, *_REPLACED_KEYS) or (code == _HEAD_EXPIRED and operation.startswith("Head"))
 
 
@@ -175,7 +175,7 @@ class RenewedCredentials:
 
 
 def _identity(frozen: Any) -> bytes:
-    """Returns what distinguishes the credentials from others, without holding their secret a second time."""
+    """Returns a digest that distinguishes the credentials from others, so that their secret is not held twice."""
     parts = frozen.access_key, frozen.secret_key, frozen.token or ""
     return hashlib.sha256("\0".join(parts).encode()).digest()
 
@@ -402,8 +402,8 @@ def _raise_client_error(
 
 
 def _other_region(error: boto_errors.ClientError, where: str) -> UserError:
-    """Returns the error for a bucket that another region or server has. What the answer says of them is not believed
-    beyond its form."""
+    """Returns the error for a bucket in another region or on another server. It repeats their names from the answer
+    only if they have a valid form."""
     answer = error.response
     headers, told = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}), answer.get("Error", {})
     region = str(headers.get("x-amz-bucket-region") or told.get("Region") or "")

@@ -21,7 +21,7 @@ _DATA = bytes(range(256)) * 16
 
 @dataclass(frozen=True, kw_only=True)
 class _Place:
-    """The place to which the probe writes. `prefix` ends with a slash."""
+    """The place that the probe writes to. `prefix` ends with a slash."""
 
     bucket: str
     prefix: str

@@ -69,7 +69,7 @@ def check_commit(record: ShardRecord, commit: ShardCommit, rows: Sequence[IndexR
 
 
 def check_loading(data: bytes, shard: int, manifest: Manifest) -> Iterator[str]:
-    """Finds faults of a shard's index for which a loader would refuse it, and faults in columns that only other readers
+    """Finds faults of a shard's index: those that make a loader refuse it, and those in columns that only other readers
     use."""
     record = manifest.shards[shard]
     checks: tuple[Callable[[], None], ...] = (

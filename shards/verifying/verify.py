@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
+from shards.files.looks import is_a_folder
 from shards.files.typed_json import record_from
 from shards.images.config import Resize
 from shards.index import (
@@ -93,7 +94,7 @@ def _unfinished(store: Store, folders: tuple[str, ...]) -> Iterator[str]:
     """Finds temporary files, which the store of a folder does not list. A bucket has none: unfinished uploads are not
     objects."""
     for folder in folders:
-        if (local := store.local_path(folder)) is not None and local.is_dir():
+        if (local := store.local_path(folder)) is not None and is_a_folder(local):
             root = Path(store.url)
             yield from sorted(str(file.relative_to(root)) for file in temporary_files(local))
 
@@ -172,8 +173,8 @@ def verify_dataset(url: str, *, deep: bool = False, workers: int = 1) -> list[Da
 
 
 def check_shard(task: ShardCheck) -> ShardFacts:
-    """Finds the faults of a shard, and what the tables should say about it. A check that fails does not stop the
-    others."""
+    """Finds the faults of a shard, and gathers what the tables should say about it. A check that fails does not stop
+    the others."""
     dataset = _opened(task.url, task.fingerprint)
     index, faults = _read_index(dataset, task.shard)
     faults += _index_faults(dataset, task, index) if index else []

@@ -30,6 +30,8 @@ from pipeline.evaluation.config import FewshotConfig
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Change, Hints
 from pipeline.models.weights.usage import Usage
+from pipeline.planning.cluster_plan import MARGIN_SECONDS
+from pipeline.planning.step_time import PLANNED_MFU
 from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec
 from shards.config_values import Range, allowed_instead, shown_value, without_none, without_range
@@ -235,9 +237,12 @@ def test_a_setting_of_another_dataclass_has_its_type_and_range() -> Iterator[str
             yield f"{name}: its type is {own}, and there {there}"
 
 
-def test_a_plan_assumes_blocks_as_they_are_packed() -> None:
-    """Importing the settings of packing would take a plan's help three times as long."""
+def test_a_plan_assumes_the_defaults_of_packing_and_of_clusters() -> None:
+    """These defaults cannot name each other: loading the one would slow the other's help down, or it is in a room
+    above."""
     assert PlanJob.samples_per_block == DatasetSettings.samples_per_block
+    assert ClusterConfig.margin_seconds == MARGIN_SECONDS
+    assert PlanJob.mfu == PLANNED_MFU
 
 
 @every_fault

@@ -3,6 +3,7 @@
 import errno
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from jobs.exit_codes import AnsweredInExchanges, Interrupted, Interrupts, end_of, exit_code_of
+from jobs.exit_codes import Interrupted, Interrupts, answered_in_exchanges, end_of, exit_code_of
+from pipeline.training.watchdog import stopping
 from shards.errors import StorageError, TransientError, UnreachableError, UserError, WillNotSucceedError
 from shards.storage.s3_client import BadAnswerError
 from tests.rigs.datasets import packed_folders
@@ -29,7 +31,7 @@ STUCK = (
     "lock, library, gate = ctypes.create_string_buffer(64), ctypes.CDLL(None), threading.Lock()\n"
     "def say():\n"
     "    with gate: print('stuck', flush=True)\n"
-    "with exit_codes.Interrupts() as own, exit_codes.AnsweredInExchanges():\n"
+    "with exit_codes.Interrupts() as own, exit_codes.answered_in_exchanges():\n"
     "    own.works()\n"
     "    library.pthread_mutex_lock(lock)\n"
     "    gate.acquire()\n"
@@ -81,6 +83,27 @@ def test_a_fault_of_the_system_is_one_line_too(number: int, said: str, todo: str
     assert end.message == f"error: {said} at /data/x; {todo} {CONTINUES}"
     assert (end.code, end.has_traceback) == (exit_codes.CRASH, False)
     assert end_of(OSError(number, said)).message == f"error: {said}; {todo} {CONTINUES}"
+
+
+def test_a_limit_of_the_shell_is_said_with_its_remedy() -> None:
+    """No retry helps, whoever set the limit."""
+    limits = {kind: resource.getrlimit(kind) for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_AS)}
+    mistake = UserError("cannot write job.yaml: File too large", todo="give another --run-dir")
+    mistake.__cause__ = OSError(errno.EFBIG, "File too large", "job.yaml")
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[resource.RLIMIT_FSIZE][1]))
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 44, limits[resource.RLIMIT_AS][1]))
+        ends = [end_of(OSError(errno.EFBIG, "File too large", "/data/x")), end_of(mistake), end_of(MemoryError("no"))]
+    finally:
+        for kind, limit in limits.items():
+            resource.setrlimit(kind, limit)
+    size = "this process may write files of at most 100.0 kB (ulimit -f); raise that limit (ulimit -f unlimited)"
+    memory = "this process may have 17592.2 GB of addresses (ulimit -v); raise that limit (ulimit -v unlimited)"
+    assert [(end.code, end.message, end.has_traceback) for end in ends] == [
+        (exit_codes.WILL_NOT_SUCCEED, f"error: File too large at /data/x; {size}", False),
+        (exit_codes.USER_MISTAKE, f"error: cannot write job.yaml: File too large; {size}", False),
+        (exit_codes.USER_MISTAKE, f"error: no; {memory}, and run the same command again", False),
+    ]
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE])
@@ -238,10 +261,16 @@ def test_a_second_signal_ends_what_waits_outside_python_at_once() -> None:
             process.kill()
 
 
+def test_a_run_ends_with_the_codes_of_commands() -> None:
+    """The pipeline's room is below, and cannot import them."""
+    of_commands = (exit_codes.CONTINUE, exit_codes.CRASH, exit_codes.INTERRUPTED)
+    assert of_commands == (stopping.CONTINUE, stopping.NOTHING_SAVED, stopping.INTERRUPTED)
+
+
 def test_afterwards_signals_are_as_before() -> None:
     with Interrupts() as interrupts:
         interrupts.works()
-        with pytest.raises(KeyboardInterrupt), AnsweredInExchanges():
+        with pytest.raises(KeyboardInterrupt), answered_in_exchanges():
             os.kill(os.getpid(), signal.SIGTERM)
     assert signal.set_wakeup_fd(-1) == -1
 

@@ -1,8 +1,10 @@
 """Help fits the terminal, shows required flags first and common flags by default, and gives commands that work."""
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
@@ -10,8 +12,9 @@ from jobs import help as pages
 from jobs.arguments import second_word_first, shown_run_flags, values_of
 from jobs.flags import flags_of
 from jobs.mistakes import required_flags
-from jobs.resolve import default_job
-from jobs.stages import STAGES, recipes_of
+from jobs.recipes import finetune, pack, pretrain
+from jobs.resolve import WITH_RECIPES, default_job
+from jobs.stages import STAGES, commands_of, recipes_of
 from tests.rigs.faults import differs, every_fault
 
 WIDTHS = (80, 120)
@@ -98,15 +101,26 @@ def test_examples_are_commands_that_would_run(stage: str) -> None:
 
 
 @every_fault
-def test_the_commands_in_docstrings_are_examples() -> Iterator[str]:
-    for stage in STAGES:
-        for word in words_of(stage) if STAGES[stage].recipes and not STAGES[stage].field else []:
-            text = page(stage, word, width=140)
-            is_example = f"patchline {stage} {word}" in text.partition("examples:")[2]
-            if not is_example and stage not in ("plan", "verify-resume"):
+def test_every_recipe_has_commands_that_give_what_is_required() -> Iterator[str]:
+    for stage in WITH_RECIPES:
+        for word in words_of(stage):
+            commands = commands_of(stage, word)
+            if (
+                not commands
+                or "patchline " + commands[0].split(" --")[0] not in page(stage, word).partition("examples:")[2]
+            ):
                 yield f"patchline {stage} {word} --help has no example of itself"
-            if "Command" in text:
-                yield f"patchline {stage} {word} --help shows the docstring's word `Command`"
+            flags = list(flags_of(default_job(stage, word)))
+            for command in commands:
+                given = values_of(shlex.split(command)[2:], flags, command=(stage, word))
+                for flag in required_flags(flags, STAGES[stage].required):
+                    if flag.name not in given:
+                        yield f"the command {command!r} lacks {flag.name}"
+
+
+@pytest.mark.parametrize("module", [pretrain, finetune, pack])
+def test_only_recipes_have_flags_of_their_own(module: ModuleType) -> None:
+    assert set(module.COMMAND_FLAGS) - {""} <= set(module.RECIPES)
 
 
 def test_long_commands_are_cut_where_a_shell_takes_them_for_one() -> None:

@@ -18,10 +18,10 @@ from jobs.mistakes import (
     unknown_recipe,
     unknown_stage,
 )
-from jobs.recipes import pack
+from jobs.recipes import finetune, pack
 from jobs.recipes.pretrain import digits_smoke
 from jobs.resolve import default_job
-from jobs.stages import STAGES, recipes_of
+from jobs.stages import STAGES, job_class, recipes_of
 from pipeline.data.config import DataConfig
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
@@ -118,6 +118,35 @@ def test_what_is_missing_is_named_all_at_once() -> None:
         refuse_missing(PACKING, STAGES["pack"].required)
     manifest = [flag.name for flag in required_flags(list(flags_of(pack.manifest())), STAGES["pack"].required)]
     assert manifest == ["--source.files", "--out"]  # --source.root, which it has, too, need not be given
+
+
+@pytest.mark.parametrize(
+    ("stage", "wanted"),
+    [
+        ("index", ["--url"]),
+        ("verify", ["--url"]),
+        ("card", ["--url"]),
+        ("evaluate", ["--weights", "--data.url"]),
+        ("fewshot", ["--weights", "--data.url"]),
+        ("predict", ["--weights"]),
+        ("inspect", ["--weights"]),
+        ("pretrain", ["--data.url", "--run-dir"]),
+        ("finetune", ["--initial.weights", "--data.url", "--run-dir"]),
+        ("verify-resume", ["--data.url"]),
+        ("weights", ["--run", "--out"]),
+        ("import", ["--path", "--out"]),
+        ("export", ["--path", "--out"]),
+    ],
+)
+def test_a_job_without_what_its_stage_needs_is_refused(stage: str, wanted: list[str]) -> None:
+    with pytest.raises(UserError, match=r".*; ".join(f"{flag} is missing: [A-Z]" for flag in wanted)):
+        refuse_missing(list(flags_of(job_class(stage)())), STAGES[stage].required)
+
+
+@pytest.mark.parametrize("name", finetune.RECIPES)
+def test_every_recipe_of_fine_tuning_asks_for_weights(name: str) -> None:
+    with pytest.raises(UserError, match=r"--initial\.weights is missing: "):
+        refuse_missing(list(flags_of(finetune.RECIPES[name]())), STAGES["finetune"].required)
 
 
 def test_a_mix_of_datasets_stands_for_one() -> None:

@@ -193,8 +193,8 @@ def test_vectors_as_positions() -> None:
     assert meant(("0 1 0",), ("[1, 0, 1]",), rules=rules, numbered=NAMES) == [("bee",), ("ant", "cat")]
     found = meant(*VECTORS, ("0", "1"), ("-1", "1", "0"), (), rules=rules)
     assert found[3:] == [
-        "its labels '0, 1' are no vector of 3 values, each 0 or 1",
-        "its labels '-1, 1, 0' are no vector of 3 values, each 0 or 1",
+        "its labels '0, 1' are not a vector of 3 values, each 0 or 1",
+        "its labels '-1, 1, 0' are not a vector of 3 values, each 0 or 1",
         (),
     ]
     found = meant(*VECTORS, rules=rules, numbered=NAMES, listed=("cat", "bee"))
@@ -276,7 +276,9 @@ def test_what_is_one_item(text: str) -> None:
 @pytest.mark.parametrize("label", ["2.5", "-0.5", ".5", "1e-05"])
 def test_fractions(label: str) -> None:
     (reason, _) = meant((label,), ("1",))
-    said = f"its label {label} is no whole number; allowed: whole numbers and names; --labels.text names takes it for a"
+    said = (
+        f"its label {label} is not a whole number; allowed: whole numbers and names; --labels.text names takes it for a"
+    )
     assert reason == f"{said} name"
     assert meant((label,), rules=LabelRules(text="names")) == [(label,)]
 
@@ -303,10 +305,10 @@ def test_one_odd_image_does_not_turn_pairs_of_bits_into_ids(odd: tuple[str, ...]
         meant(*pairs, odd)
     found = meant(*pairs, odd, rules=LabelRules(lists="positions"))
     assert found[:2] == [("0",), ("1",)]
-    assert "no vector of 2 values" in str(found[-1])
+    assert "not a vector of 2 values" in str(found[-1])
 
 
 def test_positions_are_taken_by_their_flag_however_few_the_vectors_are() -> None:
     found = meant(("1", "0", "0"), ("ant",), ("bee",), ("cat",), rules=LabelRules(lists="positions"))
     assert found[0] == ("0",)
-    assert all("no vector of 3 values" in str(reason) for reason in found[1:])
+    assert all("not a vector of 3 values" in str(reason) for reason in found[1:])

@@ -141,7 +141,7 @@ def test_a_manifest_has_its_shards_in_one_place(store: Store) -> None:
         Manifest.from_bytes(store.read(MANIFEST_PATH))
     manifest = json.loads(store.read(MANIFEST_PATH))
     write_manifest(store, manifest | {"shards": []})
-    with pytest.raises(InvalidDataError, match="'shards' is no field"):
+    with pytest.raises(InvalidDataError, match="'shards' is not a field"):
         open_dataset(store.url)
     write_manifest(store, manifest | {"files": manifest["files"] | {index_path(0): "ab" * 32}})
     with pytest.raises(InvalidDataError, match=r"files has 'index/shard-000000\.parquet'"):

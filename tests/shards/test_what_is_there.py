@@ -38,7 +38,7 @@ def files(*paths: str) -> Callable[[Path], None]:
         ),
         pytest.param(
             files("my photos/train/cat/0.jpg", "my photos/notes.txt"),
-            "is no packed dataset; it holds folders of images in 'train': pack those first:\n"
+            "is not a packed dataset; it holds folders of images in 'train': pack those first:\n"
             "  patchline pack folder --source.root '{at}/train' --out 'data/my photos'",
             id="classes one folder below",
         ),

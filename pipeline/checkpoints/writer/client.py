@@ -91,7 +91,7 @@ class Writer:
 
     def answers(self, *, seconds: float = 0.0) -> list[SaveResult]:
         """Returns the answers since the last call; waits up to `seconds` for the first. If the writer has died or was
-        silent for too long, everything that it was asked to do has failed."""
+        silent for too long, the answers say that everything asked of it has failed."""
         found: list[SaveResult] = []
         if seconds:
             self._hurry()
@@ -186,8 +186,8 @@ class Writer:
             found.append(answer)
 
     def _lost(self, why: str, found: list[SaveResult]) -> None:
-        """Ends the process, or notes that it has ended. Everything that it was asked to do has failed, unless only old
-        checkpoints were left to delete."""
+        """Ends the process, or notes that it has ended. Adds an answer for each save to `found`: it has failed, unless
+        only old checkpoints were left to delete."""
         pid, code = self.pid, self._end(is_over=not why)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         message = why or f"the checkpoint writer (process {pid}) {how}"

@@ -34,7 +34,8 @@ _MOST_SHARE = 0.9  # the most that saves may take of the host's available memory
 
 
 class Copies:
-    """Copies into host memory. `event`: the event after them on the GPU; None if they are already complete."""
+    """Copies that are on their way into host memory. `event`: the event after them on the GPU; None if they are
+    complete."""
 
     def __init__(self, event: torch.cuda.Event | None = None) -> None:
         self._event = event

@@ -40,6 +40,7 @@ from pipeline.checkpoints.writer_messages import (
 )
 from shards.errors import StorageError, UserError
 from shards.store import Store, open_store
+from shards.ulimits import file_size_todo
 
 Say = Callable[[SaveResult], None]
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -130,6 +131,8 @@ def said_of(error: Exception, url: str) -> str:
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         where = error.filename or url
         return f"{error.strerror} at {where}; make room there (a smaller --checkpoint.keep-newest needs less)"
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return f"{error.strerror} at {error.filename or url}; {file_size_todo()}"
     return str(error)
 
 

@@ -25,7 +25,7 @@ class Change:
     image_size: Annotated[int, Range(1, MOST_PIXELS)] | None = None
     """Image size in pixels that position embeddings are resampled for; none: unchanged."""
     num_classes: Annotated[int, Range(1, MOST_CLASSES)] | None = None
-    """Classes of the new head; none: as many as the old one has."""
+    """Classes of the new head; none: the old head's number."""
     new_head: bool = False
     """Replace the head, and the hidden layer before it, with a linear head of zeros."""
     resample: Mode = "paper"
@@ -55,7 +55,7 @@ class Hints:
     grid_side: Annotated[int, Range(1, MOST_PIXELS)] | None = None
     """Side of the square grid of position embeddings, in patches, if the file does not say."""
     take: Take | None = None
-    """Which weights to take of a PyTorch file that holds the raw ones and their average over training."""
+    """Which weights to take from a PyTorch file that holds both the raw weights and their average over training."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")

@@ -29,6 +29,7 @@ from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, completed_labels
 from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import at_home, read_local_file
+from shards.files.looks import is_a_file, is_a_folder, is_there
 from shards.files.typed_json import parse_json, record_from
 
 CONFIG_FILE, TENSORS_FILE = "config.json", "model.safetensors"
@@ -85,7 +86,7 @@ def _make_folder(folder: Path) -> None:
     files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = [name for name in _NAMES if (folder / name).is_dir()]
+        taken = [name for name in _NAMES if is_a_folder(folder / name)]
     except OSError as error:
         raise UserError(
             f"no folder can be made at {str(folder)!r}: {error.strerror}",
@@ -218,21 +219,21 @@ def _folder_at(path: str) -> Path:
     """Returns the folder with the two files: `path`, or weights/ in it. Raises a UserError that says what is there
     instead."""
     given = Path(at_home(path))
-    folder = next((f for f in (given, given / "weights") if (f / CONFIG_FILE).is_file()), given)
-    if (folder / CONFIG_FILE).is_file() and (folder / TENSORS_FILE).is_file():
+    folder = next((f for f in (given, given / "weights") if is_a_file(f / CONFIG_FILE)), given)
+    if is_a_file(folder / CONFIG_FILE) and is_a_file(folder / TENSORS_FILE):
         return folder
     run = given.parent if given.name == "weights" else given
-    if (run / "checkpoints").is_dir() and not (run / "DONE").is_file():
+    if is_a_folder(run / "checkpoints") and not is_a_file(run / "DONE"):
         raise UserError(
             f"no weights at {path!r}: the run in {str(run)!r} is not finished, and weights are written at its end; "
             "run its command again to continue it, or take those of a checkpoint with patchline weights"
         )
-    if given.is_file():
+    if is_a_file(given):
         raise UserError(
             f"no weights at {path!r}: it is a file, and a weights folder holds config.json and model.safetensors; "
             "make one of it with patchline import"
         )
-    what = f"it has no {CONFIG_FILE} with {TENSORS_FILE}" if given.exists() else "there is no such file or folder"
+    what = f"it has no {CONFIG_FILE} with {TENSORS_FILE}" if is_there(given) else "there is no such file or folder"
     raise UserError(
         f"no weights at {path!r}: {what}; give a finished run (RUN or RUN/weights), or weights that patchline import "
         "reads: a timm or Hugging Face folder, or a .npz, .safetensors or .pth file"

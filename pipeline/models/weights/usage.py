@@ -24,7 +24,8 @@ class Usage:
     """How to read logits and prepare images. Weights of other libraries that do not say this get the defaults."""
 
     loss: LossName = "softmax"
-    """Loss of the training: softmax probabilities add up to 1 over all classes, sigmoid ones stand alone."""
+    """Loss of the training: with softmax, probabilities add up to 1 over all classes; with sigmoid, each class has its
+    own."""
     transform: EvaluationTransform = EvaluationTransform()
     """How the run's own evaluation prepares images."""
 

@@ -5,12 +5,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from pipeline.training.zero.loading import without
 from shards.files.local_files import naming
+from shards.files.looks import Look, is_a_folder, look_once
 
 with without("boto3"):  # with boto3, TensorBoard would write to buckets
     from tensorboard.compat.proto.summary_pb2 import Summary
@@ -80,7 +82,13 @@ class Board:
             threading.excepthook = self._hook_before
 
     def _opened(self, step: int) -> SummaryWriter:
-        return SummaryWriter(str(self._run_dir), purge_step=step, flush_secs=_FLUSH_SECONDS)
+        opened = partial(SummaryWriter, str(self._run_dir), purge_step=step, flush_secs=_FLUSH_SECONDS)
+        try:
+            return opened()
+        except FileExistsError:  # os.makedirs takes a folder that it cannot look at for a file
+            if not is_a_folder(self._run_dir):
+                raise
+            return opened()
 
     def _show_job(self, writer: SummaryWriter) -> None:
         if self._job:
@@ -114,7 +122,7 @@ class Board:
             with naming(self._run_dir):
                 write()
         except OSError as error:
-            if not self._run_dir.is_dir():
+            if look_once(self._run_dir) is Look.MISSING:
                 raise
             if not self._fault:
                 log.warning(

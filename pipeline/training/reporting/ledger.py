@@ -7,10 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, id_from_path
 from shards.files.local_files import KeptWrites, Line, append_line, is_finite, is_step, read_lines
+
+if TYPE_CHECKING:
+    from pipeline.checkpoints.manifest import CheckpointId
 
 log = logging.getLogger(__name__)
 Account = Literal["restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation"]
@@ -41,7 +43,7 @@ class Ledger:
             gap = time.time() - float(last["unix_time"])  # meaningless if the clock was set in between
             self.seconds["restarts"] += gap if 0 < gap < _MOST_GAP_SECONDS else 0.0
 
-    def complete(self, checkpoint: CheckpointId, seconds: object) -> None:
+    def complete(self, checkpoint: "CheckpointId", seconds: object) -> None:
         """Adds the missing line of the checkpoint from which the run resumes, if the run was killed between the commit
         and that line, so that the work before the commit does not count as lost. `seconds`: the result of `record` in
         the checkpoint's manifest; ignored if it cannot follow the last line."""
@@ -80,7 +82,12 @@ class Ledger:
 def _record(seconds: Mapping[Account, float]) -> dict[str, float]:
     total = sum(seconds.values())
     rounded: dict[str, float] = {account: round(spent, 3) for account, spent in seconds.items()}
-    return {**rounded, "total": round(total, 3), "goodput": round(seconds["compute"] / max(total, 1e-9), 4)}
+    return {**rounded, "total": round(total, 3), "goodput": round(goodput(seconds["compute"], total), 4)}
+
+
+def goodput(compute_seconds: float, total_seconds: float) -> float:
+    """Returns the share of a run's seconds in which it made updates that were kept."""
+    return compute_seconds / max(total_seconds, 1e-9)
 
 
 def last_line(run_dir: Path, *, says: bool = False) -> dict[str, Any]:
@@ -93,9 +100,12 @@ def last_line(run_dir: Path, *, says: bool = False) -> dict[str, Any]:
     return lines.objects[-1] if lines.objects else {}
 
 
-def last_saved(run_dir: Path) -> CheckpointId | None:
+def last_saved(run_dir: Path) -> "CheckpointId | None":
     """Returns the checkpoint of the last complete line. Returns None if there is no such line, or if it names no
     checkpoint."""
+    # `ls` needs only the rest of this module, and the manifest takes long to load.
+    from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, id_from_path  # noqa: PLC0415
+
     last = last_line(run_dir)
     if not last:
         return None

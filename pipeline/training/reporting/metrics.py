@@ -23,6 +23,7 @@ from shards.files.local_files import (
     read_lines,
     write_whole,
 )
+from shards.files.looks import is_there
 
 log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
@@ -143,7 +144,7 @@ def grid(images_NHW3: torch.Tensor) -> torch.Tensor:
 
 def cut_after(path: Path, *, step: int) -> None:
     """Drops the lines of steps above `step`, and unusable lines, such as a half-written last one."""
-    if not path.exists():
+    if not is_there(path):
         return
     lines = _lines(path)
     kept = [text for text, line in zip(lines.texts, lines.objects, strict=True) if line["step"] <= step]
@@ -156,7 +157,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     """Returns every usable line of a run's metrics.jsonl as an object with a `step`. Raises FileNotFoundError if the
     file is missing."""
     path = run_dir / METRICS_FILE
-    if not path.exists():
+    if not is_there(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     return _lines(path).objects
 

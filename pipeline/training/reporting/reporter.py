@@ -247,7 +247,7 @@ class Reporter:
         ranks: Mapping[str, float] | None = None,
     ) -> None:
         """Reports the outcome of the oldest launched step. `rate`: the learning rate. `of_others`: further scores, such
-        as those on other held-out datasets. `guard`: the guard's values. `norms`: the norms by group; a step with
+        as scores on other held-out datasets. `guard`: the guard's values. `norms`: the norms by group; a step with
         scores or norms always gets a line of metrics. `ranks`: values about the ranks' times.
         """
         self._throughput.step()

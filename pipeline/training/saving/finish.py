@@ -26,8 +26,9 @@ from pipeline.models.weights.folder import save_weights
 from pipeline.models.weights.usage import Usage
 from pipeline.training.reporting.ledger import last_saved
 from pipeline.training.settings.job import TrainingJob
-from shards.errors import InvalidDataError, StorageError, UserError
+from shards.errors import InvalidDataError, StorageError, UserError, disk_fault
 from shards.files.local_files import open_local_file, read_local_text, write_whole
+from shards.files.looks import patiently
 from shards.files.typed_json import sealed, unsealed
 from shards.store import Store
 
@@ -165,12 +166,15 @@ _DONE = TypeAdapter(Done)
 
 
 def read_done(run_dir: Path) -> Done | None:
-    """Reads the DONE marker. Returns None if it is missing or damaged, or if the weights beside it have another
-    digest."""
+    """Reads the DONE marker. Returns None if it is missing or damaged, or if the weights beside it have another digest.
+    Raises OSError if the disk fails for minutes, since that says nothing about the marker."""
+    path, weights = run_dir / "DONE", run_dir / "weights" / "model.safetensors"
     try:
-        done = done_from_json(read_local_text(run_dir / "DONE", most_bytes=_MOST_BYTES))
-        digest = _sha256(run_dir / "weights" / "model.safetensors")
-    except (OSError, ValueError, InvalidDataError):
+        done = done_from_json(patiently(path, lambda: read_local_text(path, most_bytes=_MOST_BYTES)))
+        digest = patiently(weights, lambda: _sha256(weights))
+    except (OSError, ValueError, InvalidDataError) as error:
+        if disk_fault(error):
+            raise
         return None
     return done if done.weights_sha256 == digest else None
 

@@ -26,6 +26,7 @@ from pipeline.models.attention import kernel_in_use
 from pipeline.models.weights.safetensors_head import head_of
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
+from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.reporter import Reporter
 from pipeline.training.settings.job import EngineConfig, TrainingJob, reduced_in, with_buckets_of
 from pipeline.training.step import StepResult, SumSource
@@ -84,16 +85,15 @@ class Saving:
 
     def __init__(
         self,
-        job: TrainingJob,
-        engine: Engine,
+        gradients: Gradients,
         saves: Saves,
+        controls: Controls,
         *,
         saved: CheckpointManifest | None,
         record: dict[str, Any],
-        controls: Controls,
         reporter: Reporter | None,
     ) -> None:
-        self.job, self.engine, self.saves, self.record = job, engine, saves, record
+        self.job, self.engine, self.saves, self.record = gradients.job, gradients.engine, saves, record
         self.checkpoints, self.controls, self.reporter = saves.checkpoints, controls, reporter
         self.saved = saved.id if saved else None
         self.sources = (SumSource(names=NAMES, read=saves.flags),)
@@ -101,7 +101,7 @@ class Saving:
         self._waited_seconds = 0.0  # how long training has waited for the newest save
         self.num_failed = 0
         self._num_in_a_row = self._skipped_for = 0
-        engine.before_update = saves.writer.order_update
+        self.engine.before_update = saves.writer.order_update
         if saved:
             controls.stopping.saved(saved.id.step)
 
@@ -190,6 +190,8 @@ class Saving:
         step = ended.id.step
         if ended.fault:
             self._failed(step, ended.fault)
+            if ended.is_deleted:
+                self.controls.signals.save_again()
             return
         self.saved, self._num_in_a_row = ended.id, 0
         self.stall_seconds, self.commit_seconds = self._waited_seconds, ended.seconds
@@ -221,6 +223,14 @@ def state_bytes(job: TrainingJob, engine: Engine) -> int:
         moments = (*moments_of(each.name, job.optimizer), *average) if is_trained(each.name, job.optimizer) else ()
         shapes |= {f"{slot}:{each.name}": (each.length,) for slot in (MASTER, *moments)}
     return head_of(shapes).num_bytes
+
+
+def record_of(gradients: Gradients, *, is_compiled: bool, resumed: CheckpointManifest | None) -> dict[str, Any]:
+    """Returns the record in this run's checkpoints. Rank 0 logs what it says about bits. `resumed`: the checkpoint from
+    which the run resumes, if there is one."""
+    job, world = gradients.job, gradients.world
+    record = describe(job, world, plan=gradients.plan, is_compiled=is_compiled)
+    return record | {BITS: say_bits(world, job.engine, record, resumed=resumed.record if resumed else {})}
 
 
 def describe(job: TrainingJob, world: World, *, plan: BatchPlan, is_compiled: bool) -> dict[str, Any]:

@@ -15,14 +15,12 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pipeline.checkpoints.attempts import list_committed, read_attempts, standing_checkpoints
-from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest
 from pipeline.checkpoints.stored import FILE_NAME, Best, read_best, write_best
 from pipeline.evaluation.scores import Scores
 from pipeline.ranks.collectives import broadcast_json
-from pipeline.training.controls import SaveClock, words_of
+from pipeline.training.controls import words_of
 from pipeline.training.saving.save import Saving
-from pipeline.training.settings.job import TrainingJob
 from pipeline.training.summary import scores_of
 from shards.dataset import Dataset
 from shards.errors import InvalidDataError
@@ -34,8 +32,8 @@ class KeptBest:
     """Keeps the checkpoint with the best score. `best`: what RUN/best.json names, the same on every rank. `dataset`:
     the held-out dataset. If it is None, nothing is scored, and an existing best checkpoint is kept and not replaced."""
 
-    def __init__(self, job: TrainingJob, checkpoints: Checkpoints, *, dataset: Dataset | None) -> None:
-        self.job, self.checkpoints, self.dataset = job, checkpoints, dataset
+    def __init__(self, saving: Saving, *, dataset: Dataset | None) -> None:
+        self.job, self.checkpoints, self.dataset = saving.job, saving.checkpoints, dataset
         self.best: Best | None = None
         self._scored: Best | None = None  # the newest score that is better than all before
         self._begun: dict[str, Best] = {}  # best scores whose saves have begun, by folder
@@ -156,25 +154,24 @@ def _best_of(dataset: Dataset, checkpoint: CheckpointId, *, accuracy: float, los
 
 
 def decide_when_to_save(
-    job: TrainingJob, saving: Saving, *, dataset: Dataset | None, resumed_from: CheckpointManifest | None
+    saving: Saving, *, dataset: Dataset | None, resumed_from: CheckpointManifest | None
 ) -> "WhenToSave":
     """Returns the object that tells a run when to save. Rank 0 logs when that will be. `dataset`: the dataset that
     decides which model is best, if there is one. `resumed_from`: the checkpoint from which the run continues, if there
     is one. Collective."""
-    words = words_of(job.checkpoint, is_scored=dataset is not None)
+    words = words_of(saving.job.checkpoint, is_scored=dataset is not None)
     if words and saving.reporter:
         log.info("%s", words)
-    best = KeptBest(job, saving.checkpoints, dataset=dataset)
+    best = KeptBest(saving, dataset=dataset)
     best.find(resumed_from)
-    return WhenToSave(job, saving, clock=saving.controls.clock, best=best)
+    return WhenToSave(saving, best)
 
 
 class WhenToSave:
     """Tells the loop when to save, and keeps track of running saves."""
 
-    def __init__(self, job: TrainingJob, saving: Saving, *, clock: SaveClock, best: KeptBest) -> None:
-        self.config, self.saving, self.clock, self.best = job.checkpoint, saving, clock, best
-        self._last_step = job.steps
+    def __init__(self, saving: Saving, best: KeptBest) -> None:
+        self.saving, self.best, self.clock = saving, best, saving.controls.clock
         self._seen, self._num_failed = self._saved, saving.num_failed
         self._follow()
 
@@ -186,7 +183,8 @@ class WhenToSave:
 
     def is_due(self, step: int) -> bool:
         """Returns whether a checkpoint of `step` is due."""
-        by_steps = self.config.every_steps > 0 and step % self.config.every_steps == 0
+        every = self.saving.job.checkpoint.every_steps
+        by_steps = every > 0 and step % every == 0
         return by_steps or self.best.is_due(step)
 
     def begins(self, step: int) -> None:
@@ -211,7 +209,7 @@ class WhenToSave:
 
     def _committed(self, saved: CheckpointId) -> None:
         self._seen = saved
-        if saved.step < self._last_step:  # training waits for the last save, and none follows it
+        if saved.step < self.saving.job.steps:  # training waits for the last save, and none follows it
             self.clock.committed(stall_seconds=self.saving.stall_seconds, commit_seconds=self.saving.commit_seconds)
         self.best.committed(saved)
         self._follow()

@@ -114,22 +114,22 @@ class EngineConfig:
     """Keep only the input of each block, and compute the block again in the backward pass: less memory, one more
     forward pass, the same bits."""
     deterministic: bool = False
-    """On GPUs, use only kernels that compute the same bits again, which are slower; CPUs always do."""
+    """On GPUs, use only kernels that compute the same bits every time, which are slower; CPUs always do."""
     skip_branches: bool = True
-    """Compute a branch only for the images that stochastic depth has keep it, in blocks that drop more than 0.1 of
-    them; if off, it is computed for all, and multiplied by 0 for the others: the same up to rounding."""
+    """With stochastic depth, compute a branch only for the images that keep it, in blocks where more than 0.1 of the
+    images drop it; if off, it is computed for all and multiplied by 0 for the others: the same up to rounding."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Add up gradients over ranks during the backward pass (DeepSpeed's overlap_comm), with a second bucket under
     ZeRO-1 and 2; auto: on GPUs, if gradients are checked and the check passes with it."""
     attention: Literal["auto", "flash", "cudnn", "efficient", "math", "flex"] = "auto"
-    """Which of PyTorch's kernels computes attention on a GPU; auto: the fastest but for flex, measured when a run
-    starts, or PyTorch's own choice if `deterministic` is on. A CPU has one way."""
+    """Which of PyTorch's kernels computes attention on a GPU; auto: the fastest except for flex, measured when a run
+    starts, or PyTorch's own choice if `deterministic` is on. A CPU has only one kernel."""
     float8: Literal["off", "tensorwise", "rowwise", "rowwise_with_gw_hp"] = "off"
     """Multiply in float8 in the four dense layers of each block, by a recipe of torchao: with a scale for each tensor,
     for each row, or for each row and with gradients of weights in bf16. For GPUs of compute capability 8.9 and more."""
     cuda_graphs: bool = False
-    """Have the host launch the kernels of each compiled block at once, as a CUDA graph, which gains time where batches
-    per GPU are small. For GPUs, compiled blocks and micro-batches of one size."""
+    """Launch the kernels of each compiled block together, as a CUDA graph, which saves time if a GPU has few images.
+    For GPUs, compiled blocks and micro-batches of one size."""
     reduce_bucket: Annotated[int, Range(1)] = 50_000_000
     """Gradient elements that ZeRO reduces at once (with DeepSpeed's default of 5e8, ViT-H/14 would have a single bucket
     and nothing to overlap); on a CPU at most MOST_ON_CPU."""
@@ -139,8 +139,8 @@ class EngineConfig:
     """Precision in which ranks add up their gradients if precision is bf16; auto: fp32, whose error does not grow with
     the number of ranks; bf16 sends half the bytes."""
     check_gradients: Literal["auto", "on", "off"] = "auto"
-    """Compare the gradients of a small copy of the model with those of plain PyTorch before the first step; auto: on
-    GPUs with several ranks or accumulation, and with a DeepSpeed that is allowed by name."""
+    """Compare the gradients of a small copy of the model with plain PyTorch's before the first step; auto: on GPUs with
+    several ranks or accumulation, and with a DeepSpeed that is allowed by name."""
     allow_deepspeed: str = ""
     """Version of DeepSpeed to accept although it is not tested, such as 0.19.9; it must be the installed one."""
 
@@ -197,10 +197,10 @@ class InitialConfig:
     """Replace the head with a zero-initialised linear one, as the paper does; if off, all tensors must fit."""
     resample: ModeOrNone = "paper"
     """How position embeddings are resampled for another grid: the paper's way, bicubic, timm's, or not at all: then
-    they start anew."""
+    they get initial values."""
     patch: Literal["refuse", "resize"] = "refuse"
     """What to do with weights of a ViT whose patches have another size than the model's: refuse them, or resize their
-    patch embedding as FlexiViT does (PI-resize), and their positions to the new grid."""
+    patch embedding as FlexiViT does (PI-resize), and resample their positions to the new grid."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="initial.")
@@ -246,7 +246,7 @@ class GuardConfig:
     spike_window: Annotated[int, Range(1, _MOST_LOSSES)] = 128
     """Number of latest losses that a loss is compared with."""
     min_history: Annotated[int, Range(1, _MOST_LOSSES)] = 64
-    """Number of losses before the first is compared; at most --guard.spike-window."""
+    """Number of losses that must precede a loss that is compared; at most --guard.spike-window."""
     skip_steps: Annotated[int, Range(1, 1_000_000)] = 8
     """Steps of data that a rewind leaves out, half of them before the step that caused it."""
     max_rewinds: Annotated[int, Range(0, 100)] = 10
@@ -281,7 +281,7 @@ class LoggersConfig:
     project: str = "patchline"
     """Name of MLflow's experiment and of W&B's project."""
     name: str = ""
-    """The run's name there; empty: the name of the run directory."""
+    """The run's name at these services; empty: the name of the run directory."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="loggers.")
@@ -331,8 +331,8 @@ class TrainingJob:
     """Share s of a target that goes elsewhere, from 0 (off) to below 1: with softmax evenly to all classes; with
     sigmoid, a target y of a class becomes (1 - s) y + s (1 - y)."""
     class_weights: ClassWeights = "equal"
-    """What an image's loss is multiplied by, with softmax: equal: 1; balanced: N / (K n) for a class with n of the N
-    images of K classes, so that each class counts as much as any other. Scores are not weighted."""
+    """Factor of each image's loss, with softmax: equal: 1; balanced: N / (K n) for a class with n of the N images of K
+    classes, so that all classes count equally. Scores are not weighted."""
     clip_norm: Annotated[float, Range(0, zero="off")] = 0.0
     """Largest norm of the gradient, 0 for none (the paper clips at 1, on ImageNet-1k and in fine-tuning only)."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -341,8 +341,8 @@ class TrainingJob:
     """Learning rate at each step."""
     ema_decay: Annotated[float, Range(0, below=1, zero="off")] = 0.0
     """Decay of the exponential moving average of the weights (EMA, Polyak averaging), which become the run's result; 0
-    for none (0.9999 in the paper's ImageNet results, section 4.1); scores during training are of the raw weights. The
-    average starts at the initial weights, which keep 13.5 % of it after 20,000 steps at 0.9999."""
+    for none (0.9999 in the paper's ImageNet results, section 4.1); scores during training are measured on the raw
+    weights. The average starts at the initial weights, which keep 13.5 % of it after 20,000 steps at 0.9999."""
     ema_warmup: bool = False
     """Let the average forget the initial weights: its decay in update t is at most (1 + t) / (10 + t)."""
     engine: EngineConfig = EngineConfig()
@@ -377,7 +377,8 @@ class TrainingJob:
 
     @property
     def scored_on(self) -> str:
-        """The name of the data behind the shown accuracy: test, or held-out (a part of the training data)."""
+        """The name of the data on which the shown accuracy is measured: test, or held-out (a part of the training
+        data)."""
         return "test" if self.data.held_out.is_none else "held-out"
 
     @property

@@ -29,22 +29,22 @@ class ScheduleConfig:
     learning_rate: Annotated[float, Range(0)] = 1e-3
     """Peak learning rate, reached at the end of the warm-up."""
     decay: Literal["linear", "cosine", "constant", "rsqrt", "staircase"] = "cosine"
-    """Shape of the learning rate after the warm-up; rsqrt: 1 / sqrt(1 + steps since then / timescale); staircase: times
-    stair-factor after each of the stair-steps."""
+    """Shape of the learning rate after the warm-up; rsqrt: 1 / sqrt(1 + steps since then / timescale); staircase:
+    multiplied by stair-factor after each of the stair-steps."""
     warmup_steps: Annotated[int, Range(0)] = 0
     """Steps during which the learning rate rises from 0; fewer than the run's steps."""
     final_learning_rate: Annotated[float, Range(0)] = 0.0
-    """Learning rate that the decay ends at (rsqrt, staircase and constant: the cooldown)."""
+    """Learning rate at which the decay ends (rsqrt, staircase and constant: the cooldown)."""
     cooldown_steps: Annotated[int, Range(0, MOST_STEPS, zero="none")] = 0
     """Last steps of the run, in which the learning rate also falls to the final one in a straight line (with rsqrt,
     big_vision takes 50,000)."""
     timescale: Annotated[int, Range(1, MOST_STEPS)] = 10_000
-    """Steps after the warm-up until the learning rate of rsqrt is 0.71 of its peak; it is half of it after three times
-    as many."""
+    """Steps after the warm-up until the learning rate of rsqrt is 0.71 of its peak; after three times that number of
+    steps, it is half its peak."""
     stair_steps: tuple[Annotated[int, Range(1, MOST_STEPS)], ...] = ()
     """The last step before each fall of staircase, such as 6000 12000 18000 (BiT, of 20,000 steps)."""
     stair_factor: Annotated[float, Range(above=0, most=1)] = 0.1
-    """What staircase multiplies the learning rate by at each fall."""
+    """Factor by which staircase multiplies the learning rate at each fall."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="schedule.")

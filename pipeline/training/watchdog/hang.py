@@ -1,7 +1,10 @@
 """Finds out which ranks hang, and writes to RUN/stacks what every thread of a rank was doing when the run hung."""
 
 import faulthandler
+import os
+import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,12 +23,25 @@ def write_stacks(path: Path, *, words: str) -> None:
     """Writes the line `words`, the stacks of all threads, and the names of the threads. Raises OSError if that
     fails."""
     path.parent.mkdir(exist_ok=True)
+    names = [f"Thread 0x{thread.ident or 0:016x} is {thread.name}" for thread in threading.enumerate()]
     with path.open("w") as file:
-        file.write(f"{words}\n\n")
-        file.flush()
-        faulthandler.dump_traceback(file=file, all_threads=True)
-        names = [f"Thread 0x{thread.ident or 0:016x} is {thread.name}" for thread in threading.enumerate()]
-        file.write("\n" + "".join(f"{name}\n" for name in names))
+        file.write(f"{words}\n\n{_stacks()}\n" + "".join(f"{name}\n" for name in names))
+
+
+def _stacks() -> str:
+    """Returns the stacks of all threads. They are dumped to memory first: faulthandler holds the interpreter lock while
+    it writes, forever if the disk does not answer."""
+    with os.fdopen(os.memfd_create("stacks"), "r+", errors="replace") as memory:
+        faulthandler.dump_traceback(file=memory, all_threads=True)
+        memory.seek(0)
+        return memory.read()
+
+
+def main_stack() -> str:
+    """Returns the stack of the main thread, the innermost call first."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    calls = reversed(traceback.extract_stack(frame)) if frame else ()
+    return "".join(f"  File {call.filename!r}, line {call.lineno} in {call.name}\n" for call in calls)
 
 
 def culprits(heard: Sequence[Heard], *, silent_after_seconds: float) -> list[Heard]:
@@ -68,9 +84,11 @@ def hang_message(
     return f"the run hangs: {what}. Stacks {where}; run the same command to continue"
 
 
-def disk_words(folder: str, seconds: float) -> str:
-    """Returns the message that a disk does not answer. `seconds`: how long a write to the folder has not returned."""
-    return f"the disk or file server of {folder} has not answered for {seconds:.0f} s"
+def disk_words(folder: str, seconds: float, calls: Sequence[str] = ()) -> str:
+    """Returns the message that a disk does not answer. `seconds`: how long a call to the folder has not returned.
+    `calls`: the calls that have not, such as `openat of /data/index`, if they are known."""
+    named = f" ({'; '.join([*dict.fromkeys(calls)][:_MOST_NAMED])})" if calls else ""
+    return f"the disk or file server of {folder} has not answered for {seconds:.0f} s{named}"
 
 
 def _named(one: Heard, num_ranks: int, *, is_silence: bool) -> str:

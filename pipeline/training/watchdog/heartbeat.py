@@ -21,28 +21,41 @@ from typing import Self
 from pipeline.ranks.environment import TimeLimits
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import HangConfig
-from pipeline.training.watchdog.hang import FOLDER, disk_words, hang_message, is_silent, stacks_path, write_stacks
+from pipeline.training.watchdog.hang import (
+    FOLDER,
+    disk_words,
+    hang_message,
+    is_silent,
+    main_stack,
+    stacks_path,
+    write_stacks,
+)
 from pipeline.training.watchdog.heartbeat_files import FOLDER as BEATS
 from pipeline.training.watchdog.heartbeat_files import (
     Beat,
     BeatWriter,
+    DiskWork,
     Heard,
     HeartbeatFiles,
     Phase,
     RankProgress,
+    Result,
     error_words,
     limit_seconds,
 )
-from pipeline.training.watchdog.last_resort import LastResort
+from pipeline.training.watchdog.last_resort import LastResort, file_calls
 from pipeline.training.watchdog.stopping import NOTHING_SAVED, end_now, say
+from shards.files.looks import Look, look_once
 
-Feed = Callable[[], None]  # tells the last resort that Python runs
+Feed = Callable[[str], None]  # tells the last resort that Python runs, and what it waits for
 _RETRY = NOTHING_SAVED  # the exit code for a fault outside the run: the same command continues it
 _MOST_TICK_SECONDS, _MOST_BEAT_SECONDS = 1.0, 15.0
 # The most ticks that a pause of the heartbeat's thread counts for. In a longer pause, the machine was busy or the
 # process was suspended.
 _MOST_TICKS = 5
 _FLUSH_SECONDS = 10.0  # how long to wait for a beat to be written
+_SAY_SECONDS = 5.0  # how long to wait for a line on standard error, which may be a file on a disk, too
+_NO_ANSWER = "it does not answer"
 _GRACE_SECONDS = (2.0, 60.0)  # the least and the most time for ranks to write their stacks
 
 
@@ -70,6 +83,10 @@ class Heartbeat:
         self._has_dumped = self._has_said = False
         self._asked_by = self._error = self._trouble = self._todo = self._stacks_fault = ""
         self._stopped_pid, self._has_blamed_disk = 0, False
+        self._feed: Feed = lambda _: None
+        self._disk = DiskWork(tick=lambda: self._feed(self._disk_words()), tick_seconds=self._tick_seconds)
+        self._voice = DiskWork()
+        self._calls: dict[str, tuple[float, str]] = {}  # in which call to a file each thread is, and since when
         self._leave, self._thread = threading.Event(), threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
@@ -83,12 +100,14 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._is_on:
+            asked_by = self._progress.asked_by  # looked for while the thread still watches, as the disk may not answer
+            if not asked_by and look_once(self._run_dir / "STOP") is Look.THERE:
+                asked_by = "the file STOP"
             self._leave.set()
             # If the thread is ending the process, this call never returns, so the thread's message stays the only one.
             self._thread.join()
             self._error = error_words(error) if error else ""
-            if not self._progress.asked_by and (self._run_dir / "STOP").exists():
-                self._progress.asked_by = "the file STOP"
+            self._progress.asked_by = self._progress.asked_by or asked_by
             self._progress.enters(Phase.ENDED)
             self._place, self._stood = self._progress.place, 0.0
             self._beat()
@@ -102,11 +121,11 @@ class Heartbeat:
 
     def _run(self) -> None:
         with ExitStack() as stack:
-            feed = self._last_resort(stack)
+            self._feed = self._last_resort(stack)
             while not self._leave.wait(self._tick_seconds):
-                feed()
+                self._feed(self._disk_words())
                 if self._tick(time.monotonic()):
-                    self._end(feed)
+                    self._end()
 
     def _last_resort(self, stack: ExitStack) -> Feed:
         """Starts the last resort, and returns what feeds it. If no other process can be started, the heartbeat works
@@ -114,12 +133,11 @@ class Heartbeat:
         try:
             last_resort = LastResort(seconds=2 * self._config.step_seconds, stderr=self._stderr)
         except OSError as error:
-            say(
+            self._tell(
                 f"warning: this rank has no last resort ({error.strerror}): it is not ended if a library keeps Python "
-                "from running",
-                self._stderr,
+                "from running"
             )
-            return lambda: None
+            return lambda _: None
         return stack.enter_context(closing(last_resort)).feed
 
     def _tick(self, now: float) -> bool:
@@ -137,42 +155,55 @@ class Heartbeat:
         if now - self._beaten < self._beat_seconds and self._asked_by == self._progress.asked_by:
             return False
         self._beaten = now
+        self._calls = {key: self._calls.get(key, (now, words)) for key, words in file_calls().items()}
         self._beat()
         return self._hangs()
 
     def _hangs(self) -> bool:
         """Returns whether the run hangs: another rank has said so, or this rank is over its limit and no other rank is
-        alive and within its own. A rank that is saving may have a longer limit, and is waited for."""
+        alive and within its own. A rank that is saving may have a longer limit, and is waited for. If the disk does not
+        answer, nothing is heard of the others."""
         if self._stood <= min(self._config.step_seconds / 2, self._limit):
             return False
-        if self._files and self._files.is_hanging():
+        if self._files and self._asked(self._files.is_hanging, otherwise=False):
             return True
-        return self._stood > self._limit and not any(map(self._is_in_time, self._others()))
+        return self._stood > self._limit and not self._asked(self._is_any_in_time, otherwise=False)
+
+    def _is_any_in_time(self) -> bool:
+        return any(map(self._is_in_time, self._others()))
 
     def _is_in_time(self, other: Heard) -> bool:
         if other.beat is None or is_silent(other, after_seconds=self._silent_seconds):
             return False
         return other.beat.seconds <= other.beat.limit_seconds
 
-    def _end(self, feed: Feed) -> None:
+    def _asked(self, work: Callable[[], Result], *, otherwise: Result) -> Result:
+        """Returns what `work()`, which touches the disk, returns; `otherwise` if the disk does not answer in time."""
+        return self._disk.ask(work, otherwise=otherwise, seconds=self._silent_seconds)
+
+    def _end(self) -> None:
         """Writes the stacks, waits for the other ranks' stacks and for the message, and ends the process."""
         self._dump()
         deadline = time.monotonic() + min(max(self._config.step_seconds / 4, _GRACE_SECONDS[0]), _GRACE_SECONDS[1])
-        while time.monotonic() < deadline and not self._all_have_dumped():
-            self._pause(feed)
-        first = self._first_to_dump()
+        while time.monotonic() < deadline and not self._asked(self._all_have_dumped, otherwise=True):
+            self._pause()
+        first = self._asked(self._first_to_dump, otherwise=self._world.rank)
         if first == self._world.rank:
             self._say()
-        while self._files and first < self._world.rank and time.monotonic() < deadline:
-            heard = self._files.hear(first).beat
-            if heard is None or heard.has_said:
+        while first < self._world.rank and time.monotonic() < deadline:
+            if not self._asked(lambda: self._will_say(first), otherwise=False):
                 break
-            self._pause(feed)
+            self._pause()
         end_now(_RETRY)
 
-    def _pause(self, feed: Feed) -> None:
+    def _pause(self) -> None:
         threading.Event().wait(self._tick_seconds)
-        feed()
+        self._feed(self._disk_words())
+
+    def _will_say(self, rank: int) -> bool:
+        """Returns whether another rank has yet to write the message."""
+        heard = self._files.hear(rank).beat if self._files else None
+        return heard is not None and not heard.has_said
 
     def _first_to_dump(self) -> int:
         """Returns the lowest rank that has written its stacks, which is the one that writes the message."""
@@ -180,6 +211,14 @@ class Heartbeat:
         return next((one.rank for one in lower if one.beat and one.beat.has_dumped), self._world.rank)
 
     def _dump(self) -> None:
+        self._stacks_fault = self._asked(self._write_stacks, otherwise=_NO_ANSWER)
+        self._has_dumped = True
+        self._beat_now()
+        if self._files:
+            self._asked(self._files.say_hanging, otherwise=None)
+
+    def _write_stacks(self) -> str:
+        """Returns why this rank cannot write its stacks; empty if it has."""
         path = stacks_path(self._run_dir, rank=self._world.rank, attempt=self._attempt)
         place = f"rank {self._world.rank} stood for {self._stood:.0f} s in {self._place.words()}"
         try:
@@ -187,11 +226,8 @@ class Heartbeat:
                 self._run_dir.mkdir(parents=True, exist_ok=True)
             write_stacks(path, words=place)
         except OSError as error:
-            self._stacks_fault = error.strerror or str(error)
-        self._has_dumped = True
-        self._beat_now()
-        if self._files:
-            self._files.say_hanging()
+            return error.strerror or str(error)
+        return ""
 
     def _all_have_dumped(self) -> bool:
         """Returns whether this rank need not wait for other ranks' stacks: a lower rank has written its own and does
@@ -205,7 +241,9 @@ class Heartbeat:
         return True
 
     def _say(self) -> None:
-        heard = [*self._others(), Heard(rank=self._world.rank, beat=self._own_beat(), silent_seconds=0.0)]
+        nobody: tuple[Heard, ...] = ()
+        others = self._asked(lambda: tuple(self._others()), otherwise=nobody)
+        heard = [*others, Heard(rank=self._world.rank, beat=self._own_beat(), silent_seconds=0.0)]
         message = hang_message(
             sorted(heard, key=lambda one: one.rank),
             num_ranks=self._world.num_ranks,
@@ -213,10 +251,12 @@ class Heartbeat:
             stacks=str(self._run_dir / FOLDER),
             stacks_fault=self._stacks_fault,
         )
-        if self._stuck_seconds > self._silent_seconds:
-            message = f"{disk_words(str(self._run_dir / BEATS), self._stuck_seconds)}, so {message}"
+        if disk := self._disk_words():
+            message = f"{disk}, so {message}"
+        if self._stacks_fault == _NO_ANSWER:
+            message += f"\nThe stack of its main thread, the innermost call first:\n{main_stack()}"
         who = f"rank {self._world.rank}: " if self._world.rank else ""
-        say(f"error: {who}{message}", self._stderr)
+        self._tell(f"error: {who}{message}")
         self._has_said = True
         self._beat_now()
 
@@ -270,8 +310,7 @@ class Heartbeat:
         self._writer.put(self._own_beat())
         if self._stuck_seconds > self._silent_seconds and not self._has_blamed_disk:
             self._has_blamed_disk = True
-            frozen = disk_words(str(self._run_dir / BEATS), self._stuck_seconds)
-            self._warn(f"{frozen}; other ranks do not hear this one")
+            self._warn(f"{self._disk_words()}; other ranks do not hear this one")
 
     def _look_at_writer(self) -> None:
         """Warns of a stopped checkpoint writer when it is seen stopped for the second time in a row. When a suspended
@@ -289,7 +328,21 @@ class Heartbeat:
 
     def _warn(self, words: str) -> None:
         who = f"rank {self._world.rank}: " if self._world.rank else ""
-        say(f"warning: {who}{words}", self._stderr)
+        self._tell(f"warning: {who}{words}")
+
+    def _tell(self, words: str) -> None:
+        self._voice.ask(lambda: say(words, self._stderr), otherwise=None, seconds=_SAY_SECONDS)
+
+    def _disk_words(self) -> str:
+        """Returns which disk does not answer, for how long, and in which calls; empty if none is known to be silent."""
+        stuck, now = self._stuck_seconds, time.monotonic()
+        waits = [(now - since, words) for since, words in self._calls.values() if now - since > self._silent_seconds]
+        if not waits and stuck <= self._silent_seconds:
+            return ""
+        is_ours = stuck > self._silent_seconds
+        folder = self._run_dir / BEATS if is_ours else Path(waits[0][1].partition(" of ")[2]).parent
+        seconds = max([stuck, *(seconds for seconds, _ in waits)])
+        return disk_words(str(folder), seconds, [words for _, words in waits])
 
     @property
     def _stuck_seconds(self) -> float:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pipeline.training.settings.job import HangConfig
 from shards.config_values import Range
@@ -29,6 +29,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOST_ERROR_CHARACTERS = 240  # a character takes at most 12 bytes in JSON, so a beat stays below MOST_BEAT_BYTES
 MOST_BEAT_BYTES = 4096
 _MOST_UNIX_TIME = 1e12
+Result = TypeVar("Result")
 _Count = Annotated[int, Range(0)]
 _Seconds = Annotated[float, Range(0)]
 
@@ -180,12 +181,10 @@ class HeartbeatFiles:
 
     def __init__(self, run_dir: Path, *, rank: int, attempt: str) -> None:
         self._run_dir, self._rank, self._attempt = run_dir, rank, attempt
-        with suppress(OSError):
-            (run_dir / FOLDER).mkdir(exist_ok=True)
 
     def write(self, beat: Beat) -> None:
         """Replaces this rank's file. On a full disk, it is overwritten in place, which needs no space. If the folder
-        was deleted, it is created again."""
+        is missing, it is created."""
         path, data = self._path(self._rank), f"{json.dumps(asdict(beat))}\n".encode()
         try:
             write_whole(path, data)
@@ -220,6 +219,31 @@ class HeartbeatFiles:
 
     def _path(self, rank: int) -> Path:
         return self._run_dir / beat_path(rank)
+
+
+class DiskWork:
+    """Does work on files in a thread of its own, so that a disk that does not answer does not hold up the caller.
+
+    `tick`: called about every `tick_seconds` while the caller waits.
+    """
+
+    def __init__(self, *, tick: Callable[[], None] = lambda: None, tick_seconds: float = 1.0) -> None:
+        self._tick, self._tick_seconds = tick, tick_seconds
+        self._thread: threading.Thread | None = None
+
+    def ask(self, work: Callable[[], Result], *, otherwise: Result, seconds: float) -> Result:
+        """Returns what `work()` returns, or `otherwise` if that takes longer than `seconds`. While earlier work has not
+        returned, returns `otherwise` at once. `work` must not raise."""
+        if self._thread and self._thread.is_alive():
+            return otherwise
+        answers: list[Result] = []
+        self._thread = threading.Thread(target=lambda: answers.append(work()), name="disk work", daemon=True)
+        self._thread.start()
+        deadline = time.monotonic() + seconds
+        while self._thread.is_alive() and (left := deadline - time.monotonic()) > 0:
+            self._thread.join(min(left, self._tick_seconds))
+            self._tick()
+        return answers[0] if answers else otherwise
 
 
 def rank_words(run_dir: Path, rank: int) -> str:

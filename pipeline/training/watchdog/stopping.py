@@ -29,6 +29,8 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 from pipeline.training.watchdog.heartbeat_files import Phase, RankProgress
+from shards.errors import disk_fault
+from shards.files.looks import RepeatedLook
 from shards.output.terminal import message_text
 
 _LEAVE = b"\0"
@@ -103,12 +105,16 @@ class Signals:
     and exit. The file RUN/STOP is such a request, too, and RUN/SAVE is a request to save."""
 
     def __init__(self, run_dir: Path, *, watch_markers: bool) -> None:
-        self._stop, self._save = run_dir / "STOP", run_dir / "SAVE"
+        self._save = run_dir / "SAVE"
+        todo = "the run goes on and looks again at every step; until then, a signal stops it"
+        self._stop_look = RepeatedLook(run_dir / "STOP", todo=todo)
+        self._save_look = RepeatedLook(self._save, todo="the run goes on and looks again at every step")
         self._watch_markers = watch_markers
         self._asked = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
         self._is_over = False
         self._served: _File | None = None
+        self._again = False
         self._ignored: _File | None = None
 
     def __enter__(self) -> Self:
@@ -126,18 +132,23 @@ class Signals:
         """Returns what this rank is asked to do now."""
         if self._asked.is_set():
             return StopRequest.SAVE_AND_EXIT
-        if self._watch_markers and self._stop.exists():
+        if self._watch_markers and self._stop_look.status():
             return StopRequest.SAVE_AND_EXIT
         asked = self._marker() if self._watch_markers else None
-        return StopRequest.SAVE if asked and asked != self._served else StopRequest.NOTHING
+        return StopRequest.SAVE if self._again or (asked and asked != self._served) else StopRequest.NOTHING
 
     def over(self) -> None:
         """Records that everything is committed and all ranks know it. The signals are ignored once the context has
         ended."""
         self._is_over = True
 
+    def save_again(self) -> None:
+        """Asks for a save at the next step."""
+        self._again = True
+
     def saving(self) -> None:
         """Records that a save begins. If RUN/SAVE exists now, this is the save that it asks for."""
+        self._again = False
         self._served = self._marker() if self._watch_markers else None
 
     def not_saved(self) -> None:
@@ -150,8 +161,11 @@ class Signals:
         if served and served == self._marker():
             try:
                 self._save.unlink(missing_ok=True)
-            except OSError as error:  # it is a folder, or belongs to somebody else
-                self._ignored = served
+            except OSError as error:
+                if disk_fault(error):
+                    self._served = served  # it is deleted after the next save
+                    return
+                self._ignored = served  # it is a folder, or belongs to somebody else
                 log.warning(
                     "%s cannot be deleted (%s) and is ignored; to ask for a save again, remove it first",
                     *(self._save, error.strerror),
@@ -160,11 +174,8 @@ class Signals:
     def _marker(self) -> _File | None:
         """Returns the inode and time of RUN/SAVE, which tell a repeated request from the first; None if the file is
         missing or ignored."""
-        try:
-            found = self._save.lstat()
-        except OSError:
-            return None
-        if self._ignored and found.st_ino == self._ignored[0]:
+        found = self._save_look.status()
+        if found is None or (self._ignored and found.st_ino == self._ignored[0]):
             return None
         return found.st_ino, found.st_mtime_ns
 

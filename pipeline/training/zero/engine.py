@@ -1,4 +1,4 @@
-"""DeepSpeed as the ZeRO engine and nothing more. Learning rates, batch plan and checkpoints are Patchline's own."""
+"""Uses DeepSpeed only as the ZeRO engine. Learning rates, the batch plan and checkpoints are Patchline's own."""
 
 import logging
 import warnings
@@ -164,7 +164,7 @@ class FrozenWeights:
 @contextmanager
 def timed_exchanges(times: StepTimes) -> Iterator[None]:
     """Counts DeepSpeed's exchanges between ranks inside the `with` block as `communication` of the steps. An exchange
-    counts from its call to its end on the device; one that runs beside the passes counts while it is waited for.
+    counts from its call to its end on the device. If it runs beside the passes, it counts only while they wait for it.
     Changes nothing on a single rank."""
     if times.is_alone:
         yield
@@ -178,7 +178,7 @@ def timed_exchanges(times: StepTimes) -> Iterator[None]:
     try:
         for name in _EXCHANGES:
             setattr(backend, name, _timed(getattr(backend, name), times))
-        # Here the passes wait for sums on another stream: for those of the previous bucket, and for the last ones.
+        # Here the passes wait for sums on another stream: the sums of the previous bucket, and the last sums.
         accelerator.synchronize = _timed(accelerator.synchronize, times)
         first.average_tensor = _timed_if(lambda zero: zero.overlap_comm and zero.reduction_stream, average, times)
         third.independent_gradient_partition_epilogue = _timed_if(
@@ -193,7 +193,8 @@ def timed_exchanges(times: StepTimes) -> Iterator[None]:
 
 
 def _timed_if(is_beside: Callable[[Any], Any], method: Callable[..., Any], times: StepTimes) -> Callable[..., Any]:
-    """Wraps a method of a ZeRO optimiser, whose time counts as communication if its sums run on a separate stream."""
+    """Wraps a method of a ZeRO optimiser. The method's time counts as communication if the optimiser's sums run on a
+    separate stream."""
 
     def timed(zero: Any, *args: Any, **options: Any) -> Any:
         with times.exchanging() if is_beside(zero) else nullcontext():

@@ -139,9 +139,20 @@ def test_the_words_of_each_end(facts: dict[str, Any], words: str) -> None:
     ],
 )
 def test_the_node_whose_ranks_crash_by_themselves(codes: dict[int, int | None], node: str) -> None:
-    """Of two nodes with two ranks each; the codes are in the order in which the ranks ended."""
+    """There are two nodes with two ranks each. The codes are in the order in which the ranks ended."""
     assert crashed_node(TryFacts(codes=codes, nodes=("n1", "n2"), num_ranks=4, ranks_per_node=2)) == node
-    assert crashed_node(TryFacts(codes=codes, nodes=("n1",), num_ranks=2, ranks_per_node=2)) == ""
+
+
+@pytest.mark.parametrize(
+    ("facts", "node"),
+    [
+        pytest.param({"codes": {0: 139}}, "n1", id="it saved nothing"),
+        pytest.param({"codes": {0: 139}, "has_saved": True}, "", id="it saves between its crashes, and needs no other"),
+        pytest.param({"codes": {0: 74}}, "", id="a fault outside"),
+    ],
+)
+def test_the_only_node_of_a_job_is_blamed_if_nothing_was_saved(facts: dict[str, Any], node: str) -> None:
+    assert crashed_node(TryFacts(nodes=("n1",), **facts)) == node
 
 
 def check(answers: Mapping[str, Answer], **facts: Any) -> CheckFacts:
@@ -192,6 +203,27 @@ WELL: dict[str, Answer] = dict.fromkeys(("n1", "n2", "n3"), (1000, ()))
             id="only the first node sees the folder",
         ),
         pytest.param(check({"n1": (1000, ())}, num_needed=1), ("n1",), (), "", id="one node shares with nobody"),
+        pytest.param(
+            check(WELL, num_needed=1, crashes={"n1": 2}, idle=2), ("n2",), ("n1",), "", id="one node is needed: a spare"
+        ),
+        pytest.param(
+            check(WELL, num_needed=1, crashes={"n1": 2}, idle=1),
+            ("n1",),
+            (),
+            "",
+            id="a job of one node saved something since",
+        ),
+        pytest.param(
+            check(
+                {"n1": (1000, ())},
+                num_needed=1,
+                crashes={"n1": 2},
+                idle=2,
+                partition=Partition(job=ANY, own=("n1",), nodes=ALIKE),
+            ),
+            *((), ("n1",), "too few nodes"),
+            id="a job of one node is requeued to another",
+        ),
     ],
 )
 def test_the_nodes_of_a_try(facts: CheckFacts, nodes: tuple[str, ...], left_out: tuple[str, ...], end: str) -> None:
@@ -294,7 +326,7 @@ def test_what_is_said_of_nodes() -> None:
     ],
 )
 def test_the_odd_clock_is_left_out(clocks: tuple[int, ...], server: int, odd: tuple[str, ...], says: bool) -> None:
-    """A wrong clock on the first node condemned all others."""
+    """A wrong clock on the first node once made all other nodes look wrong."""
     answers = {f"n{number}": (clock, ()) for number, clock in enumerate(clocks, 1)}
     found = chosen(check(answers, num_needed=1, server_clock=server))
     assert (found.left_out, any("set them" in line for line in found.says)) == (odd, says)
@@ -321,7 +353,7 @@ def test_the_odd_clock_is_left_out(clocks: tuple[int, ...], server: int, odd: tu
 def test_nodes_are_avoided_only_if_others_can_take_their_place(
     job: str, nodes: tuple[str, ...], excluded: tuple[str, ...], avoided: set[str]
 ) -> None:
-    """A job of two nodes, of which the second was sick. With too few others like its own it would wait for ever."""
+    """The second of a job's two nodes was sick. With too few others like it, the job would wait for ever."""
     partition = Partition(job=job, own=("n1", "n2"), excluded=excluded, nodes=nodes)
     assert set(nodes_to_avoid(("n2",), partition)) == avoided
     assert nodes_to_avoid((), partition) == ()

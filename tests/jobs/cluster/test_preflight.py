@@ -2,11 +2,13 @@
 tests/slurm has a real Slurm."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from jobs.cluster.preflight import (
+    PORTS,
     fields_of,
     holds,
     judge_config,
@@ -64,6 +66,13 @@ def test_locked_memory(soft: int, status: str) -> None:
 @pytest.mark.parametrize(("text", "status"), [("32768\t60999\n", "ok"), ("1024 65535", "warning"), ("", "ok")])
 def test_ports(text: str, status: str) -> None:
     assert judge_ports(text).status == status
+
+
+def test_the_ports_are_those_of_the_batch_script() -> None:
+    text = (Path(__file__).parents[3] / "slurm" / "stage.sbatch").read_text()
+    found = re.search(r"port=\$\(\((\d+) \+ \(.*\) % (\d+)\)\)", text)
+    assert found
+    assert range(int(found[1]), int(found[1]) + int(found[2])) == PORTS
 
 
 def test_the_lock_of_a_run_directory_that_is_not_there_yet(tmp_path: Path) -> None:

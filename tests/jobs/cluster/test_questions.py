@@ -24,7 +24,7 @@ class Asked:
         (self.exits / "started").touch()
 
     def said(self, *words: str, facts: tuple[str, ...] = (), **environ: str) -> dict[str, str]:
-        """The answer, of which the last line is `over`."""
+        """Returns the answer. Its last line must be `over`."""
         lines = (f"state {self.state}", f"exits {self.exits}", *facts)
         self.monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         assert answer(words, environ=environ) == 0
@@ -79,7 +79,7 @@ def test_a_try_that_saved_is_not_idle(asked: Asked, name: str) -> None:
 
 
 def test_a_folder_that_is_not_seen_from_here_is_no_try_without_codes(asked: Asked) -> None:
-    """As in a container without it: the script must decide."""
+    """A container may not have the folder. Then the script must decide."""
     with pytest.raises(FileNotFoundError):
         asked.said("try", facts=(*TRY, "exits /nowhere"))
 
@@ -168,6 +168,12 @@ def test_a_job_starts_with_its_numbers(asked: Asked) -> None:
     found = asked.said("start", "evaluate", "r", facts=(*START, "spares 1", "retries 0", "launcher torchrun"))
     assert (found["run-dir"], found["has-marker"], found["state"]) == ("", "", str(asked.state))
     assert (found["spares"], found["retries"], found["launcher"]) == ("1", "0", "torchrun")
+
+
+def test_variables_that_replace_the_scripts_options_are_named(asked: Asked) -> None:
+    assert "say" not in asked.said("start", "evaluate", "r", facts=START, SBATCH_ACCOUNT="vision")
+    found = asked.said("start", "evaluate", "r", facts=START, SBATCH_SIGNAL="KILL@1", SBATCH_NO_REQUEUE="1")
+    assert found["say"].startswith("SBATCH_NO_REQUEUE and SBATCH_SIGNAL may have replaced options of this script")
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,7 @@ def test_labels_as_floats(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_fractions(kind: str, tmp_path: Path) -> None:
     made = Dataset(kind, tmp_path, [0.5, 1.5, 1.5])
-    with pytest.raises(UserError, match=r"its label \d\.5 is no whole number.*names"):
+    with pytest.raises(UserError, match=r"its label \d\.5 is not a whole number.*names"):
         made.classes()
     assert made.classes(text="names") == [("0.5", 1), ("1.5", 2)]
 

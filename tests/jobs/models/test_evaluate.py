@@ -98,8 +98,6 @@ def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, digits: 
 @pytest.mark.parametrize(
     ("job", "message"),
     [
-        pytest.param(EvaluateJob(), "--weights is missing: give the weights folder as --weights", id="no weights"),
-        pytest.param(EvaluateJob(weights="w"), "--data.url is missing: give the dataset as --data.url", id="no data"),
         pytest.param(
             EvaluateJob(weights="/nowhere", data=EvaluatedData(url="/nowhere")),
             "no weights at '/nowhere'",

@@ -95,8 +95,6 @@ def test_one_seed_has_no_deviation() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        pytest.param({"weights": ""}, "WEIGHTS is missing: patchline fewshot WEIGHTS --data.url URL", id="no weights"),
-        pytest.param({"data": FewshotImages()}, "--data.url is missing", id="no data"),
         pytest.param({"weights": "/nowhere"}, "no weights at '/nowhere'", id="gone"),
         pytest.param({"shots": (100,)}, "images of class '.', fewer than --shots 100", id="too many shots"),
     ],

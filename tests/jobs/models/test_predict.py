@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from jobs.models.predict import image_names, run
-from jobs.settings.models import PredictJob
+from jobs.models.predict import image_names
 from pipeline.checkpoints.stored import Best, write_best
 from pipeline.evaluation.predictor import load_model
 from shards.dataset import open_dataset
@@ -131,11 +130,6 @@ def test_mistakes_in_the_words(words: tuple[str, ...], message: str) -> None:
     assert ended.code == 2
     assert "Traceback" not in ended.errors
     assert message in ended.errors
-
-
-def test_weights_are_asked_for() -> None:
-    with pytest.raises(UserError, match="WEIGHTS is missing: give a run directory or its weights folder"):
-        run(PredictJob(images=("a.png",)))
 
 
 def test_a_folder_stands_for_the_images_below_it(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from jobs import exit_codes
 from jobs.monitor import doctor, gpu_trial
 from jobs.monitor.gpu_trial import gpu_page
 from jobs.settings.runs import DoctorJob
-from pipeline.gpu_parts import parts as gpu_parts
-from pipeline.gpu_parts.sizes import GpuPart, parts_of
+from pipeline.machine import gpu_parts
+from pipeline.machine.gpu_sizes import GpuPart, parts_of
 from pipeline.ranks import world
 from shards.errors import UserError
 from tests.rigs.writer_kills import until

@@ -116,10 +116,3 @@ def test_no_row_is_missing() -> None:
     own = {f"{row[0]}_i21k_augreg" for row in I21K} | {f"{row[0]}_i1k_augreg" for row in I1K}
     assert {name for name in RECIPES if not name.endswith("_released")} == own
     assert len(RECIPES) == len(own) + len(RELEASED)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name: str) -> None:
-    assert RECIPES[name].__name__ == name
-    said = inspect.getdoc(RECIPES[name]) or ""
-    assert all(word in said for word in ("Source: ", "Expected: ", f"patchline pretrain {name} --data.url"))

@@ -1,7 +1,5 @@
 """BiT's fine-tuning recipes compared with big_transfer's bit_hyperrule.py, written down independently."""
 
-import inspect
-
 import pytest
 
 from jobs.recipes.bit_finetune import RECIPES
@@ -37,10 +35,3 @@ def test_a_row_of_the_hyper_rule(
 
 def test_no_row_is_missing() -> None:
     assert set(RECIPES) == {row[0] for row in HYPER_RULE}
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name: str) -> None:
-    assert RECIPES[name].__name__ == name
-    said = inspect.getdoc(RECIPES[name]) or ""
-    assert all(word in said for word in ("Source: ", "Expected: ", f"patchline finetune {name} --initial.weights"))

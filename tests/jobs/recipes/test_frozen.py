@@ -9,7 +9,7 @@ from typing import Any
 from jobs.record import read_record
 from shards.errors import UserError
 from tests.jobs.recipes.freeze import ALL, FOLDER, RECIPES, path_of, resolved
-from tests.rigs.faults import assert_none, every_fault
+from tests.rigs.faults import assert_none, differs, every_fault
 
 HOW = "If the change is meant, say so in the changelog and run: python -m tests.jobs.recipes.freeze"
 MOST_LINES = 8  # of the difference of one recipe
@@ -52,11 +52,11 @@ def test_a_copy_is_a_record_of_the_recipe() -> None:
 
 
 @every_fault
-def test_a_recipe_says_where_it_is_from_and_how_it_is_run() -> Iterator[str]:
+def test_a_recipe_says_where_it_is_from() -> Iterator[str]:
     for stage, name in ALL:
         said = inspect.getdoc(RECIPES[stage][name]) or ""
-        words = ("Source: ", "Expected") if stage in ("pretrain", "finetune") else ()
-        for word in (*words, f"patchline {stage} {name} "):
+        yield from differs(f"the name of the function of {stage} {name}", RECIPES[stage][name].__name__, name)
+        for word in ("Source: ", "Expected") if stage in ("pretrain", "finetune") else ():
             if word not in said:
                 yield f"the docstring of the recipe {name} of {stage} lacks {word!r}"
 

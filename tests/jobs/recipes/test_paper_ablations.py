@@ -68,10 +68,3 @@ def test_table_7(name: str, model: str) -> None:
     assert (job.optimizer.weight_decay, job.schedule.warmup_steps) == (1e-4, 5_000)
     assert job.schedule.learning_rate == pytest.approx(0.48)
     assert job.schedule.stair_steps == (129_455, 297_747, 388_366, 478_985)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name: str) -> None:
-    assert RECIPES[name].__name__ == name
-    said = inspect.getdoc(RECIPES[name]) or ""
-    assert all(word in said for word in ("Source: ", "Expected: ", f"patchline pretrain {name} "))

@@ -95,10 +95,3 @@ def test_expected_values_are_those_of_the_recipes_own_source(name: str, figures:
 
 def test_no_row_is_missing() -> None:
     assert set(RECIPES) == {row[0] for row in TABLE_4} | {row[0] for row in CODE} | set(PAPER)
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_says_where_it_comes_from_and_how_to_run_it(name: str) -> None:
-    assert RECIPES[name].__name__ == name
-    said = inspect.getdoc(RECIPES[name]) or ""
-    assert all(word in said for word in ("Source: ", "Expected", f"patchline finetune {name} --initial.weights"))

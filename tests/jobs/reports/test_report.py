@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from jobs.reports.facts import gather
-from jobs.reports.report import Kind, curve_plot, kind_of, summary, time_bar
+from jobs.reports.report import Kind, curve_plot, kind_of, render, summary, time_bar
+from jobs.reports.worth import ScoreSheet, worth_of
 from pipeline.runs.curves import Curve
+from pipeline.runs.starts import Cause
+from pipeline.runs.time import Restart
 from shards.output.quantities import percent
 from tests.jobs.reports.test_ls import make
 from tests.pipeline.training.test_rewind import POISON, REWIND, STEPS, words_of
@@ -62,8 +65,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
 def test_every_restart_has_its_cause_and_cost_and_the_bar_is_the_wall_time(made: Made) -> None:
     facts = gather(made.run_dir)
     found = facts.time
-    starts = [one for one in found.restarts if one.cause != "rewound by the guard"]
-    assert [one.cause.partition(" after")[0] for one in starts] == ["killed or crashed"] * 3
+    starts = [one for one in found.restarts if one.cause.kind != "rewound by the guard"]
+    assert [one.cause.kind for one in starts] == ["killed or crashed"] * 3
     assert all(one.seconds > 0 and one.step is not None and one.startup_seconds for one in starts)
     assert [one.topology for one in starts] == [
         "1 rank, ZeRO-1, cpu -> 2 ranks, ZeRO-1, cpu",
@@ -111,6 +114,35 @@ def test_the_terminal_shows_it_in_80_columns(made: Made) -> None:
     assert all(len(line) <= 80 for line in ended.output.splitlines())
     for words in ("restart 0002 from step", "rewound by the guard", "guard: step 21: spike, rewound", "quarantine: "):
         assert words in ended.output, ended.output
+
+
+def test_many_restarts_are_counted_by_cause(made: Made) -> None:
+    """The last ones are shown one by one, too; the page shows all of them."""
+    facts = gather(made.run_dir)
+    restarts = tuple(
+        Restart(
+            attempt=f"{number:04}-a",
+            cause=Cause("hung", f"hung in step {number}")
+            if number % 4
+            else Cause("stopped", "stopped with step 8 saved"),
+            step=number,
+            lost_steps=2 if number % 4 else None,
+            seconds=60.0,
+            startup_seconds=1.0,
+        )
+        for number in range(2, 202)
+    )
+    many = replace(facts, time=replace(facts.time, restarts=restarts))
+    lines = summary(many).splitlines()
+    begin = lines.index("200 restarts: cost 3 h 20 min, 300 steps lost, start-up 3 min 20 s")
+    assert lines[begin + 1] == "    150 x hung: cost 2 h 30 min, 300 steps lost, start-up 2 min 30 s"
+    assert lines[begin + 2] == "    50 x stopped: cost 50 min 0 s, start-up 50 s"
+    assert [line.partition(" from")[0] for line in lines if line.startswith("restart ")] == [
+        f"restart {number:04}" for number in range(197, 202)
+    ]
+    page = render(many, worth_of(made.run_dir, wall_seconds=1.0), ScoreSheet()).decode()
+    assert page.count("hung in step ") == 150
+    assert '<td class="num" data-label="restarts">150</td>' in page
 
 
 def test_the_page_has_everything_and_is_only_text(made: Made, tmp_path: Path) -> None:

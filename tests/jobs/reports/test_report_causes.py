@@ -96,7 +96,7 @@ def test_every_orderly_end_and_every_disorderly_one(digits_url: str, tmp_path: P
     stopped, killed = exit_codes.CONTINUE, -signal.SIGKILL
     assert run_.codes[:5] == [stopped] * 4 + [killed], run_.codes
     found = run_.facts()
-    causes = [one.cause for one in found.time.restarts]
+    causes = [one.cause.words for one in found.time.restarts]
     expected = ("stopped by SIGTERM", "stopped by SIGUSR1", "stopped by SIGINT", "stopped by the file STOP")
     for cause, beginning in zip(causes, (*expected, "killed or", "ended by an error", "hung in step"), strict=True):
         assert cause.startswith(beginning), causes
@@ -127,8 +127,8 @@ def test_a_full_disk_is_named_even_though_nothing_can_be_written(digits_url: str
         run_.until(by_signal(signal.SIGTERM))
         found = run_.facts()
         (restart,) = found.time.restarts
-        assert restart.cause.startswith("ended by an error in step"), restart
-        assert "o space left" in restart.cause
+        assert restart.cause.words.startswith("ended by an error in step"), restart
+        assert "o space left" in restart.cause.words
         assert_sums(found, since=run_.began)
 
 
@@ -143,5 +143,5 @@ def test_what_the_guard_skipped_and_the_limit_that_ended_the_run(finished_runs: 
     found = gather(tmp_path / "run")
     assert {str(one["action"]) for one in found.findings} == {"no update"}
     (restart,) = found.time.restarts
-    assert restart.cause.startswith("ended by an error in step"), restart
-    assert restart.cause.partition(": ")[2], "in words"
+    assert restart.cause.words.startswith("ended by an error in step"), restart
+    assert restart.cause.words.partition(": ")[2], "in words"

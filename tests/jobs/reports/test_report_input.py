@@ -120,7 +120,7 @@ def test_a_run_of_another_version_and_one_that_never_started(tmp_path: Path) -> 
     lines = [{**old, "left": left}, others[0], new, *others[1:]]
     (run_dir / "starts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     facts = gather(run_dir)
-    assert [one.cause for one in facts.time.restarts] == ["killed or crashed after step 3"]
+    assert [one.cause.words for one in facts.time.restarts] == ["killed or crashed after step 3"]
     assert (facts.recipe.recipe, facts.recipe.is_recorded) == ("digits_smoke", True)
     assert ("seed", "0", "(no such field)") in facts.changes
 

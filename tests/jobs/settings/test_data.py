@@ -152,7 +152,6 @@ def test_faults_are_listed_and_end_with_1(tmp_path: Path, caplog: pytest.LogCapt
     assert "crc32 of row 0" in caplog.text
 
 
-@pytest.mark.parametrize(("url", "message"), [("", "URL is missing"), ("/nowhere", "there is nothing at '/nowhere'")])
-def test_no_dataset_is_the_users_mistake(url: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        verify(VerifyJob(url=url))
+def test_no_dataset_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match="there is nothing at '/nowhere'"):
+        verify(VerifyJob(url="/nowhere"))

@@ -23,7 +23,7 @@ from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.checkpoints.manifest import CheckpointManifest, manifest_from_json
 from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.ranks.world import World
-from shards.errors import StorageError, UserError
+from shards.errors import StorageError, UserError, WillNotSucceedError
 from shards.files.typed_json import sealed, unsealed
 from shards.storage.retries import RetryConfig
 from shards.store import open_store
@@ -259,6 +259,35 @@ def test_a_store_without_a_readable_checkpoint_is_no_start_from_scratch(
         assert str(error).startswith(f"none of the 4 checkpoints in {run_dir}/checkpoints can be used for now")
         assert f"step-{STEPS:08d}/" in str(error)
         assert "rank-00000.safetensors" in str(error)
+
+
+def newest_or_refusal(world: World, run_dir: Path) -> str:
+    try:
+        return str(newest_and_log(world, run_dir))
+    except WillNotSucceedError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("is_intact", [True, False])
+def test_a_checkpoint_of_another_version_is_not_given_up_for_an_older_one(
+    finished_runs: FinishedRuns, tmp_path: Path, is_intact: bool
+) -> None:
+    """Unless it is damaged: then the format that it says may be the damage."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_runs.get(2), run_dir)
+    (path,) = (run_dir / "checkpoints").glob(f"step-{STEPS:08d}/*/MANIFEST.json")
+    later = json.loads(unsealed(path.read_bytes())) | {"format": 5}
+    data = sealed(json.dumps(later).encode())
+    path.write_bytes(data if is_intact else data.replace(b'"seed"', b'"sead"'))
+    first, second = run_ranks(newest_or_refusal, run_dir, num_ranks=2)
+    assert first == second or not is_intact
+    said = "its manifest has format 5, this version reads 4; use the version of Patchline that wrote it"
+    if is_intact:
+        folder = path.parent.relative_to(run_dir / "checkpoints")
+        assert first == f"checkpoint {folder} in {run_dir}/checkpoints: {said}, or another --run-dir"
+    else:
+        assert first.startswith(f"({STEPS - 4}, ")
+        assert said in first
 
 
 @pytest.mark.long

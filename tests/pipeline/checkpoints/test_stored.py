@@ -63,7 +63,7 @@ def test_the_better_of_two(accuracy: float, loss: float, is_better: bool) -> Non
         ({"checkpoint": "step-00000008/attempt-0001-aaaaaaaa/.."}, "allowed: step-N/attempt-TOKEN"),
         ({"accuracy": 1.5}, "accuracy is 1.5"),
         ({"loss": "low"}, "loss is 'low'"),
-        ({"more": 1}, "'more' is no field"),
+        ({"more": 1}, "'more' is not a field"),
     ],
 )
 def test_wrong_values_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:

@@ -54,7 +54,7 @@ def test_a_message_arrives_as_it_was_sent(message: Command | SaveResult) -> None
         (b'{"kind": "SaveResult", "save": -1, "what": "written"}', "save is -1"),
         (b'{"kind": "SaveResult", "save": true, "what": "written"}', "save is True"),
         (b'{"kind": "SaveResult", "save": 1, "what": "burned"}', "what is 'burned'"),
-        (b'{"kind": "SaveResult", "save": 1, "what": "written", "more": 1}', "'more' is no field"),
+        (b'{"kind": "SaveResult", "save": 1, "what": "written", "more": 1}', "'more' is not a field"),
         (b'{"kind": "BufferFit", "num_bytes": 8, "pieces": [["a", "master", 8, 0]]}', "pieces.0 has 4 entries"),
         (to_line(WRITE).replace(b'"rank": 3', b'"rank": -1'), "rank is -1"),
         (to_line(COMMIT).replace(b'"num_ranks": 2', b'"num_ranks": 0'), "num_ranks is 0"),

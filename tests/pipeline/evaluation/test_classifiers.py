@@ -11,13 +11,13 @@ from sklearn.linear_model import LogisticRegression
 from pipeline.evaluation.classifiers import (
     BIAS,
     DEFAULT_STRENGTH,
-    L2,
     STRENGTHS,
     fit_logistic,
     fit_probe,
     fit_ridge,
     whitening_of,
 )
+from pipeline.evaluation.config import FewshotConfig
 
 Array = NDArray[np.float64]
 
@@ -43,7 +43,7 @@ def drawn(num: int, width: int, num_classes: int) -> tuple[Array, NDArray[np.int
     return x, labels, (centres + rng.normal(size=centres.shape)) * scale
 
 
-@pytest.mark.parametrize("l2", [L2, 1e-3])
+@pytest.mark.parametrize("l2", [FewshotConfig.l2, 1e-3])
 @pytest.mark.parametrize(
     ("num", "width"),
     [
@@ -62,7 +62,7 @@ def test_scores_are_those_of_numpy(num: int, width: int, l2: float) -> None:
 
 
 def test_the_constants_are_those_of_big_vision() -> None:
-    assert (BIAS, L2) == (100.0, 1024.0)
+    assert (BIAS, FewshotConfig.l2) == (100.0, 1024.0)
 
 
 def test_a_feature_that_never_changes_does_no_harm() -> None:
@@ -70,14 +70,16 @@ def test_a_feature_that_never_changes_does_no_harm() -> None:
     x[:, 2] = test[:, 2] = 7.0
     assert float(whitening_of(torch.from_numpy(x)).std[2]) == pytest.approx(1e-5)
     found = fit_ridge(torch.from_numpy(x), torch.from_numpy(labels), num_classes=3).scores(torch.from_numpy(test))
-    assert np.allclose(found.numpy(), oracle(x, labels, test, num_classes=3, l2=L2), atol=1e-6)
+    assert np.allclose(found.numpy(), oracle(x, labels, test, num_classes=3, l2=FewshotConfig.l2), atol=1e-6)
 
 
 def test_float32_features_are_computed_with_in_float64() -> None:
     x, labels, test = drawn(60, 8, 3)
     rounded = torch.from_numpy(x).float()
     found = fit_ridge(rounded, torch.from_numpy(labels), num_classes=3).scores(torch.from_numpy(test).float())
-    wide = oracle(rounded.double().numpy(), labels, test.astype(np.float32).astype(np.float64), num_classes=3, l2=L2)
+    wide = oracle(
+        rounded.double().numpy(), labels, test.astype(np.float32).astype(np.float64), num_classes=3, l2=FewshotConfig.l2
+    )
     assert found.dtype == torch.float64
     assert np.abs(found.numpy() - wide).max() < 1e-6
 

@@ -426,9 +426,3 @@ def test_making_them_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(3)
     tensor("embed.position", 1, 5, D)
     assert torch.equal(torch.rand(4), expected)
-
-
-@pytest.mark.parametrize("name", ["blocks.0.attention.rotary.weight", "scale"])
-def test_a_name_without_a_rule_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=name):
-        tensor(name, 4, 4)

@@ -232,8 +232,3 @@ def test_a_bf16_model_has_fp32_logits() -> None:
     model = build_model(TINY).to(torch.bfloat16)
     images = torch.zeros(1, 32, 32, 3, dtype=torch.uint8)
     assert (model.features(images).dtype, model(images).dtype) == (torch.bfloat16, torch.float32)
-
-
-def test_another_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="vit_b16 is none of BiT's"):
-        BiT(ModelConfig(name="vit_b16"))

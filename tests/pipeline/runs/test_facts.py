@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.runs.facts import (
-    LEDGER,
     METRICS,
     SIGNS_OF_A_RUN,
     STATES,
@@ -23,6 +22,7 @@ from pipeline.runs.facts import (
     state_of,
 )
 from pipeline.training.reporting import ledger, metrics
+from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from pipeline.training.watchdog.heartbeat_files import Phase, Place
 
 LINE = {"step": 12, "loss": 0.5, "images_per_second": 100.0}

@@ -64,7 +64,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
     ],
 )
 def test_causes(left: Left, cause: str) -> None:
-    assert cause_of(left, resumed_from=8, attempt_before="1") == cause
+    assert cause_of(left, resumed_from=8, attempt_before="1").words == cause
 
 
 def test_half_a_line_spoils_no_other(tmp_path: Path) -> None:

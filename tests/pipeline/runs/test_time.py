@@ -3,7 +3,8 @@
 import pytest
 
 from pipeline.runs.starts import Left, Start
-from pipeline.runs.time import ACCOUNTS, time_of
+from pipeline.runs.time import time_of
+from pipeline.training.reporting.ledger import ACCOUNTS
 from shards.files.local_files import Line
 
 

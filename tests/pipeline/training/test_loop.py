@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -66,13 +65,11 @@ def test_the_save_marker_is_fulfilled_and_removed(digits_url: str, tmp_path: Pat
 def test_which_saves_may_be_skipped_while_another_is_written(
     request_: StopRequest, best_step: int, may_be_skipped: bool
 ) -> None:
-    saving, when = mock.Mock(saved_step=3), mock.Mock()
+    saving, when = mock.Mock(saved_step=3, reporter=None), mock.Mock()
     when.best.is_due = when.is_due = lambda step: step == best_step
     steps = mock.Mock(stream=SimpleNamespace(typed_position=SimpleNamespace(next_step=3)))
-    job: Any = SimpleNamespace(steps=4)
-    loop = Loop(
-        job, steps, guard=mock.Mock(), held_out=mock.Mock(was_given_up=False), saving=saving, when=when, reporter=None
-    )
+    steps.gradients.job.steps = 4
+    loop = Loop(steps, guard=mock.Mock(), held_out=mock.Mock(was_given_up=False), saving=saving, when=when)
     with mock.patch.object(Loop, "_train_on", side_effect=[request_, StopRequest.SAVE_AND_EXIT]):
         loop.run()
     assert saving.save.call_args_list[0].kwargs["may_be_skipped"] is may_be_skipped

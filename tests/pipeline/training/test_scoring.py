@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,8 +49,14 @@ def held_out(digits_url: str, folder: Path, engine: _Engine, *, every_steps: int
     evaluation = EvaluationConfig(url="t", every_steps=every_steps)
     job = replace(digits_smoke(), steps=10, schedule=ScheduleConfig(), evaluation=evaluation)
     controls = Controls(signals=Signals(folder, watch_markers=True), stopping=Stopping(), ledger=Ledger(folder))
-    world, dataset = one_world(), open_dataset(digits_url)
-    return HeldOut(job, engine, world, sets={} if dataset is None else {"": dataset}, labels=(), controls=controls)  # type: ignore[arg-type]
+    prepared = SimpleNamespace(
+        job=job,
+        world=one_world(),
+        held_out={"": open_dataset(digits_url)},
+        stream=SimpleNamespace(data=SimpleNamespace(label_names=())),
+        fewshot=None,
+    )
+    return HeldOut(prepared, engine, controls)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("every_steps", "expected"), [(0, [10]), (4, [4, 8, 10]), (5, [5, 10])])

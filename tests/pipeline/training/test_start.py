@@ -121,7 +121,8 @@ def test_gradients_are_checked_as_they_are_added_up(
         decisions=(),
     )
     checkpoints: Any = None
-    assert start.start_engine(prepared, checkpoints, None, times=StartTimes())[1] == plan_of(tried)
+    controls: Any = SimpleNamespace(start_times=StartTimes(), times=None)
+    assert start.start_engine(prepared, checkpoints, None, controls).plan == plan_of(tried)
     assert seen == checked
     assert set(decided) == {("math", "on")}, "with the kernel and the compiled blocks of the run"
 

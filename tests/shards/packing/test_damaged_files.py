@@ -94,7 +94,7 @@ def test_a_scan_with_a_damaged_footer_is_made_again(store: Store, spec: PackSpec
         ({"files": []}, r"files is \[\]; allowed: an object"),
         ({"settings": 3}, "settings is 3; allowed: an object"),
         ({"format_version": [[]]}, r"its format version is \[\[\]\]; this version reads 2"),
-        ({"more": 1}, "'more' is no field"),
+        ({"more": 1}, "'more' is not a field"),
     ],
 )
 def test_an_edited_plan_is_refused(change: dict[str, object], message: str, store: Store, spec: PackSpec) -> None:

@@ -101,7 +101,7 @@ def test_one_message_if_it_is_not_there(tmp_path: Path) -> None:
         ({"splits": [3]}, "a split named None"),
         ({"splits": [{"name": "../x"}]}, r"a split named '\.\./x'"),
         ({"splits": [{"name": "a"}, {"name": "a"}]}, "a split named 'a'"),
-        ({"splits": [{"name": "a", "shardLengths": 3}]}, "shardLengths of split 'a' are no list"),
+        ({"splits": [{"name": "a", "shardLengths": 3}]}, "shardLengths of split 'a' are not a list"),
         ({"splits": [{"name": "a", "shardLengths": ["-1"]}]}, "a shard of split 'a' has '-1' examples"),
         ({"splits": [{"name": "a", "shardLengths": [1.5]}]}, r"a shard of split 'a' has 1\.5 examples"),
         ({"splits": [{"name": "a", "shardLengths": [True]}]}, "a shard of split 'a' has True examples"),
@@ -120,7 +120,7 @@ def test_one_message_for_each_wrong_description(info: dict[str, object], message
 def test_what_is_no_description_is_refused(data: bytes, tmp_path: Path) -> None:
     folder = write(tmp_path)
     (folder / "dataset_info.json").write_bytes(data)
-    with pytest.raises(InvalidDataError, match=r"dataset_info\.json is no description of a dataset"):
+    with pytest.raises(InvalidDataError, match=r"dataset_info\.json is not a description of a dataset"):
         open_prepared(str(tmp_path), SVHN)
 
 
@@ -248,8 +248,8 @@ def test_unknown_fields_are_skipped() -> None:
         (b"\x0a" + b"\x80" * 10 + b"\x01", "the number at byte 1 does not end"),
         (b"\x80", "the number at byte 0 does not end"),
         (b"\x02\x01x", "goes beyond the end of its message"),
-        (b"\x0b\x0c", "byte 1 is no field of an Example: wire type 3"),
-        (b"\x89PNG\r\n\x1a\n", "goes beyond the end|is no field"),
+        (b"\x0b\x0c", "byte 1 is not a field of an Example: wire type 3"),
+        (b"\x89PNG\r\n\x1a\n", "goes beyond the end|is not a field"),
         (feature(b"") + feature(b""), "it has the feature 'x' twice"),
         (feature(field(1, b"") + field(3, b"")), "its feature 'x' has several lists"),
         (feature(field(2, field(1, b"12345"))), "a packed list of floats has a part of a float"),

@@ -155,7 +155,7 @@ def file(path: str, sha256: object) -> Callable[[dict[str, Any]], object]:
         (field("format_version", True), "format version True"),
         (without("num_classes"), "num_classes is missing"),
         (without("shards"), "shards is missing"),
-        (field("more", 1), "'more' is no field"),
+        (field("more", 1), "'more' is not a field"),
         (field("num_samples", "15"), "num_samples is '15'; allowed: a whole number"),
         (field("num_samples", None), "num_samples is None"),
         (field("num_samples", 16), "its shards hold another number"),

@@ -215,7 +215,7 @@ def test_a_setting_of_the_plan_that_nobody_knows_is_said_in_our_words(store: Sto
     plan["settings"]["resize"]["sharpness"] = 1
     store.write(PLAN_PATH, json.dumps(plan).encode())
     said = [fault.what for fault in verify_dataset(store.url)]
-    assert any("settings.resize.'sharpness' is no field; allowed: short_side" in what for what in said), said
+    assert any("settings.resize.'sharpness' is not a field; allowed: short_side" in what for what in said), said
     assert not [what for what in said if "__init__" in what]
 
 

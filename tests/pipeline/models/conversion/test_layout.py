@@ -29,7 +29,6 @@ from pipeline.models.conversion.layout import (
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.zip_file import write_npz
-from shards.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -117,8 +116,6 @@ def test_a_file_is_seen_by_our_names() -> None:
     assert view.shape("blocks.0.dense.weight", 2) == (6, 4), "as ours is stored"
     assert view.numbers("blocks.{}.") == {(0,), (2,)}
     assert view.numbers("stages.{}.{}.") == set(), "no section, and no such names"
-    with pytest.raises(UserError, match=r"'w' has no tensor layer02/fc/kernel, which its model needs"):
-        view.shape("blocks.1.dense.weight", 2)
 
 
 @pytest.mark.parametrize(
@@ -146,6 +143,3 @@ def test_a_layout_is_written_and_read(tmp_path: Path) -> None:
     assert dict(file.shapes) == {"kernel": (3, 2), "p": (2,), "q": (2,)}
     tensor = read_layout(file, layout, shapes, advice="")
     assert all(torch.equal(tensor(name), value) and tensor(name).is_contiguous() for name, value in state.items())
-    other = layout | {"b": TensorMapping(names=("p",), transform=AS_IS)}
-    with pytest.raises(UserError, match=r"kernel is \[3, 2\], the model needs \[3, 5\]; q \[2\] is not in .* Ask"):
-        read_layout(file, other, {"w": (5, 3), "b": (2,)}, advice="Ask")

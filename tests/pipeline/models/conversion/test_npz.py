@@ -22,7 +22,6 @@ from pipeline.models.conversion.npz import (
     VISION_TRANSFORMER,
     Dialect,
     NpzNames,
-    normalised,
     open_npz,
     save_npz,
     sincos_table,
@@ -30,7 +29,7 @@ from pipeline.models.conversion.npz import (
     with_table,
 )
 from pipeline.models.conversion.tensor_file import TensorFile
-from shards.errors import InvalidDataError, UserError
+from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,
     BIT,
@@ -38,7 +37,6 @@ from tests.pipeline.models.conversion.random_weights import (
     MAP,
     REPRESENTATION,
     ROOT,
-    TINY,
     VIT,
     Arrays,
     arrays_in,
@@ -206,14 +204,6 @@ def big_visions_table(h: int, w: int, width: int, temperature: float = 10_000.0)
     return np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1).astype(np.float32)
 
 
-@pytest.mark.parametrize("config", [VIT, HYBRID], ids=["ViT", "hybrid"])
-def test_vision_transformers_files_have_a_table(tmp_path: Path, config: ModelConfig) -> None:
-    arrays = arrays_in(written(tmp_path, config, "vision_transformer"))
-    del arrays["Transformer/posembed_input/pos_embedding"]
-    with pytest.raises(UserError, match=r"has no position embeddings .Transformer/posembed_input/pos_embedding."):
-        open_npz(saved(tmp_path / "none.npz", arrays), NO_HINTS)
-
-
 def test_a_table_of_zeros_stays_one(tmp_path: Path) -> None:
     """A model without positions is written as zeros; nothing is computed in their place."""
     tensor = tensors_of(random_model(VIT))
@@ -229,15 +219,6 @@ def test_what_is_beside_the_model_need_be_no_number(tmp_path: Path) -> None:
     arrays = {f"opt/target/{name}": a for name, a in arrays_in(written(tmp_path, VIT, "vision_transformer")).items()}
     beside: Arrays = {"opt/state/done": np.array(True), "note": np.array("a text"), "opt/z": np.zeros(2, complex)}
     assert_same_tensors(open_npz(saved(tmp_path / "w.npz", arrays | beside), NO_HINTS), random_model(VIT))
-    with pytest.raises(UserError, match=r"note in .* is a pickled object"):
-        open_npz(saved(tmp_path / "p.npz", arrays | {"note": np.array([{}], dtype=object)}), NO_HINTS)
-
-
-def test_a_text_in_the_place_of_a_tensor_is_named(tmp_path: Path) -> None:
-    arrays = arrays_in(written(tmp_path, VIT, "vision_transformer")) | {"cls": np.full((1, 1, 12), "a")}
-    weights = open_npz(saved(tmp_path / "w.npz", arrays), NO_HINTS)
-    with pytest.raises(UserError, match=r"cls \[1, 1, 12\] in .* is of type <U1; allowed: numbers"):
-        weights.tensor("embed.class_token")
 
 
 def test_layers_that_tensorflow_numbered_are_read(tmp_path: Path) -> None:
@@ -304,17 +285,6 @@ def test_the_tensor_that_does_not_fit_is_named(tmp_path: Path, changes: dict[str
     assert message.replace("FILE", repr(str(path))) in str(caught.value)
 
 
-def test_a_model_that_it_is_not_is_refused_in_the_files_names(tmp_path: Path) -> None:
-    """A checkpoint of another width: the message has both shapes and the name used in the file."""
-    path = written(
-        tmp_path, ModelConfig(**TINY | {"num_heads": 3, "patch": 16, "image_size": 64}), "vision_transformer"
-    )
-    with pytest.raises(UserError, match=r"embedding/kernel is \[16, 16, 3, 12\], the model needs \[16, 16, 3, 192\]"):
-        open_npz(path, Hints(model="vit_ti16"))
-    with pytest.raises(UserError, match=r"query/kernel is \[12, 3, 4\], the model needs \[192, 3, 64\]"):
-        open_npz(path, Hints(model="vit_ti16"))
-
-
 def stacked(path: Path, **changes: NDArray[Any]) -> Path:
     """big_vision's file with each kind of layer stacked in one array."""
     save_npz(path, config=VIT, tensor=tensors_of(random_model(VIT)), dialect="big_vision")
@@ -328,21 +298,8 @@ def stacked(path: Path, **changes: NDArray[Any]) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [
-        pytest.param(
-            np.zeros((3, 12), np.float32), r"LayerNorm_0/scale in .* is \[3, 12\], .* 2 layers", id="another depth"
-        ),
-        pytest.param(np.zeros((), np.float32), r"LayerNorm_0/scale in .* is \[\]", id="no dimension"),
-        pytest.param(np.zeros((10**9, 0), np.float32), r"LayerNorm_0/scale in .* is \[1000000000, 0\]", id="no values"),
-    ],
-)
-def test_stacks_must_be_of_one_depth(tmp_path: Path, value: Any, message: str) -> None:
-    path = stacked(tmp_path / "w.npz")
-    assert open_npz(path, Hints()).config == VIT
-    with pytest.raises(UserError, match=message):
-        open_npz(stacked(path, LayerNorm_0__scale=value), Hints())
+def test_stacked_layers_are_read(tmp_path: Path) -> None:
+    assert open_npz(stacked(tmp_path / "w.npz"), Hints()).config == VIT
 
 
 @pytest.mark.parametrize(
@@ -370,14 +327,6 @@ def test_what_is_assumed_of_a_file(tmp_path: Path) -> None:
     save_npz(tmp_path / "w.npz", config=VIT, tensor=tensors_of(random_model(VIT)), dialect="vision_transformer")
     assert assumed_of(open_npz(tmp_path / "w.npz", Hints())) == ("gelu tanh", "layer_norm_epsilon 1e-06")
     assert assumed_of(open_npz(tmp_path / "w.npz", Hints(gelu="exact"))) == ("layer_norm_epsilon 1e-06",)
-
-
-def test_stacks_without_end_are_refused_before_they_are_unstacked() -> None:
-    shapes: dict[str, tuple[int, ...]] = {f"Transformer/encoderblock/{number}": (1000, 1) for number in range(101)}
-    shapes |= {"embedding/kernel": (4, 4, 3, 12)}
-    file = TensorFile(where="w.npz", shapes=shapes, read=lambda _: torch.zeros(1))
-    with pytest.raises(InvalidDataError, match=r"has 101 tensors of 1,000 layers; allowed: 100,000 of all layers"):
-        normalised(file)
 
 
 def expected_norm(name: str) -> Shapes:
@@ -509,13 +458,6 @@ def test_the_table_has_the_grid_of_224_px(patch: int, num_patches: int) -> None:
     assert file.read("embedding/kernel").shape == (0,)
 
 
-@pytest.mark.parametrize("width", [4, 10])
-def test_widths_without_a_table_are_named(width: int) -> None:
-    file = TensorFile(where="w", shapes={"embedding/kernel": (16, 16, 3, width)}, read=lambda _: torch.zeros(0))
-    with pytest.raises(UserError, match=f"its width {width} has no table of sines; allowed: multiples of 4"):
-        with_table(file)
-
-
 @pytest.mark.parametrize(("dialect", "expected"), [("vision_transformer", TENSORFLOW), ("big_vision", FLAX)])
 def test_names_and_shapes_of_bit(tmp_path: Path, dialect: Dialect, expected: dict[str, tuple[int, ...]]) -> None:
     save_npz(tmp_path / "w.npz", config=BIT, tensor=tensors_of(random_model(BIT)), dialect=dialect)
@@ -533,11 +475,3 @@ def test_timm_reads_our_file_of_bit(timm: ModuleType, tmp_path: Path) -> None:
     with torch.no_grad():
         other.load_pretrained(str(tmp_path / "w.npz"))
     assert difference(model, other.eval(), random_images(64, 64)) < 2e-5
-
-
-def test_a_root_alone_is_refused(tmp_path: Path) -> None:
-    save_npz(tmp_path / "w.npz", config=BIT, tensor=tensors_of(random_model(BIT)), dialect="big_vision")
-    arrays = {name: array for name, array in arrays_in(tmp_path / "w.npz").items() if "unit" not in name}
-    np.savez(tmp_path / "root.npz", **arrays)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="has no stages after its root; give the file of a BiT"):
-        open_npz(tmp_path / "root.npz", Hints())

@@ -4,14 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from safetensors.torch import save_file
 
 from pipeline.models import ModelConfig
 from pipeline.models.conversion.config import Hints
 from pipeline.models.conversion.open_any import open_plain
 from pipeline.models.conversion.open_file import open_tensor_file
-from shards.errors import UserError
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,
     BIT,
@@ -56,23 +54,3 @@ def test_axial_attention_leaves_no_tensor_so_that_global_is_said(tmp_path: Path)
     weights = open_plain(open_tensor_file(tmp_path / "w.safetensors"), Hints(num_heads=2))
     assert weights.config == AVERAGE
     assert assumed_of(weights)[-1] == "attention global (an axial model of 1 layer has the same tensors)"
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        pytest.param({"norm.weight": torch.zeros(14)}, r"norm\.weight is \[14\], the model needs \[12\]", id="width"),
-        pytest.param({"blocks.0.extra": torch.zeros(2)}, r"blocks\.0\.extra \[2\] is not in the model", id="too many"),
-        pytest.param({"embed.position": torch.zeros(1, 19, 12)}, "embed.position in .* has 19 rows", id="grid"),
-    ],
-)
-def test_what_does_not_fit_is_named(tmp_path: Path, change: dict[str, torch.Tensor], message: str) -> None:
-    save_file(random_model(VIT).state_dict() | change, tmp_path / "w.safetensors")
-    with pytest.raises(UserError, match=message):
-        open_plain(open_tensor_file(tmp_path / "w.safetensors"), Hints(num_heads=2))
-
-
-def test_a_root_without_stages(tmp_path: Path) -> None:
-    save_file({"conv_root.weight": torch.zeros(64, 3, 7, 7)}, tmp_path / "w.safetensors")
-    with pytest.raises(UserError, match="has no stages after its root"):
-        open_plain(open_tensor_file(tmp_path / "w.safetensors"), Hints())

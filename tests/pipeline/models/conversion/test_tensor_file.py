@@ -7,23 +7,9 @@ import torch
 from safetensors.torch import save_file
 
 from pipeline.models.conversion.open_file import open_tensor_file
-from pipeline.models.conversion.tensor_file import FILE_ERRORS, readable
 from pipeline.models.conversion.zip_file import write_npz
-from shards.errors import UserError
 
 VALUES = {"a/b": torch.randn(2, 3), "c": torch.randn(4), "empty": torch.zeros(0, 3)}
-
-
-@pytest.mark.parametrize("kind", FILE_ERRORS)
-def test_every_error_of_a_reader_becomes_a_message(kind: type[Exception]) -> None:
-    with pytest.raises(UserError, match=r"^w .*cannot be read"), readable("w"):
-        raise kind("broken")
-
-
-def test_a_lack_of_memory_is_said_with_the_size() -> None:
-    message = r"w \[3\] of float32 cannot be read: there is not enough memory"
-    with pytest.raises(UserError, match=message), readable("w", size="[3] of float32"):
-        raise MemoryError
 
 
 def test_renamed_keeps_what_is_named(tmp_path: Path) -> None:
@@ -64,34 +50,7 @@ def test_any_name_of_a_script_for_its_model_is_left_out(prefix: str, tmp_path: P
     assert [float(file.read(name)) for name in bare] == [0.0, 1.0, 2.0]
 
 
-def test_two_models_in_one_file_are_refused(tmp_path: Path) -> None:
-    names = ("student.patch_embed.proj.weight", "teacher.patch_embed.proj.weight")
-    save_file({name: torch.zeros(1) for name in names}, tmp_path / "w.safetensors")
-    with pytest.raises(UserError, match=r"holds several models, student\., teacher\.; save one of them alone"):
-        open_tensor_file(tmp_path / "w.safetensors")
-
-
 @pytest.mark.parametrize("name", ["last.ckpt", "model_best.pth.tar"])
 def test_suffixes_of_training_scripts(name: str, tmp_path: Path) -> None:
     torch.save({"state_dict": {"model.a": torch.ones(1)}}, tmp_path / name)
     assert dict(open_tensor_file(tmp_path / name).shapes) == {"a": (1,)}
-
-
-def test_two_tensors_of_one_name_are_refused(tmp_path: Path) -> None:
-    save_file({"model.a": torch.zeros(1), "net.a": torch.ones(1)}, tmp_path / "w.safetensors")
-    with pytest.raises(UserError, match=r"model\.a and net\.a in .* would both be a; save one of them alone"):
-        open_tensor_file(tmp_path / "w.safetensors")
-
-
-@pytest.mark.parametrize(
-    ("name", "num_dims", "message"),
-    [
-        ("b", 1, "has no tensor b, which its model needs; it has 3: a/b, c"),
-        ("empty", 2, r"empty in .* is \[0, 3\]; it must have 2 dimensions, each of 1 or more"),
-        ("c", 2, r"c in .* is \[4\]; it must have 2"),
-    ],
-)
-def test_a_tensor_that_must_be_there(tmp_path: Path, name: str, num_dims: int, message: str) -> None:
-    write_npz(tmp_path / "w.npz", VALUES.items())
-    with pytest.raises(UserError, match=message):
-        open_tensor_file(tmp_path / "w.npz").shape(name, num_dims)

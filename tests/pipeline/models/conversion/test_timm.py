@@ -26,13 +26,10 @@ from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.timm import open_timm, save_timm
 from pipeline.models.weights.folder import Weights, filled_model
 from pipeline.shared_settings import EvaluationTransform, central_short_side
-from shards.errors import UserError
 from shards.sources.digits import DigitsSource
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,
     AVERAGE_REGISTERS,
-    BIT,
-    HYBRID,
     MAP,
     QK_NORM,
     REGISTERS,
@@ -173,14 +170,6 @@ def test_timms_own_evaluation_prepares_images_as_ours(
     assert num_same >= least
 
 
-@pytest.mark.parametrize("share", [0.05, 1.5, "0.9", True, float("nan")])
-def test_a_crop_that_is_no_share_is_refused(tmp_path: Path, share: Any) -> None:
-    description = json.loads((saved(tmp_path) / "config.json").read_text())
-    description["pretrained_cfg"] |= {"crop_pct": share, "interpolation": "bicubic"}
-    with pytest.raises(UserError, match=r"says crop_pct .*; allowed: 0\.1 to 1"):
-        open_timm(open_tensor_file(tmp_path / "model.safetensors"), description, Hints(num_heads=2))
-
-
 def test_our_export_is_timms_state_dict(timm: ModuleType, tmp_path: Path) -> None:
     """timm's model, created by name, loads exactly these tensors."""
     model = gentle_model(ModelConfig(name="vit_s16", depth=2, num_classes=5, gelu="exact"))
@@ -247,120 +236,10 @@ def test_a_table_without_a_row_for_the_class_token(tmp_path: Path) -> None:
     assert torch.equal(table[:, 1:], tensors["pos_embed"])
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        pytest.param(
-            ModelConfig(**TINY | {"layer_norm_epsilon": 1e-12}),
-            "model.layer_norm_epsilon is 1e-12; timm's",
-            id="epsilon",
-        ),
-        pytest.param(
-            replace(ROTARY, gelu="tanh", pooling="attention", registers=2),
-            r"rotary positions cannot have the tanh GELU \(model.gelu\) or registers that attention pooling",
-            id="rotary positions",
-        ),
-        pytest.param(HYBRID, r"timm has no model with a ResNet of \(1, 2\) units and factor 1; allowed", id="hybrid"),
-        pytest.param(BIT, r"timm has no model with a ResNet of \(1, 2\) units and factor 1; allowed", id="BiT"),
-    ],
-)
-def test_what_timm_has_not_is_refused(tmp_path: Path, config: ModelConfig, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        saved(tmp_path / "out", config)
-    assert not (tmp_path / "out").exists()
-
-
 def test_other_epsilons_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         saved(tmp_path, ModelConfig(name="r50_vit_b16", **SMALL))
     assert "timm's ResNets have other epsilons" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        pytest.param("pre_logits.fc.weight", "is a hidden layer before the head", id="pre_logits"),
-        pytest.param("fc_norm.weight", "is a norm after the mean over tokens", id="fc_norm"),
-        pytest.param("fc_norm.bias", "give weights with global_pool 'avg' and fc_norm False", id="what to do"),
-        pytest.param("blocks.1.ls1.gamma", r"\[12\] is not in the model", id="LayerScale of one block alone"),
-        pytest.param("dist_token", "a distillation token.* no field of a model here", id="DeiT, distilled"),
-        pytest.param("norm_pre.weight", "a norm before the blocks.* no field", id="CLIP"),
-        pytest.param("attn_pool.pos_embed", r"\[12\] is not in the model", id="positions of the pooling"),
-        pytest.param("blocks.1.attn.q_norm.weight", r"\[12\] is not in the model", id="norms of one block alone"),
-        pytest.param("blocks.0.attn.rel_pos", r"\[12\] is not in the model", id="unknown"),
-    ],
-)
-def test_tensors_that_ours_has_not_are_refused_not_dropped(tmp_path: Path, name: str, message: str) -> None:
-    tensors = load_file(saved(tmp_path) / "model.safetensors") | {name: torch.zeros(12)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=rf"{name}.*{message}"):
-        opened(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        pytest.param({"model_args": {"act_layer": "silu"}}, "act_layer in .* is 'silu'; allowed: gelu", id="SiLU"),
-        pytest.param({"global_pool": "avg"}, "says global_pool 'avg'; with these tensors allowed: 'token'", id="pool"),
-        pytest.param({"architecture": "vit_base_patch16_clip_quickgelu_224"}, "has QuickGELU", id="QuickGELU"),
-        pytest.param(
-            {"model_args": {"img_size": 32, "num_heads": 2}},
-            r"pos_embed in .* has 17 rows, .* a grid of 8 x 8 and the class token, 65 rows",
-            id="another image size",
-        ),
-        pytest.param({"model_args": {"img_size": [8, 32]}}, "a grid of 2 x 8 .* square images", id="not square"),
-        pytest.param(
-            {"model_args": {}, "pretrained_cfg": {"input_size": [3, 8, 32]}}, "a grid of 2 x 8", id="input_size"
-        ),
-        pytest.param(
-            {"model_args": {"no_embed_class": True, "img_size": 16}},
-            "has 17 rows, .* a grid of 4 x 4 without the class token, 16 rows",
-            id="no_embed_class",
-        ),
-        pytest.param(
-            {"model_args": {"no_embed_class": True}, "pretrained_cfg": {}},
-            "has 17 rows, which is the grid of no square image; allowed: a square",
-            id="no_embed_class, no size",
-        ),
-    ],
-)
-def test_another_arithmetic_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    description = json.loads((saved(tmp_path) / "config.json").read_text()) | change
-    (tmp_path / "config.json").write_text(json.dumps(description))
-    with pytest.raises(UserError, match=message):
-        opened(tmp_path)
-
-
-def test_attention_pooling_that_differs_is_refused(tmp_path: Path) -> None:
-    """With a class token beside it, or over registers."""
-    path = saved(tmp_path, replace(MAP, registers=2)) / "model.safetensors"
-    description = json.loads((tmp_path / "config.json").read_text())
-    description["model_args"]["pool_include_prefix"] = True
-    with pytest.raises(UserError, match="says pool_include_prefix: the pooling takes registers, too"):
-        open_timm(open_tensor_file(path), description, Hints())
-    tensors = load_file(path) | {"cls_token": torch.zeros(1, 1, 12)}
-    save_file(tensors, path)
-    with pytest.raises(UserError, match=r"has a class token \(cls_token\) and attention pooling \(attn_pool\)"):
-        opened(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"architecture": "vit_base_patch16_rope_mixed_224", "model_args": {}}, "of vit_base_patch16_rope_mixed_224;"),
-        ({"model_args": {"rope_temperature": 10_000.0}}, "with other rope_temperature; allowed: those of timm's vit_b"),
-        ({"model_args": {"rope_type": "dinov3"}}, "with other rope_type;"),
-        ({"model_args": {"use_abs_pos_emb": True}}, "with other use_abs_pos_emb;"),
-    ],
-)
-def test_other_rotations_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
-    path = saved(tmp_path, replace(ROTARY, layer_scale=0.1)) / "model.safetensors"
-    description = json.loads((tmp_path / "config.json").read_text())
-    assert description["architecture"] == "vit_base_patch16_rope_224"
-    with pytest.raises(UserError, match=f"says rotary positions {message}"):
-        open_timm(open_tensor_file(path), description | change, Hints(num_heads=3))
-    with pytest.raises(UserError, match=r"has no pos_embed, as models with rotary positions .*: give the folder with"):
-        open_timm(open_tensor_file(path), {}, Hints(num_heads=3))
 
 
 def test_a_published_model_with_rotary_positions_is_known_by_its_name(timm: ModuleType) -> None:
@@ -381,27 +260,6 @@ def test_a_published_model_with_rotary_positions_is_known_by_its_name(timm: Modu
     images = random_images(48, 48)
     with torch.no_grad():
         torch.testing.assert_close(filled_model(weights)(images), other(theirs_of(images)), rtol=0, atol=2e-5)
-
-
-def test_timms_own_basic_units_are_refused_by_name() -> None:
-    names = ("stem.conv.weight", "stages.0.blocks.0.conv1.weight", "stages.0.blocks.0.conv2.weight")
-    file = TensorFile(where="r18", shapes=dict.fromkeys(names, (64, 64, 3, 3)), read=lambda _: torch.zeros(1))
-    with pytest.raises(UserError, match=r"'r18' has basic units \(resnetv2_18, resnetv2_34\), which timm"):
-        open_timm(file, {}, Hints())
-
-
-def test_heads_that_no_file_says_are_asked_for(tmp_path: Path) -> None:
-    tensors = saved(tmp_path) / "model.safetensors"
-    with pytest.raises(UserError, match="does not say how many heads its attention of width 12 has; give --num-heads"):
-        open_timm(open_tensor_file(tensors), {}, Hints())
-
-
-def test_missing_biases_of_the_attention_are_no_mistake_of_the_file(tmp_path: Path) -> None:
-    tensors = load_file(saved(tmp_path) / "model.safetensors")
-    kept = {name: value for name, value in tensors.items() if not name.endswith("qkv.bias")}
-    save_file(kept, tmp_path / "model.safetensors")
-    with pytest.raises(UserError, match=r"blocks\.0\.attn\.qkv\.bias .* no field of a model here stands for"):
-        opened(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
+from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.saving import save
 from pipeline.training.saving.save import (
@@ -86,7 +87,7 @@ def saving_in(world: World, folder: Path, *, config: CheckpointConfig = JOB.chec
     chosen = choose_writer(config, writer, checkpoints.store, world, num_bytes=state_bytes(job, engine))
     record = describe(job, world, plan=PLAN, is_compiled=False)
     saves = Saves(checkpoints, chosen, Retention(keep_newest=config.keep_newest))
-    return Saving(job, engine, saves, saved=None, record=record, controls=controls, reporter=None)
+    return Saving(Gradients(job, PLAN, engine, world), saves, controls, saved=None, record=record, reporter=None)
 
 
 def saved_twice(world: World, folder: Path, config: CheckpointConfig) -> tuple[list[int | None], int, list[str]]:
@@ -291,7 +292,26 @@ def save_after(world: World, folder: Path, gone: str) -> tuple[str, list[str]]:
     return str(caught.value), [path.name for path in folder.rglob("*")]
 
 
-@pytest.mark.parametrize("gone", [".", "checkpoints", "checkpoints/attempts"])
+def save_again_after(world: World, folder: Path) -> list[str]:
+    """The committed checkpoints of a run whose checkpoints were deleted, after each of two more saves, and whether it
+    is asked for the second one."""
+    saving = saving_in(world, folder / "run")
+    saving.save(position_at(1), num_updates=1)
+    shutil.rmtree(folder / "run" / "checkpoints")
+    saving.save(position_at(2), num_updates=2)
+    found = [str(saving.num_failed), saving.controls.request().name]
+    saving.save(position_at(3), num_updates=3)
+    resumed = saving.checkpoints.newest()
+    return [*found, saving.controls.request().name, str(saving.saved_step), str(resumed and resumed.id.step)]
+
+
+def test_deleted_checkpoints_are_saved_again_from_memory(tmp_path: Path) -> None:
+    ((num_failed, then, after, saved, resumed),) = run_ranks(save_again_after, tmp_path, num_ranks=1)
+    assert (num_failed, then, after) == ("1", "SAVE", "NOTHING")
+    assert (saved, resumed) == ("3", "3")
+
+
+@pytest.mark.parametrize("gone", [".", "checkpoints/attempts"])
 def test_a_run_directory_that_was_deleted_ends_the_run(tmp_path: Path, gone: str) -> None:
     """What would be saved into a new folder could not be continued: nothing says which attempt wrote it."""
     ((message, left),) = run_ranks(save_after, tmp_path, gone, num_ranks=1)

@@ -20,6 +20,7 @@ from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
+from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.saving.save import Saving, describe, state_bytes
@@ -182,9 +183,10 @@ class _Run:
         plan = plan_batch(job.global_batch, micro_batch=0, num_ranks=1, lanes=job.data.lanes)
         saves = Saves(checkpoints, writer, Retention(keep_newest=job.checkpoint.keep_newest))
         record = describe(job, world, plan=plan, is_compiled=False)
-        self.saving = Saving(job, engine, saves, saved=found, record=record, controls=controls, reporter=None)
+        gradients = Gradients(job, plan, engine, world)
+        self.saving = Saving(gradients, saves, controls, saved=found, record=record, reporter=None)
         dataset = open_dataset(job.evaluation.url)
-        self.when = decide_when_to_save(job, self.saving, dataset=dataset, resumed_from=found)
+        self.when = decide_when_to_save(self.saving, dataset=dataset, resumed_from=found)
         self.best = self.when.best
 
     def step(self, step: int, accuracy: float, loss: float = 1.0) -> bool:

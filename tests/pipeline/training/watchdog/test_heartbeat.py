@@ -183,7 +183,8 @@ def test_a_rank_that_hangs_blames_a_disk_that_does_not_answer(tmp_path: Path) ->
     assert codes(start(tmp_path, (Phase.COMPUTING, 0, MUCH_LATER), config=SOON)) == [74]
     error = f"error: the disk or file server of {tmp_path}/heartbeats has not answered for"
     assert error in said(tmp_path, 0)
-    assert "s, so the run hangs: rank 0 of 1 on host " in said(tmp_path, 0)
+    call = f"openat of {tmp_path}/heartbeats/rank-00000.json.part"
+    assert f" s ({call}), so the run hangs: rank 0 of 1 on host " in said(tmp_path, 0)
 
 
 def stand_beside_stopped_writer(run_dir: Path) -> None:

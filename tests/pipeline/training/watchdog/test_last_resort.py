@@ -53,6 +53,41 @@ def test_a_thread_that_waits_for_a_disk_is_seen(tmp_path: Path) -> None:
         (tmp_path / "pipe").open("w").close()
 
 
+def test_a_call_that_waits_for_a_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening a pipe waits for its other end, like FUSE: in process state S."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("by path", "in a folder", "relative"):
+        os.mkfifo(name)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    opens = (
+        lambda: os.open(tmp_path / "by path", os.O_RDONLY),
+        lambda: os.open("in a folder", os.O_RDONLY, dir_fd=folder),
+        lambda: os.open("relative", os.O_RDONLY),
+    )
+    threads = [threading.Thread(target=one) for one in opens]
+    for thread in threads:
+        thread.start()
+    expected = {f"openat of {tmp_path / name}" for name in ("by path", "in a folder", "relative")}
+    deadline, pause = time.monotonic() + 60, threading.Event()
+    while not expected <= set(last_resort.file_calls().values()):
+        assert time.monotonic() < deadline, last_resort.file_calls()
+        pause.wait(0.02)
+    before = last_resort.file_calls()
+    assert {key: last_resort.file_calls().get(key) for key in before} == before, "as long as they wait"
+    for name in ("by path", "in a folder", "relative"):
+        os.open(name, os.O_WRONLY)
+    for thread in threads:
+        thread.join()
+    assert not expected & set(last_resort.file_calls().values())
+
+
+def test_what_was_known_last_is_said_of_a_rank_that_runs_no_more_python(tmp_path: Path) -> None:
+    said, program = tmp_path / "said", HOLDING.replace("feed()", 'feed("the disk of /data does not answer")')
+    with said.open("wb") as errors:
+        subprocess.run([sys.executable, "-c", program], stderr=errors, check=False, timeout=120)
+    assert "waits: the disk of /data does not answer\n" in said.read_text()
+
+
 def test_a_rank_that_holds_the_interpreter_lock_is_ended(tmp_path: Path) -> None:
     said = tmp_path / "said"
     with said.open("wb") as errors:

@@ -4,6 +4,7 @@ A signal goes to the whole process group, like Ctrl-C in a terminal. Signals and
 thread notices signals at once, and afterwards the handlers are those from before.
 """
 
+import errno
 import json
 import os
 import shutil
@@ -276,6 +277,46 @@ def test_markers(tmp_path: Path, markers: tuple[str, ...], watch: bool, expected
         for name in markers:
             (tmp_path / name).touch()
         assert signals.request() == expected
+
+
+def test_a_look_that_fails_is_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does it end the run, and a request that was seen before is not forgotten."""
+    faults, stat = iter([errno.ESTALE, errno.EIO, 0, 0, 0, errno.ESTALE]), Path.stat
+
+    def faulty(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if self.parent == tmp_path and (fault := next(faults, 0)):
+            raise OSError(fault, os.strerror(fault), str(self))
+        return stat(self, follow_symlinks=follow_symlinks)
+
+    with Signals(tmp_path, watch_markers=True) as signals:
+        (tmp_path / "SAVE").touch()
+        monkeypatch.setattr(Path, "stat", faulty)
+        assert signals.request() == StopRequest.NOTHING
+        assert signals.request() == StopRequest.SAVE
+        signals.saving()
+        assert signals.request() == StopRequest.NOTHING, "the save that runs is the one that SAVE asked for"
+        (tmp_path / "STOP").touch()
+        assert signals.request() == StopRequest.SAVE_AND_EXIT
+
+
+def test_a_save_marker_that_a_failing_disk_keeps_is_deleted_after_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink, faults = Path.unlink, iter([errno.ESTALE])
+
+    def faulty(self: Path, *, missing_ok: bool = False) -> None:
+        if fault := next(faults, 0):
+            raise OSError(fault, os.strerror(fault), str(self))
+        unlink(self, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", faulty)
+    with Signals(tmp_path, watch_markers=True) as signals:
+        (tmp_path / "SAVE").touch()
+        for is_there in (True, False):
+            signals.saving()
+            signals.saved()
+            assert (tmp_path / "SAVE").exists() == is_there
+            assert signals.request() == StopRequest.NOTHING
 
 
 def test_a_save_fulfils_the_save_marker_alone(tmp_path: Path) -> None:

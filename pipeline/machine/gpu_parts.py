@@ -1,7 +1,7 @@
 """Measures one part of `patchline doctor --gpu`. It runs in a separate process, because it may crash, hang or run out
 of memory.
 
-    python -P -m pipeline.gpu_parts.parts FILE '{"kind": "step", "device": "cuda", "model": "vit_b16"}'
+    python -P -m pipeline.machine.gpu_parts FILE '{"kind": "step", "device": "cuda", "model": "vit_b16"}'
 
 The result is written to FILE as JSON. A part that cannot be measured raises an error, and the last line of its output
 says why.
@@ -28,13 +28,13 @@ from PIL import Image
 
 from pipeline.data.config import DataConfig
 from pipeline.data.stream import train_batches
-from pipeline.gpu_parts.sizes import AttentionShape, GpuPart
+from pipeline.machine.gpu_sizes import AttentionShape, GpuPart
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.loss import classification_loss
-from pipeline.planning.step_time import EIGHT_A_NODE, gpu_of_device, step_time
+from pipeline.planning.step_time import EIGHT_A_NODE, PLANNED_MFU, gpu_of_device, step_time
 from pipeline.ranks import world
 from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device
@@ -47,8 +47,6 @@ from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine
 from shards.errors import UserError
 
-PLANNED_MFU = 0.28
-"""The MFU that `patchline plan` assumes."""
 RATE = 1e-4
 _SEED = 0
 _WARM_UP_STEPS, _LOSSES = 3, 5

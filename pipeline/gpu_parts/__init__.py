@@ -1,1 +1,0 @@
-"""The measurements of `patchline doctor --gpu`, each part in a separate process."""
