@@ -163,17 +163,14 @@ def begin(state: Path) -> None:
     add_line(state, began=True, life=f"life-{secrets.token_hex(4)}", folder=patiently(state, state.stat).st_ino)
 
 
-def jobs_begun_here(state: Path) -> list[str]:
+def jobs_begun_here(state: Path) -> dict[str, str]:
     """Returns the numbers of the jobs that the chain has submitted since it last began, through any path to this
-    folder. Returns an empty list for a copy of the folder."""
+    folder, each with a name that it has in the queue. Returns an empty dictionary for a copy of the folder."""
     if not is_a_folder(state):
-        return []
+        return {}
     record = read_record_of(state)
-    return (
-        [str(job.job) for job in record.jobs if job.job > 0]
-        if record.folder == patiently(state, state.stat).st_ino
-        else []
-    )
+    is_here = record.folder == patiently(state, state.stat).st_ino
+    return {str(job.job): record.life for job in record.jobs if job.job > 0} if is_here else {}
 
 
 def add_line(state: Path, **values: object) -> None:
@@ -194,10 +191,11 @@ def ending(state: Path) -> str:
 @dataclass(frozen=True, kw_only=True)
 class ChainTask:
     """A chain's job for one run. `job`: Slurm's name for it, `12`, or `12_3` in an array. `log`: its log, once the job
-    has started."""
+    has started. `life`: the name in its comment that tells it from other jobs."""
 
     job: str
     log: Path
+    life: str = ""
 
 
 def chain_tasks(run_dir: Path, logs: Iterable[Path] = ()) -> list[ChainTask]:
@@ -220,7 +218,8 @@ def _tasks(folder: Path, place: Path) -> Iterator[ChainTask]:
         for number, run_dir in enumerate(unit.run_dirs()):
             if run_dir and is_same_place(Path(plan.chdir) / run_dir, place):
                 for job in _jobs_of_task(unit, number, record):
-                    yield ChainTask(job=job, log=state / "jobs" / f"{plan.job_name(unit)}-{job}.out")
+                    log = state / "jobs" / f"{plan.job_name(unit)}-{job}.out"
+                    yield ChainTask(job=job, log=log, life=record.life)
 
 
 def is_same_place(one: Path, other: Path) -> bool:

@@ -135,7 +135,7 @@ def _cancel_output(word: str, environ: Mapping[str, str]) -> int:
     """Cancels the job that will write this folder or URL, for a stage without a run directory."""
     neither = f"{shown_value(word)} is neither a run nor a chain that was submitted; give its folder"
     try:
-        gone = _cancel_all(output_name(word), environ, [], gone={})
+        gone = _cancel_all(output_name(word), environ, {}, gone={})
     except UserError as error:
         raise UserError(f"{neither}. If a job is to write it: {error}") from error
     if not gone:
@@ -151,7 +151,7 @@ def _told(gone: Mapping[str, QueuedJob], shown: str) -> int:
 
 
 def _cancel_all(
-    name: str, environ: Mapping[str, str], recorded: Sequence[str], *, gone: dict[str, QueuedJob]
+    name: str, environ: Mapping[str, str], recorded: Mapping[str, str], *, gone: dict[str, QueuedJob]
 ) -> dict[str, QueuedJob]:
     """Cancels jobs until none is left in the queue. Adds each job to `gone` under its number, and returns `gone`."""
     deadline = time.monotonic() + _MOST_SECONDS
