@@ -271,7 +271,7 @@ def _too_few(left_out: str, idle: int | None) -> NextTry:
 def _fault_of(name: str, facts: CheckFacts, *, is_odd: bool) -> str:
     _, found = facts.answers.get(name, (None, ("no-answer",)))
     found = (*found, *(("clock",) if is_odd else ()))
-    # A run on one node moves only if its last tries saved nothing: on one node, a rare bug looks like a sick node.
+    # A run on one node moves only if its last tries saved nothing, since a rare bug looks like a sick node there.
     may_move = facts.num_needed > 1 or facts.idle >= MOST_CRASHES
     if not found and facts.crashes.get(name, 0) >= MOST_CRASHES and may_move:
         found = ("crashes",)
