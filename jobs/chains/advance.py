@@ -71,12 +71,14 @@ class Chain:
         own = [one for one in self.own(queue) if mine.match(one.tag)]
         others = [one for one in queue if one not in own]
         there = [
-            job
+            recorded
             for run_dir in filter(None, unit.run_dirs())
-            for job in submitted_in(Path(self.plan.chdir) / run_dir / SUBMIT_FOLDER)
+            for recorded in submitted_in(Path(self.plan.chdir) / run_dir / SUBMIT_FOLDER).items()
         ]
         return own + [
-            one for one in others if any(map(one.part_of, filter(None, unit.names))) or any(map(one.part_as, there))
+            one
+            for one in others
+            if any(map(one.part_of, filter(None, unit.names))) or any(one.part_as(*recorded) for recorded in there)
         ]
 
 

@@ -67,9 +67,9 @@ class ChainJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The events since the chain last began. `epoch`: how often it has begun. `life`: a token that tells this chain's
-    jobs from those of an earlier chain in the same folder; empty before the chain began. `folder`: the inode of the
-    chain's folder, which tells the folder from a copy; 0 before the chain began."""
+    """The events since the chain last began. `epoch`: how many times it has begun. `life`: a token that tells this
+    chain's jobs from those of an earlier chain in the same folder; empty before the chain began. `folder`: the inode of
+    the chain's folder, which tells the folder from a copy; 0 before the chain began."""
 
     epoch: int
     jobs: tuple[ChainJob, ...]
@@ -163,17 +163,14 @@ def begin(state: Path) -> None:
     add_line(state, began=True, life=f"life-{secrets.token_hex(4)}", folder=patiently(state, state.stat).st_ino)
 
 
-def jobs_begun_here(state: Path) -> list[str]:
-    """Returns the numbers of the jobs that the chain has submitted since it last began, through any path to this
-    folder. Returns an empty list for a copy of the folder."""
+def jobs_begun_here(state: Path) -> dict[str, str]:
+    """Returns the jobs that the chain has submitted since it last began, whatever path to the folder was used: each
+    job's number, and the `life` token in its comment. Returns an empty dictionary for a copy of the folder."""
     if not is_a_folder(state):
-        return []
+        return {}
     record = read_record_of(state)
-    return (
-        [str(job.job) for job in record.jobs if job.job > 0]
-        if record.folder == patiently(state, state.stat).st_ino
-        else []
-    )
+    is_here = record.folder == patiently(state, state.stat).st_ino
+    return {str(job.job): record.life for job in record.jobs if job.job > 0} if is_here else {}
 
 
 def add_line(state: Path, **values: object) -> None:
@@ -187,17 +184,18 @@ def add_job(state: Path, job: ChainJob) -> None:
 
 
 def ending(state: Path) -> str:
-    """Returns how the chain ended: gave-up, cancelled or done, or an empty text if it has not ended."""
+    """Returns how the chain ended: gave-up, cancelled or done, or an empty string if it has not ended."""
     return next((name for name in (CANCELLED, GAVE_UP, DONE) if is_there(state / name)), "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChainTask:
     """A chain's job for one run. `job`: Slurm's name for it, `12`, or `12_3` in an array. `log`: its log, once the job
-    has started."""
+    has started. `life`: the name in its comment that tells it from other jobs."""
 
     job: str
     log: Path
+    life: str = ""
 
 
 def chain_tasks(run_dir: Path, logs: Iterable[Path] = ()) -> list[ChainTask]:
@@ -220,7 +218,8 @@ def _tasks(folder: Path, place: Path) -> Iterator[ChainTask]:
         for number, run_dir in enumerate(unit.run_dirs()):
             if run_dir and is_same_place(Path(plan.chdir) / run_dir, place):
                 for job in _jobs_of_task(unit, number, record):
-                    yield ChainTask(job=job, log=state / "jobs" / f"{plan.job_name(unit)}-{job}.out")
+                    log = state / "jobs" / f"{plan.job_name(unit)}-{job}.out"
+                    yield ChainTask(job=job, log=log, life=record.life)
 
 
 def is_same_place(one: Path, other: Path) -> bool:

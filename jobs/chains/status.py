@@ -107,7 +107,9 @@ def _step(
     else:
         state = "running" if running else "in the queue" if waiting else "submitted"
         asked = jobs[-1:] if mine else [*jobs[-1:], *gates[-1:]]
-        findings = _said_of([job.job for job in asked], run_dir, environ) if environ is not None else []
+        findings = (
+            _said_of([job.job for job in asked], run_dir, environ, life=record.life) if environ is not None else []
+        )
     return StepStatus(
         name=unit.name,
         stage=unit.stage,
@@ -119,10 +121,10 @@ def _step(
     )
 
 
-def _said_of(numbers: Sequence[int], run_dir: str, environ: Mapping[str, str]) -> list[Finding]:
+def _said_of(numbers: Sequence[int], run_dir: str, environ: Mapping[str, str], *, life: str) -> list[Finding]:
     found = []
     for number in numbers:
-        if tasks := tasks_of(str(number), environ):
+        if tasks := [one for one in tasks_of(str(number), environ) if not life or one.is_of(life)]:
             found += findings_of_tasks(tasks, run_dir=run_dir)
     return found
 

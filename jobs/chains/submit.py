@@ -268,6 +268,7 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
             log_path = f"{shown}/{request.name}-{job_id}.out"
             log.info("job %s: %s on %s nodes; its log: %s", job_id, request.name, request.nodes, log_path)
             line = {"job": job_id, "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
+            line["name"] = request.comment  # tells the job from another one with the same number
             line["folder"] = patiently(
                 request.folder, request.folder.stat
             ).st_ino  # the same for every path to the folder
@@ -275,12 +276,12 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
     return exit_codes.DONE
 
 
-def _recorded(request: Request) -> list[str]:
-    """Returns the jobs that files record for the run: its own, and those of its chain. The files are read because jobs
-    that were submitted through another path to the folder have another name in the queue."""
+def _recorded(request: Request) -> dict[str, str]:
+    """Returns the jobs that files record for the run, each with its name: its own, and those of its chain. The files
+    are read because jobs that were submitted through another path to the folder have another name in the queue."""
     if request.folder.name != SUBMIT_FOLDER:
-        return []  # all commands of a stage share this folder
-    return [*submitted_in(request.folder), *(task.job for task in chain_tasks(request.folder.parent))]
+        return {}  # all commands of a stage share this folder
+    return submitted_in(request.folder) | {task.job: task.life for task in chain_tasks(request.folder.parent)}
 
 
 def _tell_test(request: Request, text: str, environ: Mapping[str, str], *, silent: str) -> int:

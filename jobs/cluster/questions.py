@@ -176,8 +176,8 @@ def _try_facts(facts: Facts) -> TryFacts:
 
 
 def _codes(exits: Path) -> dict[int, int | None]:
-    """Reads the exit codes that ranks left, the first rank to end first. Raises OSError if their folder cannot be seen
-    from here, for example in a container."""
+    """Reads the exit codes that ranks left, in the order in which the ranks ended. Raises OSError if their folder
+    cannot be seen from here, for example in a container."""
     patiently(exits, (exits / "started").stat)
     codes: dict[int, int | None] = {}
     for path in sorted(exits.glob("rank-*"), key=lambda path: patiently(path, path.stat).st_mtime_ns):

@@ -11,10 +11,11 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import shorten
+from types import MappingProxyType
 from typing import Any
 
 from jobs.cluster.batch_script import tasks_in
@@ -59,6 +60,7 @@ FINISHED = (
     "DEADLINE",
     "BOOT_FAIL",
 )
+_NO_JOBS: Mapping[str, str] = MappingProxyType({})
 SUBMISSIONS = "submitted.jsonl"
 _RECORDS = (SUBMISSIONS, "tries.jsonl")
 _EXITS = re.compile(r"exits-([1-9]\d{0,9})-\d{1,9}-\d{1,9}")  # a try's folder: job, start and try
@@ -90,11 +92,11 @@ class QueuedJob:
         """The number of the job, or of its array."""
         return int(self.job.partition("_")[0])
 
-    def part_as(self, job: str) -> "QueuedJob | None":
+    def part_as(self, job: str, name: str = "") -> "QueuedJob | None":
         """Returns the job if `job` is its number, or only the task that `job` names, such as `12_3`. Returns None if
-        `job` is another job."""
+        `job` is another job, or if this job does not have the `name`: Slurm may have used the number again."""
         number, is_task, task = job.partition("_")
-        if str(self.number) != number:
+        if str(self.number) != number or (name and name not in self.names):
             return None
         if not is_task:
             return self
@@ -215,23 +217,23 @@ def _jobs_in(answer: "subprocess.CompletedProcess[str]") -> list[QueuedJob]:
     return [QueuedJob(job=one[1], state=one[2], names=tuple(one[3].split(","))) for one in found if one]
 
 
-def queued_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str] = ()) -> list[QueuedJob]:
+def queued_with(name: str, environ: Mapping[str, str], *, recorded: Mapping[str, str] = _NO_JOBS) -> list[QueuedJob]:
     """Returns this user's pending and running jobs and array tasks with this name, and those of the `recorded` jobs
-    (`12` or `12_3`) that are still in the queue. Recorded jobs may belong to a colleague, or have another name because
-    the folder had another path."""
+    (`12` or `12_3`, each with its name) that are still in the queue. Recorded jobs may belong to a colleague, or have
+    another name because the folder had another path."""
     own = queued(environ)
     found = [part for one in own if (part := one.part_of(name))]
     known = {one.number for one in found}
-    others = [job for job in dict.fromkeys(recorded) if int(job.partition("_")[0]) not in known]
+    others = [job for job in recorded if int(job.partition("_")[0]) not in known]
     if others:
         answer = ran([*_SQUEUE, f"--jobs={','.join(job.partition('_')[0] for job in others)}"], environ)
         if answer.returncode == 0 or not UNKNOWN_JOB.search(answer.stderr):
             there = _jobs_in(answer)
-            found += [part for job in others for one in there if (part := one.part_as(job))]
+            found += [part for job in others for one in there if (part := one.part_as(job, recorded[job]))]
     return found
 
 
-def settled_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[str] = ()) -> list[QueuedJob]:
+def settled_with(name: str, environ: Mapping[str, str], *, recorded: Mapping[str, str] = _NO_JOBS) -> list[QueuedJob]:
     """Returns the same as `queued_with`, but waits while all of these jobs are ending. A cancelled job is gone
     afterwards, and a requeued one is pending. Raises UserError if they are still ending after 90 seconds."""
     deadline, has_said = time.monotonic() + _ENDING_SECONDS, False
@@ -308,7 +310,7 @@ class JobFacts:
     """What scontrol says about a job. `number`: its number. For a task of an array, `job` is `12_3` and `number` is the
     task's own, such as 15. `starts`: how often the job was requeued. `reason`: why it waits or how it ended, empty if
     Slurm gives no reason. `nodes`: a list such as `n[1-2]`. Times are Slurm's text, empty if unknown. `log`: the file
-    of its error output."""
+    of its error output. `comment`: the names of a job that patchline submitted, as in `QueuedJob`."""
 
     job: str
     number: str
@@ -323,11 +325,22 @@ class JobFacts:
     dependency: str
     exit_code: str
     log: str
+    comment: str = ""
 
     @property
     def is_finished(self) -> bool:
         """Whether the job has ended."""
         return self.state in FINISHED
+
+    def is_of(self, name: str, run: str = "") -> bool:
+        """Whether this is the job that was recorded with `name`, and not another job to which Slurm has given its
+        number since. If no name was recorded, as for a script that plain sbatch started, the job must not be
+        patchline's, or be of the `run` with this name."""
+        names = self.comment.split(",")
+        if name:
+            return name in names
+        words = [word.partition("@")[0] for word in names]
+        return run in words or not any(word.startswith("patchline-") for word in words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -347,15 +360,22 @@ def numbers_of(run_dir: Path) -> list[int]:
     return sorted(found, reverse=True)
 
 
-def submitted_in(folder: Path) -> list[str]:
+def names_in(folder: Path) -> dict[str, str]:
+    """Returns the jobs that were submitted from this folder or a copy of it, each with its name in the queue."""
+    lines = [line for line in _lines(folder / SUBMISSIONS) if _number_in(line)]
+    return {str(_number_in(line)): str(line.get("name", "")) for line in lines}
+
+
+def submitted_in(folder: Path) -> dict[str, str]:
     """Returns the last 64 jobs that were submitted in a folder such as RUN/submit, newest first. Jobs submitted through
     another path to the folder count. In a copy of a folder, jobs that were submitted in the original do not count."""
     try:
         here = folder.stat().st_ino
     except OSError:
-        return []
-    numbers = [_number_in(line) for line in _lines(folder / SUBMISSIONS) if line.get("folder") == here]
-    return [str(number) for number in reversed(numbers) if number][:_MOST_RECORDED]
+        return {}
+    lines = [line for line in _lines(folder / SUBMISSIONS) if line.get("folder") == here and _number_in(line)]
+    newest = list(reversed(lines))[:_MOST_RECORDED]
+    return {str(_number_in(line)): str(line.get("name", "")) for line in newest}
 
 
 def is_copied(folder: Path) -> bool:
@@ -429,6 +449,7 @@ def parsed(text: str) -> JobFacts | None:
         dependency=known.get("Dependency", ""),
         exit_code=known.get("ExitCode", ""),
         log=known.get("StdErr", "") or known.get("StdOut", ""),
+        comment=known.get("Comment", "").strip(),  # a space follows it
     )
 
 

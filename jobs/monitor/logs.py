@@ -25,10 +25,11 @@ from typing import Annotated
 from jobs import exit_codes
 from jobs.arguments import only_word, take_own_flags
 from jobs.chains.state import chain_tasks
-from jobs.cluster.slurm import JobFacts, job_facts, started_in
+from jobs.cluster.slurm import JobFacts, job_facts, names_in, started_in
 from jobs.monitor.ask import refuse_no_run, why_unreadable
 from jobs.output import put
 from jobs.stages import usage_of
+from jobs.submittable import SUBMIT_FOLDER, run_name
 from shards.config_values import Range
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file, read_tail
@@ -168,7 +169,8 @@ def asked_log(run_dir: Path, environ: Mapping[str, str]) -> Path | None:
     jobs = []
     with suppress(UserError):  # Slurm is not installed here, or does not answer
         jobs = [job_facts(str(number), environ, seconds=_ANSWER_SECONDS) for number in started[:_MOST_ASKED]]
-    return newest_log(run_dir, [job for job in jobs if job])
+    names, run = names_in(run_dir / SUBMIT_FOLDER), run_name(str(run_dir))
+    return newest_log(run_dir, [job for job in jobs if job and job.is_of(names.get(job.number, ""), run)])
 
 
 def _pointed(run_dir: Path) -> Iterator[tuple[int, Path]]:

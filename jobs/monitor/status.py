@@ -22,7 +22,7 @@ from jobs.chains.state import chain_tasks, is_chain
 from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.chains.steps import STATE
 from jobs.cluster.queue_reasons import finding_of, findings_of_nodes
-from jobs.cluster.slurm import JobFacts, job_facts, nodes_in, numbers_of, queued_with
+from jobs.cluster.slurm import JobFacts, job_facts, names_in, nodes_in, numbers_of, queued_with
 from jobs.monitor.ask import is_begun, is_there, why_unreadable
 from jobs.monitor.log_signs import AGAIN, FULL, SAME_COMMAND
 from jobs.monitor.logs import newest_log
@@ -30,7 +30,7 @@ from jobs.output import put
 from jobs.reports.facts import said_of_last_try
 from jobs.reports.ls import Run, as_json, run_at, run_table
 from jobs.stages import usage_of
-from jobs.submittable import output_name
+from jobs.submittable import SUBMIT_FOLDER, output_name, run_name
 from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import read_tail
 from shards.output.terminal import columns_of, printable_name
@@ -161,12 +161,14 @@ def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
 def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
     """Returns the run's pending and running jobs and the newest of the others, newest first. Raises UserError if Slurm
     does not answer."""
-    names = [str(number) for number in numbers_of(run_dir)[:_MOST_ASKED]]
+    submitted, run = names_in(run_dir / SUBMIT_FOLDER), run_name(str(run_dir))
+    names = {str(number): submitted.get(str(number), "") for number in numbers_of(run_dir)[:_MOST_ASKED]}
     logs = [path] if (path := newest_log(run_dir)) else []
-    names += [task.job for task in chain_tasks(run_dir, logs)[:_MOST_ASKED]]
-    known = {job.job: job for name in dict.fromkeys(names) if (job := job_facts(name, environ))}
-    found = sorted(known.values(), key=lambda job: int(job.job.partition("_")[0]), reverse=True)
-    return [job for place, job in enumerate(found) if place < _MOST_JOBS or not job.is_finished]
+    names |= {task.job: task.life for task in chain_tasks(run_dir, logs)[:_MOST_ASKED]}
+    found = [(job_facts(number, environ), name) for number, name in names.items()]
+    known = {job.job: job for job, name in found if job and job.is_of(name, run)}
+    newest = sorted(known.values(), key=lambda job: int(job.job.partition("_")[0]), reverse=True)
+    return [job for place, job in enumerate(newest) if place < _MOST_JOBS or not job.is_finished]
 
 
 def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:

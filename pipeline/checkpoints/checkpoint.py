@@ -230,8 +230,8 @@ class Checkpoints:
         return False
 
     def register_again(self) -> bool:
-        """Records this attempt again if all checkpoints and records in the store were deleted, but not the run
-        directory: the state in memory can be saved anew. Returns whether it may be saved. Collective."""
+        """Records this attempt again if all checkpoints and records in the store were deleted but the run directory was
+        not, since the state in memory can be saved again. Returns whether it may be saved. Collective."""
         may_save = False
         if self.world.is_first:
             try:
@@ -279,7 +279,7 @@ class Checkpoints:
 
 
 def folder_id(folder: Path) -> tuple[int, int] | None:
-    """Returns the numbers that the file system gives this folder and no other; None if it is not there."""
+    """Returns the device and inode numbers, which identify a folder; None if the folder is missing."""
     try:
         found = patiently(folder, folder.stat)
     except FileNotFoundError:

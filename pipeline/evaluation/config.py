@@ -11,7 +11,7 @@ from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 _MOST_ALSO = 32
-NUM_CLASSES_SHOWN = 5  # by a prediction: the most probable ones
+NUM_CLASSES_SHOWN = 5  # the number of most probable classes that a prediction shows
 FewshotTransform = Literal["fewshot", "weights", "resize", "central_crop"]
 
 

@@ -300,7 +300,8 @@ def _has_spans(line: Line) -> bool:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a start ended. `kind` is the same for all starts that ended alike; `words` also say in which step."""
+    """Why a start ended. `kind` is the same for all starts that ended for the same reason; `words` also name the
+    step."""
 
     kind: str
     words: str

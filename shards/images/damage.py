@@ -1,5 +1,4 @@
-"""Finds JPEGs and PNGs with a missing part, because a bad disk zeroed it, or because the file was cut and given a
-valid end.
+"""Finds JPEGs and PNGs that lack a part because a bad disk zeroed it, or because the file was cut and given a new end.
 
 Pillow, like most decoders, fills what is missing with grey, black or noise, and reports nothing.
 """

@@ -47,7 +47,7 @@ def submit_chain(cluster: SlurmCluster, path: Path, *words: str, command: str = 
 
 
 def wait_until_over(cluster: SlurmCluster, folder: Path) -> str:
-    """Until the chain has nothing in the queue; how it ended."""
+    """Waits until the chain has no job in the queue, and returns how it ended."""
     state = folder / "chain"
 
     def is_over() -> bool:
@@ -78,7 +78,7 @@ def jobs_of(folder: Path, unit: str) -> Sequence[ChainJob]:
 
 @pytest.mark.long
 def test_a_whole_chain_ends_by_itself_and_submits_nothing_twice(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Two submissions at once; the file is changed behind them."""
+    """The chain is submitted twice at the same time, and its file is changed afterwards."""
     fewshot = FEWSHOT.replace("FOLDER", f"{tmp_path}/a chain")
     path = chain_file(tmp_path, PACK, PRETRAIN, FINETUNE, EVALUATE, fewshot, REPORT)
     words = [str(PATCHLINE), "submit", str(path), settings_in(tmp_path, f"command: [{PATCHLINE}]")]
@@ -250,7 +250,7 @@ def test_a_chain_that_cannot_work_is_refused_before_anything_waits(slurm_cluster
 
 @pytest.mark.long
 def test_links_continue_a_run_where_requeueing_is_forbidden(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """The first link is asked to stop, the second ends the run, the third ends at once; none is requeued."""
+    """The first link is asked to stop, the second completes the run, and the third ends at once. None is requeued."""
     data, run_dir = tmp_path / "digits", tmp_path / "run"
     subprocess.run([PATCHLINE, "pack", "digits", "--out", data], check=True, timeout=120)
     stops = program(

@@ -22,7 +22,7 @@ EVERY = 30
 
 
 def by_hand(run: Run, folder: Path) -> None:
-    """The training stages of the chain, with the words that it froze, in processes of this machine."""
+    """Runs the training stages of the chain on this machine, with the arguments that the chain froze."""
     units = {unit.name: unit for unit in read_plan_of(run.folder / "chain" / "chain").units}
     environ = os.environ | {
         "AWS_ENDPOINT_URL": run.keys.endpoint,
@@ -37,7 +37,7 @@ def by_hand(run: Run, folder: Path) -> None:
 
 
 def done_position(run_dir: Path) -> dict[str, Any]:
-    """Where in its data a finished run stands."""
+    """Returns the position in its data at which a finished run stands."""
     found: dict[str, Any] = json.loads((run_dir / "DONE").read_text())["position"]
     return found
 
@@ -78,5 +78,5 @@ def ends_as_if_nothing_had_happened(
 
 @pytest.mark.timeout(1500)
 def test_it_ends_by_itself_whatever_breaks(tmp_path: Path) -> None:
-    """An array task killed, then in training: a rank killed, a node lost, slurmctld killed, S3 away for a minute."""
+    """A task of an array is killed. In training, a rank and slurmctld are killed, a node is lost, and S3 is away."""
     ends_as_if_nothing_had_happened(tmp_path, break_things, steps=200, num_packed=2)

@@ -13,5 +13,5 @@ pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 @pytest.mark.timeout(1500)
 def test_it_ends_by_itself_however_often_it_is_requeued(tmp_path: Path) -> None:
-    """In training: a requeue, USR1, and the time limit twice."""
+    """During the training, the job is requeued, gets USR1, and reaches its time limit twice."""
     ends_as_if_nothing_had_happened(tmp_path, interrupt, steps=280, num_packed=1)

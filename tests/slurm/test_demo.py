@@ -14,7 +14,7 @@ CHECKOUT = SCRIPT.parents[1]
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Those that have anything to do with the demonstration's folder."""
+    """Returns the processes that have to do with the demonstration's folder."""
     mark, found = str(folder).encode(), []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

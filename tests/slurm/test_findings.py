@@ -25,13 +25,13 @@ FAILS_ONCE = ("[[ -e $WHICH-failed ]] || { touch $WHICH-failed; exit 9; }",)
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[SlurmCluster]:
-    """Nodes enough for both scripts at the same time."""
+    """Starts a cluster with enough nodes for both scripts at the same time."""
     with SlurmCluster(SlurmConfig(num_nodes=5, cpus_per_node=1)) as cluster:
         yield cluster
 
 
 class Both:
-    """A naive script and ours, submitted at the same time, in a folder of their own."""
+    """A naive script and ours, which are submitted at the same time, in their own folder."""
 
     def __init__(self, cluster: SlurmCluster, folder: Path, *lines: str, naive: str) -> None:
         self.cluster, self.folder = cluster, folder
@@ -82,7 +82,7 @@ def test_4_a_crashed_rank_is_not_requeued_by_slurm(cluster: SlurmCluster, tmp_pa
 
 
 def test_5_what_waits_for_success_never_starts_after_a_failure(cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Not even when the job is requeued and succeeds."""
+    """The next job does not even start when the failed job is requeued and succeeds."""
     both = Both(cluster, tmp_path, *FAILS_ONCE, naive="srun PROGRAM")
     theirs, ours = both.naive(), both.ours()
     next_script = program(tmp_path / "next.sbatch", "touch $1")
@@ -107,7 +107,7 @@ def is_given_up(cluster: SlurmCluster, job: int) -> bool:
 
 
 def test_7_requeueing_by_the_jobs_number_restarts_a_whole_array(cluster: SlurmCluster, tmp_path: Path) -> None:
-    """The last task has the number of the array."""
+    """The last task of an array has the number of the whole array."""
     lines = (
         "echo x >>$WHICH-began-$SLURM_ARRAY_TASK_ID",
         "[[ $SLURM_ARRAY_TASK_ID == 0 ]] || until [[ -e $WHICH-began-0 ]]; do sleep 0.1; done",

@@ -22,7 +22,7 @@ def three_nodes() -> Iterator[SlurmCluster]:
 
 
 def evaluate(cluster: SlurmCluster, patchline: Path, *options: str, **environ: str) -> tuple[dict[str, str], str]:
-    """A stage without a run directory, whose command is `patchline`; the job at its end, and its log."""
+    """Runs a stage without a run directory, with this command. Returns the job after its end, and its log."""
     job_id = start(cluster, patchline, *options, **environ)
     return ended(cluster, job_id)
 
@@ -39,7 +39,7 @@ def ended(cluster: SlurmCluster, job_id: int) -> tuple[dict[str, str], str]:
 
 
 def without_scratch(folder: Path, *bad: str) -> dict[str, str]:
-    """TMPDIR that only some nodes have: the node's name is in its path."""
+    """Returns an environment in which the `bad` nodes have no TMPDIR. The path of TMPDIR has the node's name."""
     for name in {"n1", "n2", "n3"} - set(bad):
         (folder / name).mkdir()
     return {
@@ -72,7 +72,7 @@ def test_a_sick_node_is_named_and_left_out(three_nodes: SlurmCluster, tmp_path: 
 
 @pytest.mark.long
 def test_a_wrong_clock_on_the_first_node_is_its_own_fault(three_nodes: SlurmCluster, tmp_path: Path) -> None:
-    """And links that another user has put where the names of temporary files were known are not followed."""
+    """Also checks that links are not followed that another user has made under guessable names of temporary files."""
     names = program(tmp_path / "names", f'echo "$SLURMD_NODENAME" >>{tmp_path}/began')
     (tmp_path / "theirs").write_text("years of work")
     for node in ("n1", "n2", "n3"):
@@ -96,7 +96,7 @@ def test_a_wrong_clock_on_the_first_node_is_its_own_fault(three_nodes: SlurmClus
 def test_a_node_that_crashes_its_rank_is_left_out_after_the_second_time(
     three_nodes: SlurmCluster, tmp_path: Path, has_spare: bool
 ) -> None:
-    """Before all tries are used up on it: a spare takes its place, or the job is requeued elsewhere."""
+    """A spare takes the node's place, or the job is requeued elsewhere, before the node has used up all tries."""
     crashes = program(
         tmp_path / "crashes",
         f'echo "$SLURMD_NODENAME" >>{tmp_path}/began',
@@ -134,7 +134,7 @@ def test_a_job_of_one_node_that_crashes_it_goes_elsewhere_once(
 
 @pytest.mark.long
 def test_a_step_whose_srun_was_killed_holds_up_no_other(three_nodes: SlurmCluster, tmp_path: Path) -> None:
-    """Killed before it has started the ranks, its step stays: no node knows of it, and Slurm does not end it."""
+    """If srun is killed before it has started ranks, its step stays: no node knows it, and Slurm does not end it."""
     tools = tmp_path / "bin"
     tools.mkdir()
     path = three_nodes.job_environment()["PATH"]
@@ -169,7 +169,7 @@ def test_too_few_healthy_nodes_give_up_in_the_end(three_nodes: SlurmCluster, tmp
 
 @pytest.mark.long
 def test_a_sick_node_is_avoided_where_there_are_others(three_nodes: SlurmCluster, tmp_path: Path) -> None:
-    """Slurm prefers it to the third, so that without this it would be met again."""
+    """Slurm prefers this node to the third one, so a requeued job would get it again."""
     names = program(tmp_path / "names", f'echo "$SLURMD_NODENAME" >>{tmp_path}/began')
     job, log = evaluate(three_nodes, names, "--nodes=2", **without_scratch(tmp_path, "n2"))
     assert (job["JobState"], job["Restarts"], job["ExcNodeList"]) == ("COMPLETED", "1", "n2"), log
@@ -180,7 +180,7 @@ def test_a_sick_node_is_avoided_where_there_are_others(three_nodes: SlurmCluster
 
 @pytest.mark.long
 def test_a_folder_that_only_one_node_sees_ends_the_job(three_nodes: SlurmCluster, tmp_path: Path) -> None:
-    """The other nodes are elsewhere, where the relative path leads nowhere."""
+    """The other nodes work in another folder, where the relative path of the records does not exist."""
     elsewhere = program(tmp_path / "env", f"[[ ${{SLURMD_NODENAME-n1}} == n1 ]] || cd {tmp_path}")
     never = program(tmp_path / "never", f"touch {tmp_path}/ran")
     job, log = evaluate(three_nodes, never, "--nodes=3", "--nodelist=n[1-3]", BASH_ENV=str(elsewhere))
@@ -191,7 +191,7 @@ def test_a_folder_that_only_one_node_sees_ends_the_job(three_nodes: SlurmCluster
 
 @pytest.mark.long
 def test_a_spare_takes_the_place_of_a_node_that_vanished(three_nodes: SlurmCluster, tmp_path: Path) -> None:
-    """Last: the cluster has one node less afterwards."""
+    """This test is the last, because the cluster has one node less afterwards."""
     waits = program(
         tmp_path / "waits",
         f'echo "$SLURMD_NODENAME" >>{tmp_path}/began',

@@ -15,7 +15,7 @@ SCRIPT = CHECKOUT / "slurm" / "node_local.sh"
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment that finds patchline, and what it needs, where this one does."""
+    """Makes an environment that finds patchline and its dependencies where this one does."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder / "own", with_pip=False)
     (site,) = (folder / "own").glob("lib/python*/site-packages")
@@ -65,7 +65,7 @@ def test_a_link_in_the_place_of_the_copy_is_refused(archive: Path, tmp_path: Pat
 
 
 def test_what_cannot_be_unpacked_leaves_the_disk_as_it_was(archive: Path, tmp_path: Path) -> None:
-    """A disk without room and an archive that was cut off look the same to tar."""
+    """tar ends in the same way for a full disk and for an archive that was cut off."""
     cut = tmp_path / "it's cut: $HOME.tar"
     cut.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
     (tmp_path / "local").mkdir()

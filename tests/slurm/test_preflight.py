@@ -28,7 +28,7 @@ def preflight(cluster: SlurmCluster, *words: str) -> tuple[int, dict[str, dict[s
 
 
 def test_a_cluster_that_is_well(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Files go from node to node, and all nodes exchange numbers; nothing stays in the folder."""
+    """The nodes read each other's files and exchange numbers. Nothing stays in the folder."""
     bare = settings_in(tmp_path, "options: [--export=NONE]")
     words = (bare, f"--run-dir={slurm_cluster.folder}", "--nodes=2", "--deep", "--wait-seconds=120")
     code, found = preflight(slurm_cluster, *words)

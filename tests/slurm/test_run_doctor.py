@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.long]
 
 
 def submitted(cluster: SlurmCluster, folder: Path, *lines: str, options: str = "") -> tuple[Path, int]:
-    """A run whose ranks are these lines of shell, and its job."""
+    """Submits a run whose ranks are these lines of shell. Returns its folder and its job."""
     folder.mkdir()
     path = settings_in(folder, f"command: [{program(folder / 'ranks', *lines)}]", "retries: 0", options)
     run_dir = make(folder / "run")

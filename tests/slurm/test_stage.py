@@ -58,7 +58,7 @@ def wait_until_ended(cluster: SlurmCluster, job_id: int) -> dict[str, str]:
 
 
 def logged_steps(run_dir: Path) -> list[tuple[int, float]]:
-    """(step, loss) of every whole line in metrics.jsonl so far."""
+    """Returns the step and the loss of every complete line in metrics.jsonl."""
     path = run_dir / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     records = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -85,7 +85,7 @@ def signal_batch_shell(cluster: SlurmCluster, job_id: int) -> None:
 
 
 def kill_a_rank(cluster: SlurmCluster, job_id: int) -> None:
-    """Not one of the processes beside a rank, such as the writer of its checkpoints."""
+    """Kills a rank, and none of the processes beside it, such as the writer of its checkpoints."""
     ranks = [pid for pid in cluster.processes() if is_python(pid) and b"pretrain" in words_of(pid)]
     os.kill(max(ranks), signal.SIGKILL)
 
@@ -149,7 +149,7 @@ def test_a_users_mistake_is_not_tried_again(slurm_cluster: SlurmCluster, digits_
 def test_other_stages_use_the_same_script(
     slurm_cluster: SlurmCluster, digits_url: str, unbroken: Path, tmp_path: Path
 ) -> None:
-    """Fine-tuning ends by its marker, an evaluation by the exit codes of its ranks."""
+    """Fine-tuning is done when its marker says so, and an evaluation when its ranks exit with 0."""
     run_dir, data = tmp_path / "tuned", f"--data.url={digits_url}"
     words = ("digits_48", f"--initial.weights={unbroken}/weights", data, "--steps=4", "--schedule.warmup-steps=1")
     job = wait_until_ended(slurm_cluster, submit(slurm_cluster, *words, stage="finetune", run_dir=run_dir))
@@ -169,7 +169,7 @@ def test_other_stages_use_the_same_script(
 
 
 def program(path: Path, *lines: str) -> Path:
-    """An executable script, also in the place of `patchline`: what the batch script asks of it is answered."""
+    """Writes an executable script. It can replace `patchline`, because it answers the batch script's questions."""
     judge = f'[[ ${{1-}} != __judge ]] || exec {PATCHLINE} "$@"'
     path.write_text("\n".join(["#!/usr/bin/env bash", judge, *lines, ""]))
     path.chmod(0o755)
@@ -178,7 +178,7 @@ def program(path: Path, *lines: str) -> Path:
 
 @pytest.mark.long
 def test_a_crash_loop_ends_after_three_tries_in_all(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """The count goes on over requeues, is believed only if it is a number, and ends the links of a chain."""
+    """The count continues after a requeue, is believed only if it is a number, and ends the later links."""
     run_dir = tmp_path / "loop"
     (run_dir / "submit").mkdir(parents=True)
     (run_dir / "submit" / "idle").write_text(f"a[$(touch {tmp_path}/executed)]")
@@ -200,7 +200,7 @@ def test_a_crash_loop_ends_after_three_tries_in_all(slurm_cluster: SlurmCluster,
 
 
 def without_code(path: Path, *lines: str, when: str) -> Path:
-    """A command that does not answer the batch script any more when this condition of bash is true."""
+    """Writes a command that does not answer the batch script if this condition of bash is true."""
     program(path, *lines)
     path.write_text(path.read_text().replace("\n", f"\n[[ $1 != __judge ]] || ! {when} || exit 127\n", 1))
     return path
@@ -212,7 +212,7 @@ def without_code(path: Path, *lines: str, when: str) -> Path:
 def test_a_job_whose_code_was_removed_decides_by_the_exit_codes(
     slurm_cluster: SlurmCluster, tmp_path: Path, code: int, expected: str, ends: list[str]
 ) -> None:
-    """Bash then chooses the nodes, and counts the tries that saved nothing."""
+    """The script then chooses the nodes itself, and counts the tries that saved nothing."""
     gone = tmp_path / "gone"
     removed = without_code(tmp_path / "removed", f"touch {gone}; exit {code}", when=f"[[ -e {gone} ]]")
     job_id = submit(slurm_cluster, "digits_smoke", run_dir=tmp_path / "run", env={"PATCHLINE": str(removed)})
@@ -225,7 +225,7 @@ def test_a_job_whose_code_was_removed_decides_by_the_exit_codes(
 
 @pytest.mark.long
 def test_a_job_without_code_is_requeued_three_times(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Another node may have it."""
+    """Another node may have the code."""
     never = without_code(tmp_path / "never", f"touch {tmp_path}/ran", when="true")
     job_id = submit(slurm_cluster, "digits_smoke", run_dir=tmp_path / "run", env={"PATCHLINE": str(never)})
     job = wait_until_ended(slurm_cluster, job_id)
@@ -234,7 +234,7 @@ def test_a_job_without_code_is_requeued_three_times(slurm_cluster: SlurmCluster,
 
 
 def test_a_task_of_an_array_requeues_itself_alone(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """The last task owns the array's own id, and would restart all of them with it."""
+    """The last task has the id of the whole array, and would restart all tasks with it."""
     once = program(
         tmp_path / "once",
         f'echo "$SLURM_ARRAY_TASK_ID" >>{tmp_path}/began',
@@ -263,7 +263,7 @@ def test_a_task_of_an_array_requeues_itself_alone(slurm_cluster: SlurmCluster, t
 
 @pytest.mark.long
 def test_a_signal_before_the_ranks_start_is_not_lost(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """The naive script would die of it: the job is to be continued, and has crashed nowhere."""
+    """The signal would end a naive script. Ours continues the job, and counts no crash."""
     run_dir = tmp_path / "early"
     slow = tmp_path / "bin"
     slow.mkdir()
@@ -280,7 +280,7 @@ def test_a_signal_before_the_ranks_start_is_not_lost(slurm_cluster: SlurmCluster
 
 @pytest.mark.long
 def test_a_limit_that_comes_before_any_save_is_not_met_for_ever(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Three times in a row, and the job gives up; a run directory that is given twice is the last of the two."""
+    """The job gives up after three times in a row. If --run-dir is given twice, the last one counts."""
     run_dir = tmp_path / "hasty"
     asks = program(tmp_path / "asks", 'scancel --batch --signal=USR1 "$SLURM_JOB_ID"; sleep 60')
     words = ("digits_smoke", f"--run-dir={tmp_path}/other")
@@ -297,7 +297,7 @@ def test_a_limit_that_comes_before_any_save_is_not_met_for_ever(slurm_cluster: S
 def test_a_run_that_is_told_to_stop_is_another_end_than_one_that_continues(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    """A chain submits again what was stopped by a time limit, and not what has a file STOP."""
+    """A chain submits a run again that a time limit stopped, but not one that has a file STOP."""
     run_dir = tmp_path / "told"
     stops = program(tmp_path / "stops", f"touch {run_dir}/STOP; exit 75")
     options = ["--nodes=1", "--no-requeue"]
@@ -314,7 +314,7 @@ def test_a_run_that_is_told_to_stop_is_another_end_than_one_that_continues(
 
 @pytest.mark.long
 def test_a_run_with_a_file_stop_stays_stopped(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Also if it is there before the first try, or comes while the ranks start, which refuse it as a mistake."""
+    """The file may be there before the first try, or appear while ranks start, which then exit with 2."""
     run_dir, options = tmp_path / "kept", ["--nodes=1"]
     refuses = program(tmp_path / "refuses", f"touch {tmp_path}/ran {run_dir}/STOP; exit 2")
     for has_run in (True, False):
@@ -332,7 +332,7 @@ def test_a_run_with_a_file_stop_stays_stopped(slurm_cluster: SlurmCluster, tmp_p
 
 @pytest.mark.long
 def test_a_link_behind_the_end_of_its_run_starts_no_rank(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Also where jobs may be requeued. A run that a later job extends is done before that job is submitted."""
+    """Jobs may even be requeued. A run that a later job extends was done before that job was submitted."""
     run_dir, options = tmp_path / "linked", ["--nodes=1"]
     lines = ("[[ $1 == __done ]] && exit 0", f"echo ran >>{tmp_path}/ran; touch {run_dir}/DONE")
     env = {"PATCHLINE": str(program(tmp_path / "ends", *lines))}
@@ -393,7 +393,7 @@ def shown_port(folder: Path, job_id: int) -> int:
 
 @pytest.mark.long
 def test_a_port_that_is_taken_is_passed_over(slurm_cluster: SlurmCluster, digits_url: str, tmp_path: Path) -> None:
-    """The port of the next job is known from its id; whoever else is on the node may have it."""
+    """The port of the next job follows from its id, and another process on the node may use it."""
     # Appended, since the rank that ends first has the other one killed, perhaps between emptying a file and writing it.
     shows = program(tmp_path / "shows", f'echo "$MASTER_PORT" >>{tmp_path}/port-$SLURM_JOB_ID', "exit 2")
     first = submit(slurm_cluster, "digits_smoke", run_dir=tmp_path / "first", env={"PATCHLINE": str(shows)})

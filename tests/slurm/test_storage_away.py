@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slurm
 
 
 def submit(cluster: SlurmCluster, folder: Path, command: Path, url: str, **environ: str) -> tuple[int, Path]:
-    """A packing into the bucket; the job and its log."""
+    """Submits a job that packs into the bucket. Returns the job and its log."""
     log = folder / "log"
     words = ("pack", "digits", f"--out={url}", "--samples-per-shard=500")
     keys = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
@@ -69,7 +69,7 @@ def test_a_server_that_goes_as_the_ranks_start_is_no_mistake(
 
 @pytest.mark.long
 def test_the_last_try_gives_a_server_two_minutes(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Of a storage that answers, but with errors: exit code 74. The pause is read from the words of `sleep`."""
+    """The storage answers, but with errors (exit code 74). A fake `sleep` records the length of the pause."""
     tools = tmp_path / "bin"
     tools.mkdir()
     program(tools / "sleep", f'echo "$1" >>{tmp_path}/sleeps')
@@ -86,7 +86,7 @@ def says(log: Path, words: str) -> bool:
 
 
 def test_a_disk_that_takes_no_file_is_waited_for(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """It fills up in the first try and is remounted read-only in the second; the third finds it well."""
+    """The disk fills up in the first try, and is remounted read-only in the second. The third try finds it in order."""
     tools = tmp_path / "bin"
     tools.mkdir()
     program(tools / "sleep", "exec /bin/sleep 0.2")  # for the pauses of the script
@@ -117,7 +117,7 @@ def test_a_disk_that_takes_no_file_is_waited_for(slurm_cluster: SlurmCluster, tm
 def test_training_on_a_disk_that_fills_up_ends_by_itself(
     slurm_cluster: SlurmCluster, digits_url: str, tmp_path: Path
 ) -> None:
-    """From step 60 on, until the batch script waits for room or all steps are done."""
+    """The disk is full from step 60 on, until the batch script waits for room or all steps are done."""
     with small_disk(tmp_path / "disk", num_bytes=64 << 20) as disk:
         run_dir, log = disk / "run", tmp_path / "log"
         words = ("--steps=200", "--global-batch=32", "--schedule.warmup-steps=5", "--checkpoint.every-steps=10")
@@ -139,7 +139,7 @@ def test_training_on_a_disk_that_fills_up_ends_by_itself(
 
 @pytest.mark.long
 def test_a_chain_on_a_disk_that_fills_up_goes_on(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """It is full when the gate behind the first step starts, which waits for room."""
+    """The disk is full when the gate after the first step starts. The gate waits for room."""
     with small_disk(tmp_path / "disk", num_bytes=16 << 20) as disk:
         fills = program(
             tmp_path / "fills",

@@ -12,7 +12,7 @@ import pytest
 
 from jobs.chains.state import read_record_of
 from tests.rigs.processes import patchline
-from tests.rigs.slurm import SlurmCluster
+from tests.rigs.slurm import SlurmCluster, SlurmConfig
 from tests.rigs.small_disk import small_disk
 from tests.slurm.test_stage import PATCHLINE, program, wait_until_ended
 
@@ -118,9 +118,30 @@ def test_the_preferences_of_a_shell_hide_no_job(slurm_cluster: SlurmCluster, tmp
     assert (ended.code, states, queue) == (0, "CANCELLED", []), ended.errors
 
 
+def test_a_number_that_slurm_uses_again_is_not_the_runs_job(tmp_path: Path) -> None:
+    """Slurm has lost its state and counts from 1 again: the run's number belongs to a stranger."""
+    config = SlurmConfig(num_nodes=1, cpus_per_node=1)
+    with SlurmCluster(config) as before:
+        words, number, _ = held_job(before, tmp_path)
+        told = patchline("status", f"{tmp_path}/run", environ=before.job_environment())
+        assert f"job {number}" in told.output
+    stranger = program(tmp_path / "stranger.sbatch", "sleep 600")
+    with SlurmCluster(config) as cluster:
+        while cluster.sbatch(stranger, options=["--output=/dev/null", "--hold"]) < number:
+            pass  # Slurm takes a number for each question, too
+        told = patchline("status", f"{tmp_path}/run", environ=cluster.job_environment())
+        ended = patchline("cancel", f"{tmp_path}/run", environ=cluster.job_environment())
+        assert cluster.squeue_state(number) == "PENDING", ended.errors
+        assert f"job {number}" not in told.output
+        assert "has no job that waits or runs" in ended.errors
+        again = submit(cluster, *words)
+        assert "has a job already" not in again.stderr
+        assert re.search(r"job \d+: pretrain-digits_smoke", again.stderr), again.stderr
+
+
 @pytest.mark.parametrize("is_bare", [pytest.param(False, marks=pytest.mark.long), True], ids=["environment", "bare"])
 def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster, tmp_path: Path, is_bare: bool) -> None:
-    """Real training on two nodes, in a folder whose name needs quotes; secrets do not come along."""
+    """A real training run on two nodes, in a folder whose name needs quotes. Its job inherits no secrets."""
     data, run_dir = tmp_path / "digits", tmp_path / 'my "50%" runs' / "one"
     subprocess.run([PATCHLINE, "pack", "digits", "--out", data], check=True, timeout=120)
     # As careful sites have it: the job inherits nothing, and srun would pass on nothing.
@@ -158,7 +179,7 @@ def test_a_run_is_submitted_once_and_ends_by_itself(slurm_cluster: SlurmCluster,
 
 
 def test_a_job_inherits_only_what_is_known_to_be_no_secret(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """The others are named, and never their values; `environment:` passes them on."""
+    """`submit` names the other variables, but not their values. `environment:` passes them on."""
     seen, fails = tmp_path / "environment", program(tmp_path / "fails", "exit 2")
     secrets = dict.fromkeys(("SSHPASS", "DBPASS", "ADMIN_PW", "MY_CREDS", "JWT", "SENTRY_DSN", "ENTROPY"), "of-mine")
     secrets |= {"SLACK_WEBHOOK_URL": "https://h/of-mine", "WANDB_BASE_URL": "https://h/?X-Amz-Signature=of-mine"}
@@ -239,7 +260,7 @@ def test_a_dry_run_shows_the_script_and_slurms_answer(slurm_cluster: SlurmCluste
 
 @pytest.mark.long
 def test_a_run_has_one_job_however_it_is_named(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """By a link, by `..`, and by a chain, whose gate then waits for the run's own job."""
+    """The run is named through a link, with `..`, and by a chain, whose gate then waits for the run's own job."""
     held = settings_in(tmp_path, f"command: [{PATCHLINE}]", "options: [--hold]")
     (tmp_path / "link").symlink_to(tmp_path / "runs")
     words = ("pretrain", "digits_smoke", held, "--data.url=d")
@@ -263,7 +284,7 @@ def test_a_run_has_one_job_however_it_is_named(slurm_cluster: SlurmCluster, tmp_
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount")
 def test_a_folder_with_two_names_has_one_job(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Two mounts of one folder: no name leads to the other. A copy of the folder is another run."""
+    """The folder is mounted twice, and neither path leads to the other. A copy of the folder is another run."""
     held = settings_in(tmp_path, f"command: [{PATCHLINE}]", "options: [--hold]")
     chain, one, two = tmp_path / "chain.yaml", tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
@@ -361,7 +382,7 @@ def cancel(cluster: SlurmCluster, folder: Path) -> str:
 
 @pytest.mark.long
 def test_a_run_can_be_submitted_again_as_soon_as_it_is_cancelled(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Its node does not answer for a while, and the job is COMPLETING meanwhile."""
+    """The job's node does not answer for a while, so the job is COMPLETING."""
     stays = program(tmp_path / "stays", f'touch "{tmp_path}/$SLURM_JOB_ID"', "sleep 60")
     cluster = settings_in(tmp_path, f"command: ['{stays}']")
     words = ("pretrain", "digits_smoke", cluster, "--data.url=d", f"--run-dir={tmp_path}/run")
@@ -385,7 +406,7 @@ def test_a_run_can_be_submitted_again_as_soon_as_it_is_cancelled(slurm_cluster: 
 def test_limits_that_slurm_would_accept_and_never_start_are_refused(
     slurm_cluster: SlurmCluster, tmp_path: Path
 ) -> None:
-    """EnforcePartLimits is NO here, as it is by default."""
+    """On this cluster, EnforcePartLimits is NO, its default."""
     slurm_cluster.scontrol("create", "PartitionName=short", "Nodes=ALL", "MaxTime=10", "MaxNodes=1", "State=UP")
     try:
         words = ("pretrain", "digits_smoke", "--data.url=d", f"--run-dir={tmp_path}/run")

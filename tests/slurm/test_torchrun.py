@@ -33,20 +33,20 @@ TORCHRUN = {"PATCHLINE_LAUNCHER": "torchrun"}
 
 @pytest.fixture(scope="module")
 def slurm_cluster() -> Iterator[SlurmCluster]:
-    """Of two CPUs a node, for two ranks each."""
+    """Starts a cluster with two CPUs per node, for two ranks each."""
     with SlurmCluster(SlurmConfig(num_nodes=2, cpus_per_node=2)) as cluster:
         yield cluster
 
 
 def kill_a_rank(cluster: SlurmCluster) -> None:
-    """Not a torchrun, which has the same words."""
+    """Kills a rank. A torchrun has the same words in its command, but is not a rank."""
     ranks = [pid for pid in cluster.processes() if is_python(pid) and "pretrain" in words_of(pid)[2].decode()]
     os.kill(max(ranks), signal.SIGKILL)
 
 
 @pytest.mark.long
 def test_a_run_of_torchruns_equals_one_of_srun(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """With a rank killed and a signal to save on the way."""
+    """A rank is killed, and later a signal asks the ranks to save."""
     url, expected, run_dir = tmp_path / "digits", tmp_path / "srun", tmp_path / "torchrun"
     subprocess.run([PATCHLINE, "pack", "digits", "--out", url], check=True, timeout=120)
     words = (*RECIPE, f"--data.url={url}")
@@ -71,7 +71,7 @@ def test_a_run_of_torchruns_equals_one_of_srun(slurm_cluster: SlurmCluster, tmp_
 
 @pytest.mark.long
 def test_a_mistake_under_torchrun_is_not_tried_again(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """torchrun itself ends with 1 whatever its ranks say."""
+    """torchrun itself ends with 1, whatever the exit codes of its ranks are."""
     job_id = submit(slurm_cluster, "digits_smoke", run_dir=tmp_path / "run", options=OPTIONS, env=TORCHRUN)
     job = wait_until_ended(slurm_cluster, job_id)
     assert (job["JobState"], job["ExitCode"], job["Restarts"]) == ("FAILED", "2:0", "0"), slurm_cluster.log_tail()
@@ -88,13 +88,13 @@ wait
 
 
 def test_each_line_names_its_rank(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """Of ranks that a shell starts as torchrun does, which takes seconds of CPU; the long test has torchrun itself."""
+    """A shell starts the ranks instead of torchrun, which would take seconds of CPU. The long test runs torchrun."""
     program(tmp_path / "torchrun", TWO_RANKS)
     ranks = program(
         tmp_path / "patchline",
         '[[ $1 != __done ]] || exit 0; echo "12:00:00 of $RANK"; echo "a warning of $RANK" >&2',
     )
-    run_dir, env = tmp_path / "run", TORCHRUN | {"PATCHLINE": str(ranks)}
+    run_dir, env = tmp_path / "lines", TORCHRUN | {"PATCHLINE": str(ranks)}
     wait_until_ended(slurm_cluster, submit(slurm_cluster, "digits_smoke", run_dir=run_dir, options=OPTIONS, env=env))
     for rank in (0, 3):
         ended = patchline("logs", str(run_dir), f"--rank={rank}", environ=slurm_cluster.job_environment())

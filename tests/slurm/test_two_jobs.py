@@ -34,14 +34,14 @@ ON_ONE = ("--nodes=1",)
 
 @pytest.fixture(scope="module")
 def slurm_cluster() -> Iterator[SlurmCluster]:
-    """One of its own: its first node does not come back."""
+    """Starts a cluster for this module alone, because its first node does not come back."""
     with SlurmCluster(SlurmConfig(num_nodes=2, cpus_per_node=1)) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
 def alone(digits_url: str, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
-    """The losses of the same run without Slurm."""
+    """Returns the losses of the same run without Slurm."""
     folder = tmp_path_factory.mktemp("runs")
     words = ["pretrain", *WORDS, f"--data.url={digits_url}", f"--run-dir={folder / 'alone'}"]
     assert run(words, num_ranks=1, log_dir=folder) == 0
@@ -66,14 +66,14 @@ def ranks_of(cluster: SlurmCluster) -> list[int]:
 
 
 def begins(cluster: SlurmCluster, digits_url: str, run_dir: Path) -> int:
-    """A job on the first node, past its first checkpoint."""
+    """Submits a job on the first node, and waits for its first checkpoint."""
     job = submit(cluster, *WORDS, f"--data.url={digits_url}", run_dir=run_dir, options=ON_ONE)
     cluster.wait_for(lambda: committed_by(run_dir) != [], deadline_seconds=JOB_SECONDS)
     return job
 
 
 def committed_by(run_dir: Path) -> list[str]:
-    """The attempts of the checkpoints that are there, by step."""
+    """Returns the attempts that wrote the checkpoints, ordered by step."""
     manifests = sorted((run_dir / "checkpoints").glob("step-*/**/MANIFEST.json"))
     return [json.loads(path.read_text())["id"]["attempt"] for path in manifests]
 
@@ -104,7 +104,7 @@ def test_the_later_of_two_jobs_continues_the_run(
 
 @pytest.fixture
 def lost(slurm_cluster: SlurmCluster) -> Iterator[list[int]]:
-    """Processes of a node that Slurm believes to be gone."""
+    """Yields a list for the processes of a node that Slurm believes to be gone, and ends them afterwards."""
     frozen: list[int] = []
     yield frozen
     thaw(frozen)

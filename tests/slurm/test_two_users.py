@@ -24,7 +24,7 @@ OWNER, COLLEAGUE, STRANGER = (65534, GROUP), (1, GROUP), (2, 2)  # nobody, daemo
 
 
 def why_not() -> str:
-    """Why other users cannot run Patchline here; empty if they can."""
+    """Returns why other users cannot run Patchline here; empty if they can."""
     if os.getuid() != 0 or not shutil.which("setpriv"):
         return "needs root and setpriv"
     tried = [*as_user(STRANGER), str(PYTHON), "-m", "patchline", "--version"]
@@ -36,7 +36,7 @@ def why_not() -> str:
 
 
 def as_user(user: tuple[int, int]) -> list[str]:
-    """The words before a command that is run by a user, with an environment of its own."""
+    """Returns the words before a command that runs as a user, with its own environment."""
     uid, group = user
     ids = ["setpriv", f"--reuid={uid}", f"--regid={group}", "--clear-groups", "--inh-caps=-all"]
     return [*ids, "env", f"PYTHONPATH={PACKAGES}:{CHECKOUT}", "HOME=/nonexistent", "PYTHONDONTWRITEBYTECODE=1"]
@@ -54,7 +54,7 @@ def cluster() -> Iterator[SlurmCluster]:
 
 @pytest.fixture
 def place(digits_url: str) -> Iterator[Path]:
-    """A folder of the group, with a dataset and a cluster's settings that all can read."""
+    """Makes a folder for the group, with a dataset and a cluster's settings that everybody can read."""
     folder = Path(tempfile.mkdtemp(prefix="group-"))
     try:
         shutil.copytree(digits_url, folder / "digits")

@@ -76,7 +76,7 @@ def test_a_running_a_held_and_a_waiting_job(slurm_cluster: SlurmCluster, tmp_pat
 
 
 def first_line(cluster: SlurmCluster, *words: str) -> str:
-    """Of a command that goes on until it is killed."""
+    """Returns the output of a command that runs until it is killed."""
     process = subprocess.Popen(
         [str(PATCHLINE), *words], env=cluster.job_environment(), stdout=subprocess.PIPE, text=True
     )
@@ -90,7 +90,7 @@ def first_line(cluster: SlurmCluster, *words: str) -> str:
 
 @pytest.mark.long
 def test_an_array_of_a_chain_and_its_runs(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
-    """One of three runs has a job that runs; their logs are in the chain's folder."""
+    """One of three runs has a running job. Their logs are in the chain's folder."""
     sleeps = program(tmp_path / "sleeps", 'echo "rank $SLURM_PROCID of $*"', "exec sleep 600")
     step = (
         "{name: tune, stage: finetune, recipe: digits_48, nodes: 2, at_once: 1, "

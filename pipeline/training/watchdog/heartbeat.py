@@ -100,7 +100,7 @@ class Heartbeat:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._is_on:
-            asked_by = self._progress.asked_by  # looked for while the thread still watches, as the disk may not answer
+            asked_by = self._progress.asked_by  # STOP is looked for while the thread still watches
             if not asked_by and look_once(self._run_dir / "STOP") is Look.THERE:
                 asked_by = "the file STOP"
             self._leave.set()
@@ -178,7 +178,7 @@ class Heartbeat:
         return other.beat.seconds <= other.beat.limit_seconds
 
     def _asked(self, work: Callable[[], Result], *, otherwise: Result) -> Result:
-        """Returns what `work()`, which touches the disk, returns; `otherwise` if the disk does not answer in time."""
+        """Returns the result of `work()`, which uses the disk; `otherwise` if the disk does not answer in time."""
         return self._disk.ask(work, otherwise=otherwise, seconds=self._silent_seconds)
 
     def _end(self) -> None:
@@ -201,7 +201,7 @@ class Heartbeat:
         self._feed(self._disk_words())
 
     def _will_say(self, rank: int) -> bool:
-        """Returns whether another rank has yet to write the message."""
+        """Returns whether another rank will write the message but has not done so yet."""
         heard = self._files.hear(rank).beat if self._files else None
         return heard is not None and not heard.has_said
 
@@ -218,7 +218,7 @@ class Heartbeat:
             self._asked(self._files.say_hanging, otherwise=None)
 
     def _write_stacks(self) -> str:
-        """Returns why this rank cannot write its stacks; empty if it has."""
+        """Writes this rank's stacks. Returns why that failed, or ""."""
         path = stacks_path(self._run_dir, rank=self._world.rank, attempt=self._attempt)
         place = f"rank {self._world.rank} stood for {self._stood:.0f} s in {self._place.words()}"
         try:

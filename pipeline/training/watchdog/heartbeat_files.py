@@ -222,7 +222,7 @@ class HeartbeatFiles:
 
 
 class DiskWork:
-    """Does work on files in a thread of its own, so that a disk that does not answer does not hold up the caller.
+    """Does work on files in a separate thread, so that a disk that does not answer does not hold up the caller.
 
     `tick`: called about every `tick_seconds` while the caller waits.
     """
@@ -232,8 +232,8 @@ class DiskWork:
         self._thread: threading.Thread | None = None
 
     def ask(self, work: Callable[[], Result], *, otherwise: Result, seconds: float) -> Result:
-        """Returns what `work()` returns, or `otherwise` if that takes longer than `seconds`. While earlier work has not
-        returned, returns `otherwise` at once. `work` must not raise."""
+        """Returns the result of `work()`, or `otherwise` if `work()` takes longer than `seconds`. While earlier work
+        has not returned, returns `otherwise` at once. `work` must not raise."""
         if self._thread and self._thread.is_alive():
             return otherwise
         answers: list[Result] = []

@@ -4,8 +4,8 @@ A small separate process waits for bytes from the heartbeat. It runs this file a
 only, so it takes little time and memory. `faulthandler.dump_traceback_later` would need no process, but it also counts
 the time in which the whole run was suspended, and would end all ranks when they continue.
 
-It also says in which call to a file a thread waits: a thread that waits for a disk or a file server, even in FUSE, can
-be seen in /proc.
+This file can also tell in which call to a file a thread waits. For a thread that waits for a disk or a file server,
+even in FUSE, /proc shows the call.
 """
 
 import ctypes
@@ -82,8 +82,8 @@ class LastResort:
             self._undone = undone.pop_all()
 
     def feed(self, waits: str = "") -> None:
-        """Tells the separate process that Python still runs. `waits`: what the rank waits for, if that is known. The
-        other process says it if Python runs no more."""
+        """Tells the separate process that Python still runs. `waits`: what the rank waits for, if that is known. If
+        Python stops running, the other process reports it."""
         line = f"{waits[:_MOST_WORDS]}\n".encode(errors="backslashreplace")
         with suppress(OSError):  # the pipe is full, or the process was killed, so that there is no last resort
             os.write(self._pipe, line)
@@ -151,11 +151,11 @@ def waits_for_disk(pid: int) -> bool:
 
 
 def file_calls(pid: int | str = "self") -> dict[str, str]:
-    """Returns in which call to a file each thread of a process is now, such as `openat of /data/index`. The keys differ
-    for each call, so a key that stays the same is a thread that waits. Files in /proc, /dev and /sys do not count.
+    """Returns the call to a file that each thread of a process is in, such as `openat of /data/index`. Each call has a
+    different key, so if a key stays the same, its thread waits. Files in /proc, /dev and /sys do not count.
 
-    The main thread comes first. Empty if /proc does not tell, as for another user's process, or for a processor whose
-    numbers are not known here.
+    The main thread comes first. Empty if /proc does not show the calls, as for another user's process, or if the
+    numbers of this processor's calls are not known here.
     """
     if platform.machine() not in _PROCESSORS:
         return {}

@@ -94,7 +94,7 @@ def test_a_job_that_was_submitted_before_a_crash_is_found_in_the_queue(state: Pa
 
 
 def test_a_job_of_a_chain_that_was_deleted_is_no_job_of_this_one(state: Path, tmp_path: Path) -> None:
-    """The chain's name, and the tags of its jobs, are those of the chain that was in the folder before."""
+    """The chain has the same name, and its jobs the same tags, as the chain that was in the folder before."""
     begin(state)
     life = read_record_of(state).life
     ended = f"echo '7 COMPLETED life-0,-,{NAME},report.e2.r0.p0'"
@@ -150,7 +150,7 @@ def test_a_second_gate_where_jobs_are_not_requeued(state: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("comment", ["patchline-r", "patchline-x@2,patchline-r@3,patchline-chain-9,t.e1.r0.p0"])
 def test_a_job_of_the_run_itself_is_waited_for(state: Path, tmp_path: Path, comment: str) -> None:
-    """Somebody submitted the run without the chain, or with another one: the gate comes behind that job."""
+    """Somebody submitted the run without the chain, or with another chain. The gate then waits for that job."""
     unit = replace(UNIT, names=("patchline-r",))
     plan = ChainPlan(name=NAME, units=(unit,), rounds=1, chdir=str(tmp_path), command=("patchline",))
     (state / "plan.json").write_text(plan_json(plan))
@@ -169,7 +169,7 @@ def test_jobs_from_before_a_new_beginning_count(state: Path, tmp_path: Path) -> 
 
 
 def test_the_runs_of_an_array_are_in_its_comment(state: Path) -> None:
-    """At most 24 of them, since Slurm takes 1,023 letters."""
+    """The comment names at most 24 runs, since Slurm accepts 1,023 characters."""
     words = tuple(("finetune", "r", f"--run-dir=r{number}") for number in range(30))
     names = tuple(f"patchline-{number:016}" for number in range(30))
     unit = Unit(name="a" * 32, step="a", stage="finetune", words=words, names=names, at_once=2)
@@ -198,7 +198,7 @@ def test_storage_that_is_away_is_no_reason_to_give_up(
 
 
 def test_a_full_disk_is_no_reason_to_give_up(state: Path, tmp_path: Path) -> None:
-    """It fills up when the first job is submitted, and is freed after a while, in which the gate asks again."""
+    """The disk fills up when the first job is submitted, and has room again while the gate repeats its attempts."""
     with small_disk(tmp_path / "disk", num_bytes=1 << 20) as disk:
         folder, filler, asked = disk / "a chain", disk / "filler", tmp_path / "asked"
         shutil.copytree(state.parent, folder)
@@ -213,7 +213,7 @@ def test_a_full_disk_is_no_reason_to_give_up(state: Path, tmp_path: Path) -> Non
 
 
 def test_an_array_beyond_slurms_limit_is_submitted_in_pieces(state: Path, tmp_path: Path) -> None:
-    """Two pieces of two tasks and one of one, in two queues, since two tasks may run at once."""
+    """There are two pieces with two tasks and one with one task, in two queues, since two tasks may run at once."""
     unit = Unit(
         name="pack.scan", step="pack", stage="pack", words=(("pack", "digits", "--out=d"),), num_parts=5, at_once=2
     )
@@ -233,7 +233,7 @@ def test_an_array_beyond_slurms_limit_is_submitted_in_pieces(state: Path, tmp_pa
 
 
 def test_a_refusal_of_slurm_names_the_job(tmp_path: Path) -> None:
-    """A chain has many, and the gates' limits differ from those of its steps."""
+    """A chain has many scripts, and the limits of its gates differ from those of its steps."""
     steps = "[{name: one, stage: pack, recipe: digits}, {name: two, stage: pack, recipe: digits}]"
     (tmp_path / "chain.yaml").write_text(f"folder: '{tmp_path}/a'\nsteps: {steps}\n")
     (tmp_path / "cluster.yaml").write_text("command: [patchline]\n")

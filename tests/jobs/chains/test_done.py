@@ -87,7 +87,7 @@ def test_scores_that_are_older_than_their_record_are_of_another_job(tmp_path: Pa
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> dict[str, str]:
-    """Takes every job, and leaves a file then."""
+    """An sbatch that accepts every job, and leaves a file."""
     folder = tmp_path / "bin"
     folder.mkdir()
     settings = tmp_path / "cluster.yaml"

@@ -158,7 +158,7 @@ def test_a_command_for_a_run_says_that_the_folder_is_a_chain(chain: Path, comman
 
 
 def test_one_place_by_two_paths(tmp_path: Path) -> None:
-    """Also before the folder of a run is there."""
+    """This is so even before the folder of the run exists."""
     (tmp_path / "one").mkdir()
     (tmp_path / "link").symlink_to("one")
     assert is_same_place(tmp_path / "link", tmp_path / "one")

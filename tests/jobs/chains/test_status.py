@@ -24,7 +24,7 @@ JOB = ChainJob(unit="train", kind="job", round=0, tag="train.e1.r0", job=2)
 
 @pytest.fixture
 def chain(tmp_path: Path) -> Path:
-    """Packing is complete, training runs, the report waits."""
+    """Makes a chain whose packing is complete, whose training is running, and whose report waits."""
     folder = tmp_path / "a chain"
     state = state_folder(str(folder))
     state.mkdir(parents=True)
@@ -137,7 +137,7 @@ def test_the_tasks_of_an_array_that_run_and_those_that_wait(chain: Path) -> None
 
 
 def test_a_slurm_that_does_not_answer_leaves_the_files(chain: Path) -> None:
-    """Its runs do not ask again, which would take as long for each."""
+    """The chain's runs do not ask Slurm again, which would take as long for each run."""
     asks = f"touch {chain.parent}/asked; exit 1"
     environ = programs(chain.parent, squeue="echo away >&2; exit 1", scontrol=asks, sinfo=asks)
     ended = patchline("status", str(chain), environ=environ)

@@ -39,7 +39,7 @@ def test_a_refused_submission_leaves_the_chain_as_it_was(digits_url: str, tmp_pa
 
 
 def test_a_submission_that_slurm_refuses_ends_the_chain_with_its_message(tmp_path: Path) -> None:
-    """Else status would say that the step waits for its turn, and jobs of a part of it would have no gate."""
+    """Otherwise status would say that the step waits for its turn, and jobs of only a part of it would have no gate."""
     words = ("submit", chain_file(tmp_path, STEP % (77, tmp_path / "d")), f"--cluster={tmp_path}/cluster.yaml")
     ended = patchline(*words, "--no-check", environ=slurm(tmp_path, sbatch="echo 'error: too many' >&2; exit 1"))
     assert (ended.code, "sbatch failed: error: too many" in ended.errors) == (2, True), ended.errors
@@ -68,7 +68,7 @@ def test_a_graph_has_a_line_for_each_step_with_its_size_and_hours() -> None:
 
 
 def test_a_dry_run_works_where_slurm_does_not_answer(tmp_path: Path) -> None:
-    """It asks once, and says what it could not ask."""
+    """The dry run asks Slurm once, and says what it could not ask."""
     asked = f"echo $0 >>'{tmp_path}/asked'; {SILENT}"
     silent = programs(tmp_path, sbatch=asked, squeue=asked, scontrol=asked, sinfo=asked)
     settings = f"--cluster={tmp_path}/cluster.yaml"

@@ -121,7 +121,7 @@ def test_spares_are_nodes_of_the_job_that_it_may_lose() -> None:
 
 
 def test_a_job_of_one_process_takes_neither_spares_nor_torchrun() -> None:
-    """Packing in a chain, on a cluster whose settings are for training."""
+    """An example is packing in a chain, on a cluster whose settings are for training."""
     cluster = replace(CLUSTER, spares=1, launcher="torchrun")
     assert "\nexport PATCHLINE_LAUNCHER=torchrun\n" in batch_script(REQUEST, cluster, body=BODY)
     script = batch_script(replace(REQUEST, has_ranks=False, nodes=1), cluster, body=BODY)
@@ -131,7 +131,7 @@ def test_a_job_of_one_process_takes_neither_spares_nor_torchrun() -> None:
 
 
 def tasks_of(piece: Piece) -> list[int]:
-    """The tasks that Slurm would run."""
+    """Returns the tasks that Slurm would run."""
     found: list[int] = []
     for part in piece.array.partition("%")[0].split(","):
         first, _, last = part.partition("-")

@@ -36,7 +36,7 @@ with alone(Path(sys.argv[1])):
 
 
 def without_flock(program: str, folder: Path, error: str) -> list[str]:
-    """The command of a process whose flock fails with this error: strace injects it."""
+    """Returns the command of a process whose flock fails with this error, which strace injects."""
     if shutil.which("strace") is None:
         pytest.skip("needs strace")
     trace = ["strace", "--follow-forks", "--output=/dev/null", "--trace=flock", f"--inject=flock:error={error}"]

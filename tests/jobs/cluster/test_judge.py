@@ -139,7 +139,7 @@ def test_the_words_of_each_end(facts: dict[str, Any], words: str) -> None:
     ],
 )
 def test_the_node_whose_ranks_crash_by_themselves(codes: dict[int, int | None], node: str) -> None:
-    """Of two nodes with two ranks each; the codes are in the order in which the ranks ended."""
+    """There are two nodes with two ranks each. The codes are in the order in which the ranks ended."""
     assert crashed_node(TryFacts(codes=codes, nodes=("n1", "n2"), num_ranks=4, ranks_per_node=2)) == node
 
 
@@ -326,7 +326,7 @@ def test_what_is_said_of_nodes() -> None:
     ],
 )
 def test_the_odd_clock_is_left_out(clocks: tuple[int, ...], server: int, odd: tuple[str, ...], says: bool) -> None:
-    """A wrong clock on the first node condemned all others."""
+    """A wrong clock on the first node once made all other nodes look wrong."""
     answers = {f"n{number}": (clock, ()) for number, clock in enumerate(clocks, 1)}
     found = chosen(check(answers, num_needed=1, server_clock=server))
     assert (found.left_out, any("set them" in line for line in found.says)) == (odd, says)
@@ -353,7 +353,7 @@ def test_the_odd_clock_is_left_out(clocks: tuple[int, ...], server: int, odd: tu
 def test_nodes_are_avoided_only_if_others_can_take_their_place(
     job: str, nodes: tuple[str, ...], excluded: tuple[str, ...], avoided: set[str]
 ) -> None:
-    """A job of two nodes, of which the second was sick. With too few others like its own it would wait for ever."""
+    """The second of a job's two nodes was sick. With too few others like it, the job would wait for ever."""
     partition = Partition(job=job, own=("n1", "n2"), excluded=excluded, nodes=nodes)
     assert set(nodes_to_avoid(("n2",), partition)) == avoided
     assert nodes_to_avoid((), partition) == ()

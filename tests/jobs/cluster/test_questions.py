@@ -24,7 +24,7 @@ class Asked:
         (self.exits / "started").touch()
 
     def said(self, *words: str, facts: tuple[str, ...] = (), **environ: str) -> dict[str, str]:
-        """The answer, of which the last line is `over`."""
+        """Returns the answer. Its last line must be `over`."""
         lines = (f"state {self.state}", f"exits {self.exits}", *facts)
         self.monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
         assert answer(words, environ=environ) == 0
@@ -79,7 +79,7 @@ def test_a_try_that_saved_is_not_idle(asked: Asked, name: str) -> None:
 
 
 def test_a_folder_that_is_not_seen_from_here_is_no_try_without_codes(asked: Asked) -> None:
-    """As in a container without it: the script must decide."""
+    """A container may not have the folder. Then the script must decide."""
     with pytest.raises(FileNotFoundError):
         asked.said("try", facts=(*TRY, "exits /nowhere"))
 

@@ -97,7 +97,7 @@ def test_a_command_about_the_run_can_be_pasted(exit_code: str, run_dir: str, tod
     ("reason", "exit_code"), [("JobLaunchFailure", "0:53"), ("RaisedSignal:53", "0:53"), ("JobLaunchFailure", "1:0")]
 )
 def test_a_job_whose_log_the_node_could_not_open(reason: str, exit_code: str) -> None:
-    """There is no log to look at."""
+    """There is no log that the message could name."""
     job = replace(JOB, state="FAILED", reason=reason, exit_code=exit_code, log="/runs/my run/submit/x-12.out")
     found = finding_of(job, run_dir="/runs/my run")
     assert found.found.startswith("could not start: its node could not open its log /runs/my run/submit/x-12.out, or")
@@ -120,7 +120,7 @@ def test_nodes_that_are_not_well() -> None:
 
 
 def tasks(*kinds: tuple[str, str, int]) -> Sequence[JobFacts]:
-    """So many tasks of each state and reason; those that wait without a reason of their own are one line of Slurm's."""
+    """Returns an array with this number of tasks for each state and reason. Pending tasks share one line of Slurm."""
     found = []
     for state, reason, count in kinds:
         names = [f"12_[0-{count - 1}]"] if reason == "Resources" else [f"12_{state[0]}{n}" for n in range(count)]

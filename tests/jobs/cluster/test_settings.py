@@ -75,7 +75,7 @@ def test_a_file_that_is_missing(tmp_path: Path) -> None:
 
 
 def test_other_options_pass() -> None:
-    """Also those of which an own option is the beginning."""
+    """Options that begin like one of patchline's own are refused, too."""
     options = (
         "--hold",
         "--exclude=n1",

@@ -15,6 +15,7 @@ from jobs.cluster.slurm import (
     in_one_line,
     is_copied,
     job_facts,
+    names_in,
     need_sbatch,
     nodes_in,
     numbers_of,
@@ -49,7 +50,7 @@ JobId=3 ArrayJobId=1 ArrayTaskId=1 JobName=a JobState=FAILED Reason=NonZeroExitC
 
 
 def programs(folder: Path, **scripts: str) -> dict[str, str]:
-    """An environment in which Slurm's programs are these lines of shell."""
+    """Makes an environment in which Slurm's programs are these lines of shell."""
     for name, text in scripts.items():
         path = folder / name
         path.write_text(f"#!/bin/sh\n{text}\n")
@@ -166,6 +167,41 @@ def test_jobs_of_a_comment(tmp_path: Path) -> None:
     assert queued_with("patchline", environ) == []
 
 
+@pytest.mark.parametrize(
+    ("recorded", "jobs"),
+    [
+        pytest.param({"12": "patchline-b"}, ["12"], id="submitted through another path: the recorded name is its own"),
+        pytest.param({"12": "patchline-c"}, [], id="Slurm lost its state, and gave the number to another job"),
+        pytest.param({"12": ""}, ["12"], id="no name was recorded"),
+        pytest.param({"13_2": "life-1"}, ["13_2"], id="a task of a chain"),
+        pytest.param({"13_2": "life-2"}, [], id="a task of another chain, or of an earlier one"),
+    ],
+)
+def test_a_recorded_number_is_not_enough(tmp_path: Path, recorded: dict[str, str], jobs: list[str]) -> None:
+    lines = "12 RUNNING patchline-b\\n13_[1-3] PENDING life-1,patchline-d@1,patchline-e,tag\\n"
+    environ = programs(tmp_path, squeue=f"case $* in *--jobs*) printf '{lines}' ;; esac")
+    assert [one.job for one in queued_with("patchline-a", environ, recorded=recorded)] == jobs
+
+
+@pytest.mark.parametrize(
+    ("comment", "name", "is_own"),
+    [
+        ("patchline-b", "patchline-b", True),
+        ("patchline-b", "patchline-c", False),
+        ("", "patchline-b", False),
+        ("life-1,patchline-a@3,patchline-e,tag", "life-1", True),
+        ("life-1,patchline-a@3,patchline-e,tag", "", True),
+        ("patchline-b", "", False),
+        ("a note of the user", "", True),
+        ("", "", True),
+    ],
+)
+def test_what_slurm_says_of_a_number_is_of_the_run(comment: str, name: str, is_own: bool) -> None:
+    job = parsed(RUNNING.replace("Comment=of JobState=FAILED", f"Comment={comment} "))
+    assert job
+    assert (job.comment, job.is_of(name, "patchline-a")) == (comment, is_own)
+
+
 def test_jobs_that_are_ending_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "_PAUSE_SECONDS", 0.01)
     squeue = (
@@ -229,20 +265,21 @@ def test_the_numbers_on_record(tmp_path: Path) -> None:
 
 
 def test_jobs_of_a_folder_and_not_of_the_one_that_it_is_a_copy_of(tmp_path: Path) -> None:
-    assert submitted_in(tmp_path) == []
+    assert submitted_in(tmp_path) == {}
     here = tmp_path.stat().st_ino
     lines: list[dict[str, object]] = [
         {"job": 3},
         {"job": 4, "folder": here},
         {"job": 5, "folder": here + 1},
-        {"job": 6, "folder": here},
+        {"job": 6, "folder": here, "name": "patchline-a"},
     ]
     lines += [{"job": "8", "folder": here}, {"folder": here}]
     (tmp_path / "submitted.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert submitted_in(tmp_path) == ["6", "4"]
+    assert list(submitted_in(tmp_path).items()) == [("6", "patchline-a"), ("4", "")]
     assert not is_copied(tmp_path)
     shutil.copytree(tmp_path, tmp_path / "copy")
-    assert (submitted_in(tmp_path / "copy"), is_copied(tmp_path / "copy")) == ([], True)
+    assert (submitted_in(tmp_path / "copy"), is_copied(tmp_path / "copy")) == ({}, True)
+    assert names_in(tmp_path / "copy") == {"3": "", "4": "", "5": "", "6": "patchline-a"}
 
 
 @pytest.mark.parametrize("scontrol", [UNKNOWN, "echo 'Job 12_9 not found'; exit 1"])
@@ -257,7 +294,7 @@ def test_a_silent_slurm_is_not_taken_for_a_forgotten_job(tmp_path: Path, scontro
 
 
 def test_the_tasks_of_an_array(tmp_path: Path) -> None:
-    """The tasks that wait have the number of the array, until the last of them starts with it."""
+    """Pending tasks have the number of the array. The last task to start keeps it."""
     (tmp_path / "array").write_text(ARRAY)
     environ = programs(tmp_path, scontrol=f"cat {tmp_path}/array")
     found = [(one.job, one.number, one.state) for one in tasks_of("1", environ)]

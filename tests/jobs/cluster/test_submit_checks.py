@@ -166,7 +166,7 @@ ON_A_DISK = "/dev/sda1 / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\n"
 
 @pytest.fixture
 def on_a_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine whose root is a disk, and that shares nothing; its /proc/mounts and its list of exports."""
+    """Makes the /proc/mounts and the list of exports of a machine whose root is a disk, and that exports nothing."""
     (tmp_path / "mounts").write_text(ON_A_DISK)
     monkeypatch.setattr(submit_checks, "_MOUNTS", tmp_path / "mounts")
     monkeypatch.setattr(submit_checks, "_EXPORTS", tmp_path / "etab")
@@ -210,7 +210,7 @@ def test_paths_that_cannot_be_in_a_script_are_refused(run_dir: str) -> None:
 
 
 def test_paths_with_a_backslash_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Slurm cannot open a log there, and the job would end at once, with 0:53 and no log."""
+    """Slurm could not open a log there, so the job would end at once with 0:53, without a log."""
     (tmp_path / "back\\b").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "back\\b")
     for run_dir in ("back\\b", str(tmp_path / "link" / "run")):
@@ -232,7 +232,7 @@ def test_a_current_folder_that_cannot_be_printed(tmp_path: Path, monkeypatch: py
 
 
 def test_a_submission_that_slurm_refuses_leaves_nothing(tmp_path: Path) -> None:
-    """Else the folder would look like a run whose job is gone."""
+    """Otherwise the folder would look like a run whose job is gone."""
     (tmp_path / "cluster.yaml").write_text("command: [patchline]\n")
     words = ("pretrain", "digits_smoke", f"--cluster={tmp_path}/cluster.yaml", "--no-check", "--data.url=d")
     refuses = "echo 'sbatch: error: Requested time limit is invalid' >&2; exit 1"

@@ -17,12 +17,6 @@ from tests.rigs.datasets import file_hashes, packed_folders
 from tests.rigs.packing import pack_spec
 
 
-@pytest.mark.parametrize("distance", [-1, 128, 256])
-def test_impossible_distances_are_refused(distance: int) -> None:
-    with pytest.raises(UserError, match=rf"^dedup\.max_distance is {distance}; allowed: 0 to 127$"):
-        Dedup(max_distance=distance)
-
-
 @pytest.mark.parametrize(
     ("change", "is_same"),
     [

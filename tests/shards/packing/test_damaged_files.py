@@ -104,12 +104,6 @@ def test_an_edited_plan_is_refused(change: dict[str, object], message: str, stor
         read_plan(store, spec)
 
 
-@pytest.mark.parametrize("data", [b"[" * 200_000, b"3", b"", b"\xff\xfe", b'{"adopted": 1, "adopted": 2}'])
-def test_what_is_no_plan_is_a_value_error(data: bytes) -> None:
-    with pytest.raises(ValueError, match="not a plan"):
-        Plan.from_bytes(data)
-
-
 def packed(store: Store, spec: PackSpec) -> Plan:
     plan = planned(store, spec)
     for shard in range(plan.num_shards):

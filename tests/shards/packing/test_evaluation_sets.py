@@ -144,11 +144,6 @@ def store_with_hashes(evaluation_url: str, tmp_path: Path) -> Store:
     return store
 
 
-def test_no_evaluation_set_is_a_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"there is nothing at .*/none'; check the path"):
-        find_sets((str(tmp_path / "none"),))
-
-
 def test_another_dataset_can_be_named_twice(tmp_path: Path) -> None:
     url = str(packed_folders(tmp_path))
     assert [item.num_shards for item in find_sets((url, url))] == [4, 4]

@@ -1,8 +1,7 @@
 """The listing is cut by number and size, frozen, and the same for every task."""
 
-import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from shards.errors import UserError
 from shards.packing.listing import LISTING_PATH, Listing, Slice, listed, slice_entries
 from shards.sources.digits import DigitsSource
 from shards.sources.entry import Entry
-from shards.sources.kinds import ClassTarsSource, FlatSource, FolderSource, ManifestSource, Source, TarOfTarsSource
+from shards.sources.kinds import FolderSource, Source
 from shards.store import open_store
 from tests.rigs.images import class_folders, image_bytes
 
@@ -93,31 +92,6 @@ def test_an_unreadable_listing_is_made_again(tmp_path: Path) -> None:
     for damaged in (b"{", b"[]", b'{"scan_hash": "x"}', b'{"scan_hash": "x", "slices": [{}]}'):
         store.write(LISTING_PATH, damaged)
         assert isinstance(listed(store, DigitsSource(), scan_hash="x"), Listing)
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (FolderSource(root="{}/empty"), "no image found below {}/empty; give a source that has some"),
-        (FlatSource(root="{}/empty"), "no image found below {}/empty; give a source that has some"),
-        (FolderSource(root="{}"), "no image found below {}; it has tars: use patchline pack class_tars for .*"),
-        (ClassTarsSource(root="{}/empty"), r"no \*\.tar below {}/empty; give a source that has some"),
-        (TarOfTarsSource(path="{}/outer.tar"), r"no tar in {}/outer\.tar; give a source that has some"),
-        (ManifestSource(files=("{}/list.csv",)), r"no image found in {}/list\.csv; give a source that has some"),
-    ],
-)
-def test_an_empty_source_is_named(source: Source, message: str, tmp_path: Path) -> None:
-    (tmp_path / "list.csv").write_text("path,label\n")
-    (tmp_path / "empty").mkdir()
-    tarfile.open(tmp_path / "outer.tar", "w").close()
-    there = {
-        name: tuple(item.format(tmp_path) for item in value) if name == "files" else value.format(tmp_path)
-        for name, value in vars(source).items()
-        if name in ("root", "path", "files")
-    }
-    empty: Source = replace(source, **there)  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=f"^{message.format(tmp_path)}$"):
-        listed(open_store(str(tmp_path / "out")), empty, scan_hash="x")
 
 
 def test_amounts_need_every_slice_to_know_its_images() -> None:

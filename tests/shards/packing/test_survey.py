@@ -7,7 +7,6 @@ import pyarrow as pa
 import pytest
 
 from shards.class_labels import are_names
-from shards.errors import UserError
 from shards.images.config import Resize
 from shards.packing.scan import SCAN_SCHEMA, scan_path
 from shards.packing.survey import SurveyTask, labelled, reasons, survey
@@ -73,16 +72,3 @@ def test_several_scan_files_are_one_survey(tmp_path: Path, monkeypatch: pytest.M
     assert found.is_fit.tolist() == [True] * 4
     shas = [row for number in (1, 2) for row in read_table(store.read(scan_path(number))).column("sha256").to_pylist()]
     assert found.sha_prefix.tolist() == [int(np.frombuffer(sha256[:8], np.uint64)[0]) for sha256 in shas]
-
-
-def test_a_missing_scan_is_named(tmp_path: Path) -> None:
-    task = SurveyTask(
-        url=str(tmp_path),
-        spec=pack_spec(FolderSource(root="x")),
-        first_number=3,
-        slices_sha256=("0",),
-        meaning=are_names(None),
-        evaluation_sets=(),
-    )
-    with pytest.raises(UserError, match=r"scan-000003\.parquet is missing.*run --phase scan"):
-        survey(task)

@@ -168,45 +168,6 @@ def test_a_damaged_class_tar_does_not_end_the_others(url: str, change: str) -> N
     assert [entry.name for entry, image in found if isinstance(image, bytes)] == [n for n in NAMES if "n02" not in n]
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        (ClassTarsSource(), "--source.root is missing"),
-        (TarOfTarsSource(), "--source.path is ''"),
-        (TarOfTarsSource(path="/nowhere/x.tar"), "does not exist"),
-    ],
-)
-def test_mistakes_of_settings(source: Source, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        list(source.entries())
-
-
-@pytest.mark.parametrize("name", ["n01.tar.gz", "n01.tgz", "deeper/n01.TAR.BZ2"])
-def test_compressed_class_tars_are_a_mistake(tmp_path: Path, name: str) -> None:
-    open_store(str(tmp_path)).write(name, b"x")
-    with pytest.raises(UserError, match=r"is compressed.*decompress it first"):
-        list(ClassTarsSource(root=str(tmp_path)).entries())
-
-
-@pytest.mark.parametrize(
-    ("outer", "message"),
-    [
-        (
-            tar_of(*((f"{label}.tar", tar) for label, tar in CLASSES.items()))[:15000],
-            "it ends at byte 15000, inside 'n0",
-        ),
-        (b"x" * 2000, "no header is in bytes 0 to 2000"),
-        (b"\x1f\x8b" + bytes(2000), "compressed"),
-        (tar_of(("n01.tar.gz", b"x")), "n01.tar.gz of .* is compressed"),
-        (tar_of(("../n01.tar", b"x")), "a path with a '..' part"),
-    ],
-)
-def test_a_damaged_archive_of_all_classes_is_a_mistake(tmp_path: Path, outer: bytes, message: str) -> None:
-    (tmp_path / "all.tar").write_bytes(outer)
-    with pytest.raises(UserError, match=message):
-        list(TarOfTarsSource(path=str(tmp_path / "all.tar")).entries())
-
-
 def test_the_outer_archive_is_listed_by_its_headers_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inner tars of 10 GiB, made of holes only, are listed at once."""
     with (tmp_path / "all.tar").open("wb") as file:

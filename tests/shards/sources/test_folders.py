@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from shards.errors import ImageRefusedError, UserError
+from shards.errors import ImageRefusedError
 from shards.sources.entry import Entry, ImageBytes
 from shards.sources.folders import FlatSource, FolderSource
 from shards.store import open_store
@@ -188,18 +188,6 @@ def test_a_join_larger_than_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "labels.csv").write_text("\n".join(["file,label", *rows]))
     found = listed(FlatSource(root=str(tmp_path), labels_csv=str(tmp_path / "labels.csv")))
     assert found == [(f"{n}.jpg", (str(n),) if n % 3 else ()) for n in sorted(range(100), key=lambda n: f"{n}.jpg")]
-
-
-@pytest.mark.parametrize("pattern", ["(", "no group", "(two)(groups)"])
-def test_patterns_without_exactly_one_group_are_refused(pattern: str) -> None:
-    with pytest.raises(UserError, match="label-pattern"):
-        FlatSource(root="x", label_pattern=pattern)
-
-
-@pytest.mark.parametrize("source", [FolderSource(), FlatSource(), FolderSource(root="/no/such/folder")])
-def test_a_missing_root_is_the_users_mistake(source: FolderSource | FlatSource) -> None:
-    with pytest.raises(UserError, match=r"--source\.root"):
-        list(source.entries())
 
 
 def test_real_photographs_have_their_synset_as_label(test_data: Path) -> None:

@@ -1,7 +1,6 @@
 """Sources are told apart by their kinds, and depend on their libraries; the digits are fixed in split and bytes."""
 
 import io
-from importlib.metadata import PackageNotFoundError
 from typing import get_args
 
 import numpy as np
@@ -9,7 +8,7 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from shards.errors import ImageRefusedError, UserError
+from shards.errors import ImageRefusedError
 from shards.sources.digits import split_indices
 from shards.sources.kinds import DigitsSource, FolderSource, Source, tool_versions
 
@@ -25,17 +24,6 @@ def test_every_kind_is_an_image_source_of_its_own(source: Source) -> None:
 def test_only_the_digits_depend_on_scikit_learn() -> None:
     assert "scikit-learn" in tool_versions(DigitsSource())
     assert sorted(tool_versions(FolderSource())) == ["numpy", "pillow", "pyarrow"]
-
-
-def test_digits_without_scikit_learn_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def version(package: str) -> str:
-        if package == "scikit-learn":
-            raise PackageNotFoundError(package)
-        return "1"
-
-    monkeypatch.setattr("importlib.metadata.version", version)
-    with pytest.raises(UserError, match=r"needs scikit-learn; install it with: pip install 'patchline\[demo\]'"):
-        tool_versions(DigitsSource())
 
 
 def test_the_split_of_the_digits_is_fixed_and_covers_all() -> None:

@@ -95,7 +95,7 @@ def test_names_written_into_the_file_are_used(feature: Any, known: tuple[str, ..
 def test_files_that_disagree_on_names_are_refused(tmp_path: Path) -> None:
     write_images(tmp_path / "a.parquet", [0], names={"names": ["cat", "dog"]})
     write_images(tmp_path / "b.parquet", [0], names={"names": ["dog", "cat"]})
-    with pytest.raises(UserError, match=r"b\.parquet has other names for its integer labels"):
+    with pytest.raises(UserError):
         list(ParquetSource(files=(str(tmp_path),)).entries())
     given = ParquetSource(files=(str(tmp_path),), label_names=("x", "y"))
     assert labels_of(given) == [("0",), ("0",)]

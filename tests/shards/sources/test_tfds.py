@@ -1,8 +1,5 @@
 """Datasets that TFDS has prepared: found by name and version, read record by record, and checked before believed."""
 
-import json
-import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +9,6 @@ from hypothesis import strategies as st
 
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.sources.tfds import (
-    DamagedShardError,
     DatasetKey,
     Feature,
     ShardSlice,
@@ -27,7 +23,6 @@ from shards.store import open_store
 from tests.rigs.prepared import Value, example, framed, masked, varint, write_prepared
 
 SVHN = DatasetKey(name="svhn_cropped", majors=(3,))
-EUROSAT = DatasetKey(name="eurosat", config="rgb", majors=(2,))
 SPLITS = {"train": [b"x"] * 7, "test": [b"x"] * 2}
 ALL: dict[str, list[Value]] = {
     "image": [b"png"],
@@ -89,47 +84,6 @@ def test_one_message_if_it_is_not_there(tmp_path: Path) -> None:
         open_prepared(str(tmp_path), SVHN)
 
 
-@pytest.mark.parametrize(
-    ("info", "message"),
-    [
-        ({"name": "mnist"}, r"describes 'mnist:3\.1\.0'; wanted: svhn_cropped of version 3"),
-        ({"configName": "x"}, r"describes 'svhn_cropped/x:3\.1\.0'; wanted"),
-        ({"version": "4.0.0"}, r"describes 'svhn_cropped:4\.0\.0'; wanted"),
-        ({"version": None}, r"describes 'svhn_cropped:None'; wanted"),
-        ({"fileFormat": "array_record"}, r"in 'array_record' files; allowed: tfrecord; .* --file_format=tfrecord"),
-        ({"splits": {}}, "it has no list of splits"),
-        ({"splits": [3]}, "a split named None"),
-        ({"splits": [{"name": "../x"}]}, r"a split named '\.\./x'"),
-        ({"splits": [{"name": "a"}, {"name": "a"}]}, "a split named 'a'"),
-        ({"splits": [{"name": "a", "shardLengths": 3}]}, "shardLengths of split 'a' are not a list"),
-        ({"splits": [{"name": "a", "shardLengths": ["-1"]}]}, "a shard of split 'a' has '-1' examples"),
-        ({"splits": [{"name": "a", "shardLengths": [1.5]}]}, r"a shard of split 'a' has 1\.5 examples"),
-        ({"splits": [{"name": "a", "shardLengths": [True]}]}, "a shard of split 'a' has True examples"),
-        ({"splits": [{"name": "a", "shardLengths": ["9" * 30]}]}, "a shard of split 'a' has '9"),
-        ({"splits": [{"name": "a", "shardLengths": ["9999999999999"]}]}, "split 'a' has 9999999999999 examples"),
-        ({"splits": [{"name": "a", "filepathTemplate": "{SPLIT}"}]}, r"are named '\{SPLIT\}'; allowed: \{DATASET\}-"),
-    ],
-)
-def test_one_message_for_each_wrong_description(info: dict[str, object], message: str, tmp_path: Path) -> None:
-    folder = write(tmp_path, info=info)
-    with pytest.raises(UserError, match=message):
-        open_prepared(str(folder), SVHN)
-
-
-@pytest.mark.parametrize("data", [b"", b"[]", b"\xff", b"[" * 100, json.dumps({"name": 1})[:-1].encode()])
-def test_what_is_no_description_is_refused(data: bytes, tmp_path: Path) -> None:
-    folder = write(tmp_path)
-    (folder / "dataset_info.json").write_bytes(data)
-    with pytest.raises(InvalidDataError, match=r"dataset_info\.json is not a description of a dataset"):
-        open_prepared(str(tmp_path), SVHN)
-
-
-def test_a_split_that_is_missing_is_named(tmp_path: Path) -> None:
-    write_prepared(tmp_path, "eurosat", {"train": [b"x"]}, version="2.0.0", config="rgb")
-    with pytest.raises(UserError, match=r"eurosat/rgb/2\.0\.0 has no split 'validation', but train"):
-        open_prepared(str(tmp_path), EUROSAT).num_examples("validation")
-
-
 def read(data: bytes, folder: Path, *, skip: int = 0, most_bytes: int = 1000) -> list[tuple[int, bytes | str]]:
     """Offset and data, or refusal, of every record."""
     (folder / "a.tfrecord").write_bytes(data)
@@ -179,30 +133,6 @@ def test_one_record_is_refused_and_the_next_is_read(tmp_path: Path) -> None:
     ]
 
 
-def length_said(number: int) -> Callable[[bytes], bytes]:
-    """Another length in a record, with the right checksum."""
-    told = struct.pack("<Q", number)
-    return lambda record: told + struct.pack("<I", masked(told)) + record[12:]
-
-
-@pytest.mark.parametrize(
-    ("edit", "reason"),
-    [
-        (length_said(1 << 60), "record 1 is cut off: it has 1152921504606846976 bytes, and 6 are left in the file"),
-        (length_said((1 << 64) - 1), "record 1 is cut off: it has 18446744073709551615 bytes, and 6 are left"),
-        (length_said(7), "record 1 is cut off: it has 7 bytes, and 6 are left"),
-        (lambda record: record[:-1], "record 1 is cut off: it has 6 bytes, and 5 are left"),
-        (lambda record: record[:13], "record 1 is cut off: it has 6 bytes, and 0 are left"),
-        (lambda record: record[:11], "record 1 is cut off: the file ends within its length"),
-        (lambda record: b"\x07" + record[1:], "the checksum of the length of record 1 is wrong"),
-        (lambda _: b"\x89PNG" * 8, "the checksum of the length of record 1 is wrong; this is no TFRecord file"),
-    ],
-)
-def test_the_rest_of_a_damaged_file_is_not_read(edit: Callable[[bytes], bytes], reason: str, tmp_path: Path) -> None:
-    with pytest.raises(DamagedShardError, match=reason):
-        read(framed(b"one") + edit(framed(b"twotwo")), tmp_path)
-
-
 def values(data: bytes, feature: Feature) -> list[Value]:
     """The values, spans as their bytes."""
     return [data[value.begin : value.end] if isinstance(value, Span) else value for value in feature]
@@ -238,29 +168,3 @@ def test_unknown_fields_are_skipped() -> None:
     unknown = field(9, b"y") + field(8, bytes(8), wire_type=1) + field(7, bytes(4), wire_type=5) + b"\x30\xff\x01"
     data = unknown + field(1, unknown + field(1, unknown + known))
     assert read_features(data, ["x"]) == {"x": (5,)}
-
-
-@pytest.mark.parametrize(
-    ("data", "reason"),
-    [
-        (example(ALL)[:-1], "goes beyond the end of its message"),
-        (b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "goes beyond the end of its message"),
-        (b"\x0a" + b"\x80" * 10 + b"\x01", "the number at byte 1 does not end"),
-        (b"\x80", "the number at byte 0 does not end"),
-        (b"\x02\x01x", "goes beyond the end of its message"),
-        (b"\x0b\x0c", "byte 1 is not a field of an Example: wire type 3"),
-        (b"\x89PNG\r\n\x1a\n", "goes beyond the end|is not a field"),
-        (feature(b"") + feature(b""), "it has the feature 'x' twice"),
-        (feature(field(1, b"") + field(3, b"")), "its feature 'x' has several lists"),
-        (feature(field(2, field(1, b"12345"))), "a packed list of floats has a part of a float"),
-        (feature(field(3, field(1, b"\x01\x80"))), "the number at byte"),
-        (feature(field(1, b"\x08\x01")), "a list of kind 1 has a value of wire type 0"),
-        (feature(field(4, field(1, b""))), "a list of kind 4 has a value of wire type 2"),
-        (feature(field(3, field(1, b"\x01" * 65_537))), "more than 65536 values"),
-        (field(1, field(1, b"") * 1001), "it has more than 1000 features"),
-        (feature(b"\x0a\x02" * 300), "goes beyond the end|several lists"),
-    ],
-)
-def test_one_reason(data: bytes, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        read_features(data, ["x", "image", "ids"])

@@ -122,12 +122,6 @@ def test_a_bucket_tells_missing_objects_from_a_missing_bucket(s3_bucket: str) ->
         list(Tree(root=f"s3://{s3_bucket}-no").read_many(["a.jpg"]))
 
 
-@pytest.mark.parametrize("root", ["", "/no/such/folder"])
-def test_a_root_that_can_not_be_listed_is_the_users_mistake(root: str) -> None:
-    with pytest.raises(UserError, match=r"--source\.root"):
-        list(list_images(root))
-
-
 @pytest.mark.parametrize(
     ("num_rows", "run_rows"),
     [

@@ -74,12 +74,6 @@ def test_an_early_end_starts_nothing_more_and_leaves_no_thread() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("ahead")]
 
 
-@pytest.mark.parametrize(("threads", "window"), [(0, 1), (1, 0)])
-def test_sizes_are_checked(threads: int, window: int) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        list(in_order(str, [1], threads=threads, window=window))
-
-
 def test_large_results_wait_until_there_is_room_for_them() -> None:
     lock, now, most = threading.Lock(), 0, 0
 

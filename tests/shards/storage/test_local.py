@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -58,36 +57,6 @@ def test_a_folder_that_is_removed_meanwhile_has_no_leftovers(tmp_path: Path, mon
     LocalStore(str(tmp_path)).discard_unfinished()
     assert is_gone()
     assert list((tmp_path / "b").iterdir()) == []
-
-
-def test_a_file_in_the_way_of_a_folder_is_the_users_mistake(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(UserError, match="cannot write"):
-        LocalStore(str(tmp_path / "file")).write("x", b"")
-
-
-@pytest.mark.parametrize(
-    ("folder", "why"),
-    [
-        pytest.param("/proc/nope", "No such file", id="a file system that takes no folders"),
-        pytest.param("name" * 100, "File name too long", id="a name that is too long"),
-        pytest.param("loop/x", "Too many levels", id="a link to itself"),
-    ],
-)
-def test_a_folder_that_can_not_be_made_is_the_users_mistake(tmp_path: Path, folder: str, why: str) -> None:
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(UserError, match=f"cannot write .*{folder}/x: {why}.*; use a folder"):
-        LocalStore(str(tmp_path / folder)).write("x", b"")
-
-
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE])
-def test_a_fault_that_may_pass_is_no_mistake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(Path, "mkdir", fail)
-    with pytest.raises(OSError, match=os.strerror(code)):
-        LocalStore(str(tmp_path / "a")).write("x", b"")
 
 
 def test_a_folder_is_not_an_object(tmp_path: Path) -> None:
@@ -263,20 +232,6 @@ def test_counters_of_ones_own(tmp_path: Path) -> None:
     assert mine.read("x") + mine.read("a/x") == b"01234567890123"
     assert store.traffic.counts() == TrafficCounts()
     assert (own.counts().requests, own.counts().bytes) == (2, 14)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "it"
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "device":
-        path.symlink_to("/dev/zero")
-    else:
-        with socket.socket(socket.AF_UNIX) as server:
-            server.bind(str(path))
-    with pytest.raises(InvalidDataError, match="it is not a regular file; give a file"):
-        LocalStore(str(tmp_path)).read("it")
 
 
 def test_a_file_is_read_up_to_its_bound(tmp_path: Path) -> None:

@@ -714,7 +714,7 @@ def test_what_is_not_its_memory_is_ignored_and_too_much_is_a_memory_error() -> N
     memory.give_back(None)
     memory.give_back(b"bytes")
     freed(memory, 2)
-    with pytest.raises(MemoryError, match=f"{1 << 60} bytes for a block of images"):
+    with pytest.raises(MemoryError):
         memory.take(1 << 60)
     assert not memory._free, "they could have been what is missing"
     assert len(memory.take(1)) == 1

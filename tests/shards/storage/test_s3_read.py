@@ -218,11 +218,6 @@ def test_a_storage_that_does_not_say_how_long_an_object_is() -> None:
         read_of(lambda _: {"Body": io.BytesIO(b"")}, 0, None).data()
 
 
-def test_a_storage_that_ignores_ranges_is_said_to_do_so() -> None:
-    with pytest.raises(BadAnswerError, match=r"the range asked was ignored 6 times, last in s3://b/x at byte 10"):
-        read_of(lambda _: {"Body": io.BytesIO(DATA), "ContentLength": len(DATA), "ETag": "a"}, 10, 20).data()
-
-
 @pytest.mark.parametrize("etag", ['W/"a"', "", '"a"'])
 def test_only_a_strong_etag_is_asked_for(etag: str) -> None:
     """A weak one matches nothing in an If-Match; some storages have none at all."""
@@ -234,16 +229,3 @@ def test_only_a_strong_etag_is_asked_for(etag: str) -> None:
 
     assert read_of(answered, 0, 1_000_000).data() == DATA[:1_000_000], "small bodies, and each brings something"
     assert asked == [None, *(['"a"'] if etag == '"a"' else [None]) * 9]
-
-
-@pytest.mark.parametrize("names", [("ETag",), ("LastModified",)])
-def test_an_object_is_known_by_its_etag_or_its_date(names: tuple[str, ...]) -> None:
-    number = 0
-
-    def answered(request: dict[str, str]) -> dict[str, Any]:
-        nonlocal number
-        number += 1
-        return answer(request, most=100, **dict.fromkeys(names, f"W/{number}"))
-
-    with pytest.raises(BadAnswerError, match="was replaced while it was read"):
-        read_of(answered, 0, 1000).data()

@@ -26,17 +26,6 @@ def test_errors_of_other_files_pass() -> None:
         raise FileNotFoundError(errno.ENOENT, "missing", "/mnt/data/labels.txt")
 
 
-def test_no_folder_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As tempfile says it when every folder that it tries is full."""
-
-    def fails() -> None:
-        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp', '/var/tmp']")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", fails)
-    with pytest.raises(StorageError, match=r"found in \['/tmp', '/var/tmp'\]; make room there, or set TMPDIR"):
-        temporary_file().__enter__()
-
-
 def test_nothing_is_left_behind() -> None:
     with temporary_file() as file, temporary_folder("test-") as folder:
         file.write(b"data")
