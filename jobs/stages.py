@@ -40,7 +40,7 @@ class Stage:
     more: str = ""
     """The job's field that takes the words after the second one that belong to no flag."""
     starts_programs: bool = False
-    """Whether `run` starts programs, for which it gets the environment."""
+    """Whether `run` starts programs, so that it needs the environment."""
     loads_torch: bool = False
     """Whether `run` loads torch. This takes seconds, so the command first says that it is starting."""
     required: tuple[str | tuple[str, ...], ...] = ()
@@ -72,8 +72,8 @@ class Tool:
     module: str
     """The module that has `run`."""
     given: tuple[str, ...] = ()
-    """What `run` gets besides the words: `command`, the tool's name; `environ`; `override`, which applies the flags
-    of a job."""
+    """The arguments of `run` besides the words: `command` (the tool's name), `environ`, or `override` (the function
+    that applies the flags of a job)."""
     flags: Mapping[str, str] = field(default_factory=dict)
     """The tool's own flags, and how its usage shows each."""
     is_about_jobs: bool = True

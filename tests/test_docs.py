@@ -125,7 +125,7 @@ def test_the_parity_table_has_every_row_and_none_beyond_the_bound() -> None:
 
 
 def test_every_test_that_is_named_is_there() -> None:
-    named = re.findall(r"`(test_\w+\.py)::(test_\w+)`", MODELS)
+    named = re.findall(r"`((?:\w+/)*test_\w+\.py)::(test_\w+)`", MODELS)
     assert named
     for file, name in named:
         (path,) = (CHECKOUT / "tests" / "pipeline" / "models").rglob(file)

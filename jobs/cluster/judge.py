@@ -184,7 +184,7 @@ def _given_up(why: str, *, idle: int | None = None, crashed_on: str = "") -> Nex
 
 
 def crashed_node(facts: TryFacts) -> str:
-    """Returns the one node whose ranks crashed by themselves in this try. Returns an empty text if no rank did, if
+    """Returns the one node whose ranks crashed by themselves in this try. Returns an empty string if no rank did, if
     ranks on several nodes did (as with a bug), or if the only node of a run crashed, but the run saves checkpoints in
     between. A killed rank counts only if it was the first to crash, since srun kills the others later."""
     found: list[str] = []
@@ -271,7 +271,7 @@ def _too_few(left_out: str, idle: int | None) -> NextTry:
 def _fault_of(name: str, facts: CheckFacts, *, is_odd: bool) -> str:
     _, found = facts.answers.get(name, (None, ("no-answer",)))
     found = (*found, *(("clock",) if is_odd else ()))
-    # A run on one node moves only if its last tries saved nothing: on one node, a rare bug looks like a sick node.
+    # A run on one node moves only if its last tries saved nothing, since a rare bug looks like a sick node there.
     may_move = facts.num_needed > 1 or facts.idle >= MOST_CRASHES
     if not found and facts.crashes.get(name, 0) >= MOST_CRASHES and may_move:
         found = ("crashes",)

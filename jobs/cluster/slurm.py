@@ -449,7 +449,7 @@ def parsed(text: str) -> JobFacts | None:
         dependency=known.get("Dependency", ""),
         exit_code=known.get("ExitCode", ""),
         log=known.get("StdErr", "") or known.get("StdOut", ""),
-        comment=known.get("Comment", ""),
+        comment=known.get("Comment", "").strip(),  # a space follows it
     )
 
 

@@ -132,7 +132,7 @@ def _gathered(run_dir: Path) -> tuple[ReportFacts, str]:
     if is_unstarted(run_dir):
         return _without_record(run_dir), ""
     try:
-        return gather(run_dir), ""
+        return gather(run_dir, has_whole_curves=False), ""
     except UserError as error:
         is_run = any((run_dir / name).exists() for name in SIGNS_OF_A_RUN)
         if not is_run or not isinstance(error.__cause__, InvalidDataError):

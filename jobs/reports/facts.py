@@ -22,10 +22,11 @@ from jobs.record import Leaves, is_scored, leaves_of, read_leaves
 from jobs.resolve import recipe_job
 from jobs.stages import WITH_SMOKE
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointManifest, id_from_path, manifest_from_json
-from pipeline.runs.curves import NO_CURVES, Curves, read_curves
+from pipeline.runs.curves import NO_CURVES, Curves, read_tail_of_curves
 from pipeline.runs.facts import METRICS, Notes, RunFacts, read_facts
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import MOST_SECONDS, read_starts
+from pipeline.runs.summary_file import read_curves
 from pipeline.runs.time import RunTime, time_of, topology_of
 from pipeline.training.reporting.ledger import ACCOUNTS
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
@@ -46,6 +47,7 @@ from shards.output.terminal import printable_name
 
 _RECORD = "job.yaml"
 _MOST_MANIFEST_BYTES, _MOST_LISTED, _MOST_LINE_BYTES = 256 << 20, 20, 1 << 20
+_TAIL_BYTES = 4 << 20  # of the metrics: some 4,000 lines
 _MOST_KINDS, _MOST_SAMPLES = 1000, 1_000_000
 _BRACKETS, _NUMBERS = re.compile(r"\s*\([^()]*\)"), re.compile(r"\b(?:[0-9a-f]{8,}|[0-9][0-9,.]*)\b")
 _TAIL_BYTES, _CHUNK = 1 << 16, 1 << 20
@@ -186,15 +188,16 @@ class _Notes(Notes):
             self.fault(name, f"{name} is damaged: {error}")
 
 
-def gather(run_dir: Path) -> ReportFacts:
-    """Returns the facts of the run in a folder. Raises UserError if there is no run in it."""
+def gather(run_dir: Path, *, has_whole_curves: bool = True) -> ReportFacts:
+    """Returns the facts of the run in a folder. Raises UserError if there is no run in it. `has_whole_curves`: whether
+    to read all of its metrics, not only the end."""
     leaves = _record(run_dir)
     stage, notes = leaves["stage"], _Notes()
     num_steps = whole_number(leaves.get("job.steps", ""))
     run = read_facts(run_dir, num_steps=num_steps, is_scored=is_scored(leaves))
     notes.all, notes.damaged = list(run.reasons), list(run.damaged)
     is_running = run.state == "running"
-    curves = _curves(run_dir, notes, is_running=is_running)
+    curves = _curves(run_dir, notes, is_running=is_running, is_whole=has_whole_curves)
     ledger, starts, findings = _ledger(run_dir, notes, is_running=is_running), [], []
     with notes.judging(STARTS):
         starts = read_starts(run_dir)
@@ -248,18 +251,19 @@ def _record(run_dir: Path) -> Leaves:
 
 
 def _scored_on(leaves: Leaves) -> str:
-    """Returns what the run's accuracy is measured on, or an empty text if the run is not scored during training."""
+    """Returns what the run's accuracy is measured on, or an empty string if the run is not scored during training."""
     if is_scored(leaves | {"job.evaluation.url": ""}):  # a held-out part takes precedence over a dataset
         return "on the held-out part"
     url = leaves.get("job.evaluation.url", "")
     return f"on {url}" if url else ""
 
 
-def _curves(run_dir: Path, notes: _Notes, *, is_running: bool) -> Curves:
-    """Reads the curves. While the run is running, the last line of its metrics may be half-written."""
+def _curves(run_dir: Path, notes: _Notes, *, is_running: bool, is_whole: bool) -> Curves:
+    """Reads the curves, or their ends. While the run is running, the last line of its metrics may be half-written."""
     found = NO_CURVES
     with notes.judging(METRICS):
-        found = read_curves(run_dir / METRICS)
+        path = run_dir / METRICS
+        found = read_curves(path) if is_whole else read_tail_of_curves(path, most_bytes=_TAIL_BYTES)
         num_unusable = found.num_unusable + (found.has_half_line and not is_running)
         if num_unusable:
             notes.fault(METRICS, f"{METRICS}: {plural(num_unusable, 'line')} cannot be used and left out")

@@ -33,9 +33,11 @@ from jobs.stages import WITH_SMOKE, job_class
 from jobs.train.sweep import is_repetition, left_out, name_in_sweep, read_sweep, sweep_of
 from pipeline.models.config import MOST_CLASSES
 from pipeline.models.flops import num_parameters, training_flops
+from pipeline.runs.curves import Curves
+from pipeline.runs.summary_file import read_curves
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
-from shards.files.local_files import Line, is_finite, is_step, read_lines, read_local_file
+from shards.files.local_files import Line, is_finite, read_local_file
 from shards.files.typed_json import parse_json
 from shards.output.quantities import plural
 
@@ -43,6 +45,7 @@ _FEWSHOT, _SHOTS = "fewshot/", "_shots"
 _RAW, _AVERAGED = "test_accuracy", "test_ema_accuracy"
 _FOLDER, _RESULTS, _MOST_BYTES = "fewshot", "fewshot.json", 16 << 20
 _RECORD, _METRICS = "job.yaml", "metrics.jsonl"
+_LOSS_COLUMNS = 200
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
 _BEFORE = "pretrained_by"  # this key in `sizes` has the optimiser that pre-trained the weights
 _OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
@@ -295,14 +298,15 @@ def _order(one: Point) -> tuple[str, bool, int, str, float, str]:
     return one.model, one.stage == "finetune", one.num_parameters, one.line, one.exaflops or 0.0, one.name
 
 
-def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
+def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | None = None) -> Point:
     """Returns the point of one run. Raises OSError, UserError or InvalidDataError if its record cannot be read or is
-    not a training job's."""
+    not a training job's. `curves`: what its metrics contain, if they have been read."""
     stage = read_leaves(folder / _RECORD).get("stage", "")
     if stage not in WITH_SMOKE:
         raise UserError(f"its job.yaml is of {stage or 'no stage'}; allowed: {', '.join(WITH_SMOKE)}")
     job = read_record(folder / _RECORD, stage=stage, kind=job_class(stage))
-    lines = read_lines(folder / _METRICS, is_usable=lambda line: is_step(line.get("step"))).objects
+    curves = curves or read_curves(folder / _METRICS)
+    lines = curves.lines
     step = int(lines[-1]["step"]) if lines else 0
     model = replace(job.model, num_classes=job.model.num_classes or _num_classes(folder))
     has_head = model.num_classes > 0
@@ -342,7 +346,7 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0) -> Point:
         dataset=on.name() if on else "",
         fewshot_dataset=few_on.name() if few_on else "",
         label=model_name(model.name, sizes_of(model)),
-        losses=mean_losses(lines),
+        losses=curves.losses.columns(_LOSS_COLUMNS),
         loss_name="masked patches" if job.model.masked_patches else job.loss,
         global_batch=job.global_batch,
         settings=leaves_of(job),
@@ -391,19 +395,6 @@ def point_json(point: Point) -> dict[str, Any]:
     facts = asdict(replace(point, losses=(), settings={}))
     facts |= {name: {str(shots): x for shots, x in found.items()} for name, found in by_shots.items()}
     return {name: value for name, value in facts.items() if name not in ("losses", "settings")}
-
-
-def mean_losses(lines: Sequence[Line], *, columns: int = 200) -> tuple[tuple[int, float], ...]:
-    """Returns the training loss as at most `columns` means, each over the same number of steps and with its last
-    step."""
-    found = [(int(line["step"]), float(line["loss"])) for line in lines if is_finite(line.get("loss"))]
-    if not found:
-        return ()
-    first, width = found[0][0], (found[-1][0] - found[0][0] + 1) / columns
-    means: dict[int, list[tuple[int, float]]] = {}
-    for step, loss in found:
-        means.setdefault(int((step - first) / width), []).append((step, loss))
-    return tuple((each[-1][0], statistics.fmean(loss for _, loss in each)) for each in means.values())
 
 
 def final_run_of(weights: str) -> Path | None:

@@ -56,7 +56,7 @@ def run(job: ReportJob) -> int:
     if job.out:
         refuse_no_page(out, name=_NAME)
     facts = gather(run_dir)
-    worth = worth_of(run_dir, wall_seconds=facts.time.wall_seconds)
+    worth = worth_of(run_dir, wall_seconds=facts.time.wall_seconds, curves=facts.curves)
     scores = read_scores(run_dir)
     page = render(facts, worth, scores)
     write_page(out, page)

@@ -24,11 +24,13 @@ from jobs.settings.models import EvaluateJob
 from jobs.train.sweep import is_repetition, read_sweep, sweep_of
 from jobs.train.trials import METRICS
 from pipeline.evaluation.config import EvaluationConfig
+from pipeline.runs.curves import Curves
 from pipeline.runs.facts import METRICS as METRICS_FILE
 from pipeline.runs.starts import Start, read_starts
+from pipeline.runs.summary_file import read_curves
 from shards.config_values import Range
 from shards.errors import InvalidDataError, UserError
-from shards.files.local_files import is_finite, read_lines, read_local_file
+from shards.files.local_files import Line, is_finite, read_local_file
 from shards.files.typed_json import parse_json, read_record, record_from
 from shards.pages.page import data_uri, matrix, shown
 
@@ -123,13 +125,14 @@ class Worth:
     reasons: tuple[str, ...]
 
 
-def worth_of(run_dir: Path, *, wall_seconds: float) -> Worth:
+def worth_of(run_dir: Path, *, wall_seconds: float, curves: Curves | None = None) -> Worth:
     """Returns the cost and the quality of the run, read from its files. If something cannot be read, the result has the
-    reason."""
+    reason. `curves`: what its metrics contain, if they have been read."""
     reasons: list[str] = []
     point, url, days = None, "", None
     try:
-        point = point_of(run_dir, name=run_dir.resolve().name)
+        curves = curves if curves and curves.lines else read_curves(run_dir / METRICS_FILE)
+        point = point_of(run_dir, name=run_dir.resolve().name, curves=curves)
         reasons += point.reasons
         url = read_leaves(run_dir / "job.yaml").get("job.evaluation.url", "")
         days = device_days(read_starts(run_dir), wall_seconds=wall_seconds)
@@ -138,7 +141,7 @@ def worth_of(run_dir: Path, *, wall_seconds: float) -> Worth:
     is_held_out = bool(point and point.scored_on and point.scored_on.part)
     accuracy = point.accuracy if point else None
     if is_held_out:
-        accuracy = _accuracy_on(url, run_dir)
+        accuracy = _accuracy_on(url, curves.lines if curves else ())
     return Worth(
         point=point,
         device_days=days,
@@ -152,12 +155,12 @@ def worth_of(run_dir: Path, *, wall_seconds: float) -> Worth:
     )
 
 
-def _accuracy_on(url: str, run_dir: Path) -> float | None:
+def _accuracy_on(url: str, lines: Sequence[Line]) -> float | None:
     """Returns the last accuracy on --evaluation.url, for a run that is also scored on a held-out part. The accuracy of
     averaged weights is preferred."""
     names = EvaluationConfig(url=url).sets(has_held_out=True)
     keys = [f"eval/{name}/{kind}accuracy" for name in names for kind in ("ema_", "")]
-    for line in reversed(read_lines(run_dir / METRICS_FILE, is_usable=lambda _: True).objects):
+    for line in reversed(lines):
         for key in keys:
             value = line.get(key)
             if is_finite(value) and 0 <= value <= 1:  # type: ignore[operator]
@@ -398,8 +401,8 @@ def _newest_evaluation(run_dir: Path) -> Path | None:
 
 
 def _others_weights(weights: str, run_dir: Path) -> str:
-    """Returns `weights` if they are not the run's own, otherwise an empty text. Weights at a path that no longer exists
-    count as the run's own if the path has the run's name: the run was probably moved."""
+    """Returns `weights` if they are not the run's own, otherwise an empty string. Weights at a path that no longer
+    exists count as the run's own if the path has the run's name: the run was probably moved."""
     own, said = run_dir.resolve(), Path(weights).resolve()
     was = said.parent if said.name == "weights" else said
     is_own = was == own or (was.name == own.name and not was.exists())

@@ -68,7 +68,7 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Undecided:
-    """A job whose classes and precision are decided, and the facts on which the other decisions depend. `plan`: the
+    """A job whose number of classes is decided, and the facts on which the other decisions depend. `plan`: the
     plan with a rank's whole share in one pass, unless the job names a micro-batch. `budget`: this rank's memory.
     `is_compiled`: whether blocks will be compiled. `record`: the record of the checkpoint to continue, if there is
     one."""
@@ -78,7 +78,7 @@ class Undecided:
     budget: Budget
     world: World
     is_compiled: bool
-    record: Mapping[str, Any] | None
+    record: Mapping[str, Any] | None = None
 
 
 def decide_classes(
@@ -117,7 +117,7 @@ def decide_classes(
 
 
 def imbalance(data: TrainingData) -> str:
-    """Returns a note on the largest and the smallest class, with the flag that weights classes. Returns an empty text
+    """Returns a note on the largest and the smallest class, with the flag that weights classes. Returns an empty string
     if the largest has less than five times the images of the smallest."""
     shares = data.class_shares
     smallest = int(np.where(shares > 0, shares, np.inf).argmin())

@@ -35,11 +35,11 @@ from pipeline.planning.step_time import slow_stage_3
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.rendezvous import ranks_words
 from pipeline.ranks.world import World, bf16_of
-from pipeline.training.decisions import Decision, decide_classes, will_compile
-from pipeline.training.fitting.fit import Budget, budget_of
+from pipeline.training.decisions import Decision, Undecided, decide_classes, will_compile
+from pipeline.training.fitting.fit import budget_of
 from pipeline.training.reporting.loggers import refuse_unusable_loggers
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.zero.batch_plan import BatchPlan, plan_batch, shared_lanes
+from pipeline.training.zero.batch_plan import plan_batch, shared_lanes
 from pipeline.training.zero.loading import deepspeed_version, refuse_untested_deepspeed
 from shards.class_names import class_name
 from shards.config_values import flattened, shown, shown_value
@@ -86,25 +86,19 @@ def refuse_other_head(job: TrainingJob, data: TrainingData) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(Undecided):
     """A job that fits its data and its ranks. Its number of classes is filled in, the datasets are open, and the batch
     and the stream are planned.
 
-    `plan`: the batch plan, with a rank's whole share in one pass unless the job names a micro-batch. Later, the ranks
-    agree on a micro-batch within the `budget`. `is_compiled`: whether the model's blocks are compiled. `decisions`: the
-    decisions made so far. `extend`: whether the job may have more steps than the run that it continues.
+    `decisions`: the decisions made so far. `extend`: whether the job may have more steps than the run that it
+    continues.
     """
 
-    job: TrainingJob
-    world: World
     run_dir: Path
     store: Store
-    plan: BatchPlan
-    budget: Budget
     stream: PlannedStream
     held_out: dict[str, Dataset]
     fewshot: FewshotData | None
-    is_compiled: bool
     extend: bool
     decisions: tuple[Decision, ...]
 

@@ -19,7 +19,7 @@ from pipeline.models.loss import balanced_weights
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.ranks.world import World
 from pipeline.training.controls import Controls
-from pipeline.training.decisions import Decision, Undecided, decide_engine
+from pipeline.training.decisions import Decision, decide_engine
 from pipeline.training.fitting.first_pass import engine_that_fits, one_pass
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.gradients import Gradients
@@ -45,15 +45,7 @@ def start_engine(
     job, world = prepared.job, prepared.world
     refuse_missing_float8(job, world, is_compiled=prepared.is_compiled)
     refuse_missing_graphs(job, world, is_compiled=prepared.is_compiled)
-    undecided = Undecided(
-        job=job,
-        plan=prepared.plan,
-        budget=prepared.budget,
-        world=world,
-        is_compiled=prepared.is_compiled,
-        record=found.record if found else None,
-    )
-    job, planned, decisions = decide_engine(undecided)
+    job, planned, decisions = decide_engine(replace(prepared, record=found.record if found else None))
     engine, plan = _built(job, planned, world, is_compiled=prepared.is_compiled)
     if plan != planned:
         decisions.append(Decision(setting="micro_batch", value=plan.micro_batch, why="a GPU ran out of memory"))

@@ -123,6 +123,8 @@ def test_a_number_that_slurm_uses_again_is_not_the_runs_job(tmp_path: Path) -> N
     config = SlurmConfig(num_nodes=1, cpus_per_node=1)
     with SlurmCluster(config) as before:
         words, number, _ = held_job(before, tmp_path)
+        told = patchline("status", f"{tmp_path}/run", environ=before.job_environment())
+        assert f"job {number}" in told.output
     stranger = program(tmp_path / "stranger.sbatch", "sleep 600")
     with SlurmCluster(config) as cluster:
         while cluster.sbatch(stranger, options=["--output=/dev/null", "--hold"]) < number:

@@ -4,7 +4,7 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from shards.errors import InvalidDataError
 from shards.files.local_files import (
     KeptWrites,
     Line,
@@ -19,14 +20,17 @@ from shards.files.local_files import (
     append_to,
     is_step,
     naming,
+    object_in,
+    open_local_file,
     open_to_append,
     read_lines,
-    write_whole,
+    replacing,
 )
 from shards.files.looks import is_there
 
 log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
+_MOST_LINE_BYTES = 1 << 20
 # TensorBoard sorts groups and cards by name. These names make it open on the loss, with the scores below and counters
 # last.
 _TRAIN = {"loss": "loss", "learning_rate": "lr", "epoch": "num_epochs", "grad_norm": "total_grad_norm"}
@@ -100,12 +104,21 @@ class Metrics:
                 raise
 
     def _rewrite(self, step: int, values: Mapping[str, float]) -> None:
-        lines = _lines(self._path)
-        is_there = bool(lines.objects) and lines.objects[-1]["step"] == step
-        before = lines.objects[-1] if is_there else {"step": step}
-        texts = [*lines.texts[: len(lines.texts) - is_there], json.dumps({**before, **values}).encode()]
         self._close_file()
-        write_whole(self._path, b"".join(text + b"\n" for text in texts))
+        with naming(self._path), replacing(self._path) as waiting, waiting.open("wb") as file:
+            last: tuple[bytes, Line] | None = None
+            for text, line in _each_line(self._path):
+                if line is None:
+                    continue
+                if last:
+                    file.write(last[0] + b"\n")
+                last = text, line
+            before: Line = {"step": step}
+            if last and last[1]["step"] == step:
+                before = last[1]
+            elif last:
+                file.write(last[0] + b"\n")
+            file.write(json.dumps({**before, **values}).encode() + b"\n")
 
     def _close_file(self) -> None:
         """Closes the file; the next line opens it again. Errors are ignored, because writing the line raised them
@@ -146,11 +159,15 @@ def cut_after(path: Path, *, step: int) -> None:
     """Drops the lines of steps above `step`, and unusable lines, such as a half-written last one."""
     if not is_there(path):
         return
-    lines = _lines(path)
-    kept = [text for text, line in zip(lines.texts, lines.objects, strict=True) if line["step"] <= step]
-    write_whole(path, b"".join(text + b"\n" for text in kept))
-    if lines.num_unusable:
-        log.warning("%s: dropped %d lines that are no lines of metrics", path, lines.num_unusable)
+    num_unusable = 0
+    with naming(path), replacing(path) as waiting, waiting.open("wb") as file:
+        for text, line in _each_line(path):
+            if line is None:
+                num_unusable += 1
+            elif line["step"] <= step:
+                file.write(text + b"\n")
+    if num_unusable:
+        log.warning("%s: dropped %d lines that are no lines of metrics", path, num_unusable)
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -160,6 +177,29 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     if not is_there(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     return _lines(path).objects
+
+
+def _each_line(path: Path) -> Iterator[tuple[bytes, Line | None]]:
+    """Yields each line that is not empty, and its object, None if it is unusable. Yields nothing if the file is
+    missing. Raises InvalidDataError if it is not a regular file. Only one line is in memory, since a run may have
+    millions."""
+    try:
+        file = open_local_file(path)
+    except FileNotFoundError:
+        return
+    except IsADirectoryError:
+        raise InvalidDataError(f"{path} is a folder; move it away, a run writes a file of this name") from None
+    except InvalidDataError as error:
+        raise InvalidDataError(f"{error}; move it away") from error
+    with file:
+        while text := file.readline(_MOST_LINE_BYTES):
+            is_too_long = len(text) == _MOST_LINE_BYTES and not text.endswith(b"\n")
+            while is_too_long and (rest := file.readline(_MOST_LINE_BYTES)) and not rest.endswith(b"\n"):
+                pass
+            text = text.removesuffix(b"\n")
+            if text:
+                line = None if is_too_long else object_in(text)
+                yield text, line if line is not None and _is_usable(line) else None
 
 
 def _lines(path: Path) -> Lines:

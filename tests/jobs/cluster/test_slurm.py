@@ -197,7 +197,7 @@ def test_a_recorded_number_is_not_enough(tmp_path: Path, recorded: dict[str, str
     ],
 )
 def test_what_slurm_says_of_a_number_is_of_the_run(comment: str, name: str, is_own: bool) -> None:
-    job = parsed(RUNNING.replace("Comment=of JobState=FAILED", f"Comment={comment}"))
+    job = parsed(RUNNING.replace("Comment=of JobState=FAILED", f"Comment={comment} "))
     assert job
     assert (job.comment, job.is_of(name, "patchline-a")) == (comment, is_own)
 

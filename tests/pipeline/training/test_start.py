@@ -18,7 +18,7 @@ from pipeline.models.positions import resample_position_embeddings
 from pipeline.models.weights.folder import save_weights
 from pipeline.runs.starts import StartTimes
 from pipeline.training import decisions, kernels, start
-from pipeline.training.prepare import starting_weights
+from pipeline.training.prepare import Prepared, starting_weights
 from pipeline.training.settings.job import EngineConfig, InitialConfig, TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan
 from shards.errors import UserError, WillNotSucceedError
@@ -111,13 +111,15 @@ def test_gradients_are_checked_as_they_are_added_up(
         monkeypatch.setattr(module, "checks_gradients", lambda *_: True)
         monkeypatch.setattr(module, "check_gradients", check)
     monkeypatch.setattr(decisions, "with_attention", with_attention)
-    prepared: Any = SimpleNamespace(
+    other: Any = None
+    prepared = Prepared(
         job=with_classes(digits_smoke()),
         world=one_world(1, 2),
-        plan=None,
-        budget=None,
         is_compiled=True,
         decisions=(),
+        extend=False,
+        held_out={},
+        **dict.fromkeys(("plan", "budget", "run_dir", "store", "stream", "fewshot"), other),
     )
     checkpoints: Any = None
     controls: Any = SimpleNamespace(start_times=StartTimes(), times=None)

@@ -288,3 +288,15 @@ def test_images_are_shown_in_a_grid_with_their_classes(tmp_path: Path) -> None:
 
 def test_a_grid_of_fewer_images_is_narrower() -> None:
     assert grid(torch.full((2, 3, 3, 3), 300.0)).tolist() == torch.full((3, 8, 3), 255).tolist()
+
+
+def test_a_file_of_more_than_a_gibibyte_is_cut_and_amended(tmp_path: Path) -> None:
+    """Such as the metrics of a million steps. The zeros are a hole, which takes no room."""
+    path = tmp_path / "metrics.jsonl"
+    with path.open("wb") as file:
+        file.write(line(1).encode())
+        file.truncate((1 << 30) + 10)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\n" + line(2).encode() + line(3).encode())
+    cut_after(path, step=2)
+    assert path.read_text() == line(1) + line(2)
