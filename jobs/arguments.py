@@ -288,7 +288,7 @@ def _allowed(flag: Flag) -> str:
 
 
 def value_in(words: Sequence[str], flag: str) -> str:
-    """Returns the last value of a flag among words of the form --flag=value or --flag value, or an empty text."""
+    """Returns the last value of a flag among words of the form --flag=value or --flag value, or an empty string."""
     found = ""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")

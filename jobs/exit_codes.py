@@ -72,7 +72,7 @@ def exit_code_of(interrupt: KeyboardInterrupt) -> int:
 
 
 class Interrupts:
-    """Handles the signals of a command while it is open. Outside the main thread it does nothing, since Python allows
+    """Handles a command's signals inside the `with` block. Outside the main thread it does nothing, since Python allows
     no handlers there. A signal that is ignored stays ignored."""
 
     def __init__(self) -> None:
@@ -191,9 +191,9 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
 
 
 def _end_of_limit(error: BaseException) -> End | None:
-    """Returns the end of a command that got no memory, or could write no larger file; None after any other error. If a
-    limit of its shell is the reason, retrying does not help. (A run that lacks memory after a step ends with CRASH:
-    pipeline/training/run.py.)"""
+    """Returns how the command ends if it ran out of memory or reached the limit on file sizes; None for any other
+    error. If a limit of its shell is the reason, retrying does not help. (A run that lacks memory after a step ends
+    with CRASH: pipeline/training/run.py.)"""
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
         return End(code=WILL_NOT_SUCCEED, message=f"error: {error.strerror}{where}; {file_size_todo()}")
@@ -204,7 +204,7 @@ def _end_of_limit(error: BaseException) -> End | None:
 
 
 def _end_of_mistake(error: UserError) -> End:
-    """Returns the end for a UserError. If an error of the disk caused it, the exit code is CRASH."""
+    """Returns the end for a UserError. If a disk fault caused the error, the exit code is CRASH."""
     if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EFBIG:
         return End(code=USER_MISTAKE, message=f"error: {error.what}; {file_size_todo()}")
     if fault := disk_fault(error):

@@ -83,7 +83,7 @@ def flags_of(job: Any, prefix: str = "--") -> Iterator[Flag]:
         (kind,) = without_none(field.type)
         plain = without_range(kind)
         choices = tuple(str(word) for word in get_args(plain)) if get_origin(plain) is Literal else ()
-        if len(choices) != 1:  # a field with one choice only says which kind its group is, so it has no flag
+        if len(choices) != 1:  # a field with a single choice just names the kind of its group, so it has no flag
             yield Flag(
                 name=name,
                 takes=_takes(field.name, plain, choices),
@@ -110,7 +110,8 @@ def groups_of(job: Any, prefix: str = "") -> dict[str, str]:
 
 
 def default_text(flag: Flag) -> str:
-    """Returns the value as help shows it, or an empty text if there is none."""
+    """Returns the flag's default as help shows it: on or off for a switch, none for None, and an empty string for an
+    empty default."""
     value = flag.default
     if isinstance(value, bool):
         return "on" if value else "off"
@@ -142,7 +143,8 @@ class _Of:
 
 @cache
 def _in_module(module: str) -> dict[str, dict[str, str | _Of]]:
-    """Returns the sentences in a module's source, by class and field. Returns none if there is no source."""
+    """Returns the sentences in a module's source, by class and field. Returns an empty dictionary if there is no
+    source."""
     file = getattr(sys.modules[module], "__file__", None)
     if not file or not Path(file).is_file():
         return {}

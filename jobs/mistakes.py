@@ -161,8 +161,8 @@ def field_names(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def known_instead(given: str, prefix: str, root: type) -> str:
-    """Returns `; did you mean ...?` for a name that `root` does not have below `prefix`, or an empty text if no name is
-    similar."""
+    """Returns `; did you mean ...?` for a name that `root` does not have below `prefix`, or an empty string if no name
+    is similar."""
     word = given.replace("-", "_").lower()
     every = list(dict.fromkeys(field_names(root)))
     if word in every and "." in word:
@@ -221,7 +221,7 @@ def unexpected_word(word: str, *, command: tuple[str, str]) -> UserError:
 
 
 def _of_sbatch(name: str) -> str:
-    """Returns where an option of sbatch belongs, or an empty text for any other flag."""
+    """Returns where an option of sbatch belongs, or an empty string for any other flag."""
     word = name.lstrip("-")
     setting = _SBATCH.get(word if len(word) == 1 else word.replace("_", "-").lower())
     if setting is None:

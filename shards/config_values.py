@@ -80,7 +80,7 @@ def refuse_wrong_values(config: "DataclassInstance", *, where: str) -> None:
 
 
 def allowed_instead(value: Any, kind: Any) -> str:
-    """Returns `allowed: ...` if a field of type `kind` may not hold the value, otherwise an empty text."""
+    """Returns `allowed: ...` if a field of type `kind` may not hold the value, otherwise an empty string."""
     or_none = ", or none" if NoneType in _parts(kind)[1] else ""
     if value is None and or_none:
         return ""

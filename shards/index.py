@@ -283,7 +283,7 @@ def read_quarantine(data: bytes) -> pa.Table:
 
 def general_reasons(reasons: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:
     """Returns each reason without the details of one image, so that reasons of one kind are equal texts. Null becomes
-    an empty text."""
+    an empty string."""
     general = pc.fill_null(reasons, "")
     # Quoted parts are replaced first: they may contain what looks like a row or a detail.
     for pattern, replacement in ((_QUOTED, "…"), (_ROW, ""), (_DETAIL, "")):

@@ -170,7 +170,7 @@ class Part(Dataset):
         self.num_samples, self.first_sample_ids = runs.num_samples, runs.num_below(self._packed_first)
 
     def packed_ids(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the ids of samples in the whole dataset."""
+        """Returns the ids that these samples have in the whole dataset."""
         return self._runs.at(sample_ids)
 
     @property
@@ -227,8 +227,9 @@ def opened_parts(dataset: Dataset, subset: SubsetConfig, held_out: HeldOutConfig
     """Opens the part to train on, and the held-out part (None: none).
 
     Raises UserError for a part without samples, for more samples than the dataset has, and for classes with too few
-    samples. The range is taken first, then the held-out part from it, then the subset from the rest. Reads the index of
-    every shard only if a number per class is set or the tars were made by others.
+    samples. The range from `subset.first` to `subset.end` is taken first, then the held-out part from it, then the
+    subset from the rest. Reads the index of every shard only if a number per class is set or the tars were made by
+    others.
     """
     if subset.is_whole and held_out.is_none:
         return dataset, None

@@ -203,13 +203,13 @@ def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
 def _is_after(path: Path, cause: Path) -> bool:
     """Whether `path` exists and is not older than `cause`, from which it was made. A missing `cause` does not count."""
     return is_a_file(path) and (
-        not is_there(cause) or patiently(path, lambda: path.stat().st_mtime >= cause.stat().st_mtime)
+        not is_there(cause) or patiently(path, path.stat).st_mtime >= patiently(cause, cause.stat).st_mtime
     )
 
 
 def hopeless(unit: Unit, jobs: Sequence[ChainJob], *, state: Path) -> str:
-    """Returns the reason why another job of the unit would end like the last ones, or an empty text if another job may
-    succeed."""
+    """Returns the reason why another job of the unit would end like the last ones, or an empty string if another job
+    may succeed."""
     for run_dir in filter(None, unit.run_dirs()):
         if is_there(Path(run_dir) / "submit" / STOPPED_BY_HAND):
             return f"{unit.name} was cancelled by `patchline cancel {run_dir}`"
@@ -249,7 +249,7 @@ def _records_of(unit: Unit) -> dict[int, Path]:
 
 
 def _last_end(path: Path, mark: int = 0) -> str:
-    """Returns how the last try recorded after byte `mark` ended, or an empty text if there is none."""
+    """Returns how the last try recorded after byte `mark` ended, or an empty string if there is none."""
     try:
         lines = path.read_bytes()[mark:].decode(errors="replace").splitlines()
         return str(json.loads(lines[-1])["end"]) if lines else ""

@@ -67,9 +67,9 @@ class ChainJob:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """The events since the chain last began. `epoch`: how often it has begun. `life`: a token that tells this chain's
-    jobs from those of an earlier chain in the same folder; empty before the chain began. `folder`: the inode of the
-    chain's folder, which tells the folder from a copy; 0 before the chain began."""
+    """The events since the chain last began. `epoch`: how many times it has begun. `life`: a token that tells this
+    chain's jobs from those of an earlier chain in the same folder; empty before the chain began. `folder`: the inode of
+    the chain's folder, which tells the folder from a copy; 0 before the chain began."""
 
     epoch: int
     jobs: tuple[ChainJob, ...]
@@ -164,8 +164,8 @@ def begin(state: Path) -> None:
 
 
 def jobs_begun_here(state: Path) -> dict[str, str]:
-    """Returns the numbers of the jobs that the chain has submitted since it last began, through any path to this
-    folder, each with a name that it has in the queue. Returns an empty dictionary for a copy of the folder."""
+    """Returns the jobs that the chain has submitted since it last began, whatever path to the folder was used: each
+    job's number, and the `life` token in its comment. Returns an empty dictionary for a copy of the folder."""
     if not is_a_folder(state):
         return {}
     record = read_record_of(state)
@@ -184,7 +184,7 @@ def add_job(state: Path, job: ChainJob) -> None:
 
 
 def ending(state: Path) -> str:
-    """Returns how the chain ended: gave-up, cancelled or done, or an empty text if it has not ended."""
+    """Returns how the chain ended: gave-up, cancelled or done, or an empty string if it has not ended."""
     return next((name for name in (CANCELLED, GAVE_UP, DONE) if is_there(state / name)), "")
 
 

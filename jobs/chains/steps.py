@@ -1,9 +1,9 @@
 """Turns the steps that CHAIN.yaml lists into units. A unit is a group of jobs that are submitted together.
 
-slurm/chain.example.yaml shows the file. A step that is a sweep becomes two units: an array of tries, then an array that
-repeats the best try with each seed. The best values are known only after the tries, so the gate behind the tries puts
-them into the arguments of the repetitions. The runs have the same folders as with `patchline sweep`, so the sweep can
-also continue without Slurm.
+slurm/chain.example.yaml shows the file. A step that is a sweep becomes up to two units: an array of tries if it has a
+grid, then an array that repeats the best try if it has seeds. The best values are known only after the tries, so the
+gate that runs after the tries puts them into the arguments of the repetitions. The runs have the same folders as with
+`patchline sweep`, so the sweep can also continue without Slurm.
 """
 
 import re
@@ -37,7 +37,7 @@ class StepConfig:
     """One step of a chain: a stage, its inputs, and the jobs that it gets."""
 
     name: str
-    """Name of the step: small letters, digits, - and _. Its output goes to FOLDER/NAME."""
+    """Name of the step: lowercase letters, digits, - and _, starting with a letter. Its output goes to FOLDER/NAME."""
     stage: str
     """pack, verify, pretrain, finetune, evaluate, fewshot or report."""
     recipe: str = ""
@@ -166,10 +166,11 @@ class Unit:
     cpus: int = 0
     links: int = 1
     may_fail: bool = False
-    """Whether the chain continues without a run that cannot succeed, as it does without a try of a sweep; otherwise
-    such a run ends the chain."""
+    """Whether the chain continues if one of these runs cannot succeed. True for the tries of a sweep; otherwise such a
+    run ends the chain."""
     best_of: tuple[str, ...] = ()
-    """The arguments of a sweep. Once its tries are over, its best values replace the first values in `words`."""
+    """The arguments of a sweep. Until its tries are over, `words` has the first value of each swept flag as a
+    placeholder; the best values then replace them."""
     names: tuple[str, ...] = ()
     """The name that the jobs of each run have in the queue; empty for a stage without a run directory. The names are
     computed where the chain is submitted, since a link may point elsewhere on a node."""
@@ -180,13 +181,13 @@ class Unit:
         return max(self.num_parts, len(self.words))
 
     def outputs(self) -> list[str]:
-        """Returns the folder or URL that each entry of `words` writes to, or an empty text for a stage that writes
+        """Returns the folder or URL that each entry of `words` writes to, or an empty string for a stage that writes
         nothing."""
         flag = SUBMITTED[self.stage].out
         return [value_in(words, flag) if flag else "" for words in self.words]
 
     def run_dirs(self) -> list[str]:
-        """Returns the run directory of each entry of `words`, or an empty text for a stage without one."""
+        """Returns the run directory of each entry of `words`, or an empty string for a stage without one."""
         return [value_in(words, "--run-dir") for words in self.words]
 
 

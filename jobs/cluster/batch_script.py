@@ -1,4 +1,5 @@
-"""Writes the batch script of a job: the site's lines, the command, and the body of slurm/stage.sbatch.
+"""Writes the batch script of a job: the #SBATCH lines, the cluster's variables and `setup:`, the command, and the body
+of slurm/stage.sbatch.
 
 A job array is cut into pieces that Slurm accepts, since MaxArraySize limits the index. A `%` in `--array` limits how
 many tasks run at once.

@@ -184,7 +184,7 @@ def _given_up(why: str, *, idle: int | None = None, crashed_on: str = "") -> Nex
 
 
 def crashed_node(facts: TryFacts) -> str:
-    """Returns the one node whose ranks crashed by themselves in this try. Returns an empty text if no rank did, if
+    """Returns the one node whose ranks crashed by themselves in this try. Returns an empty string if no rank did, if
     ranks on several nodes did (as with a bug), or if the only node of a run crashed, but the run saves checkpoints in
     between. A killed rank counts only if it was the first to crash, since srun kills the others later."""
     found: list[str] = []

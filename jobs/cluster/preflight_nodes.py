@@ -94,8 +94,8 @@ class NodeFound:
 def shared_checks(
     cluster: ClusterConfig, folder: Path, *, wait_seconds: int, environ: Mapping[str, str]
 ) -> list[Finding]:
-    """Lets two nodes and this machine write to a new folder in `folder` (or in the nearest folder above it that
-    exists), and read each other's files."""
+    """Lets this machine and two nodes write to a new folder in `folder` (or in the nearest folder above it that
+    exists), and checks that each node sees the files of the others."""
     below = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
     place = below / f".patchline-preflight-{secrets.token_hex(8)}"
     try:

@@ -176,11 +176,11 @@ def _try_facts(facts: Facts) -> TryFacts:
 
 
 def _codes(exits: Path) -> dict[int, int | None]:
-    """Reads the exit codes that ranks left, the first rank to end first. Raises OSError if their folder cannot be seen
-    from here, for example in a container."""
+    """Reads the exit codes that ranks left, in the order in which the ranks ended. Raises OSError if their folder
+    cannot be seen from here, for example in a container."""
     patiently(exits, (exits / "started").stat)
     codes: dict[int, int | None] = {}
-    for path in sorted(exits.glob("rank-*"), key=lambda path: path.stat().st_mtime_ns):
+    for path in sorted(exits.glob("rank-*"), key=lambda path: patiently(path, path.stat).st_mtime_ns):
         rank, text = path.name.removeprefix("rank-"), path.read_bytes()[:8].decode(errors="replace").strip()
         if rank.isdecimal() and (not text or (_NUMBER.fullmatch(text) and len(text) < 4)):
             codes[int(rank)] = int(text) if text else None  # an empty file: the disk had no room for the code

@@ -139,7 +139,7 @@ class ClusterConfig:
 
     @property
     def gpus_asked_for(self) -> str:
-        """The GPUs of each node in Slurm's format, such as h100:8, or an empty text if there are none."""
+        """The GPUs of each node in Slurm's format, such as h100:8, or an empty string if there are none."""
         number = str(self.gpus_per_node or "")
         return f"{self.gpu_type}:{number}" if self.gpu_type else number
 

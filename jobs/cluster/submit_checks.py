@@ -247,7 +247,7 @@ def _mean_stall(run_dir: Path) -> float:
 
 def judge_margin(margin: int, *, stalled_seconds: float = 0.0, planned_seconds: float = 0.0) -> Finding:
     """Judges whether a save fits into the margin before the time limit. `stalled_seconds`: how long a save of this run
-    has stalled training so far. `planned_seconds`: how long a save will take. 0 means not known. Pure."""
+    has stalled training on average. `planned_seconds`: how long a save will take. 0 means not known. Pure."""
     found = ""
     if stalled_seconds >= margin:
         found = f"a save has held this run up for {stalled_seconds:,.0f} s so far"

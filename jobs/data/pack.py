@@ -61,8 +61,8 @@ def run(job: PackJob) -> int:
 
 
 def test_side(job: PackJob) -> PackJob:
-    """Returns the job that packs the test split that a job sets aside. It writes no record, because the first job's
-    record says everything."""
+    """Returns the job that packs the test split that a job sets aside. The returned job writes no record, because the
+    record of `job` covers both splits."""
     out = f"{job.out.rstrip('/')}-test"
     against = tuple(url for url in job.dedup.against if url.rstrip("/") != out)
     return replace(job, out=out, split="test", dedup=replace(job.dedup, against=against), run_dir="")
@@ -141,7 +141,7 @@ def source_of_split(source: Source, split: str) -> Source:
 
 
 def _mention_other_split(job: PackJob) -> None:
-    """Warns if the name of the source is that of another split than the dataset's."""
+    """Warns if the source is named after a split other than the dataset's."""
     if job.split_test:
         return
     source = job.source

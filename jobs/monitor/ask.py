@@ -77,7 +77,7 @@ def _refuse_copy(run_dir: Path, facts: RunFacts) -> None:
 
 
 def _original_of(run_dir: Path) -> str:
-    """Returns the folder that this one is a copy of, or an empty text if it is not a copy. The first line of a run's
+    """Returns the folder that this one is a copy of, or an empty string if it is not a copy. The first line of a run's
     record names its folder, and each submission records the folder's inode."""
     with suppress(OSError, InvalidDataError):
         head = read_local_file(run_dir / "job.yaml", most_bytes=MOST_BYTES).decode(errors="replace").partition("\n")[0]
@@ -195,7 +195,7 @@ def is_begun(run_dir: Path) -> bool:
 
 def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)) -> str:
     """Returns the reason why this user cannot read the folder of a run or a chain, for example because it belongs to a
-    colleague. `parts`: the subfolders to check; an empty name stands for the folder. Returns an empty text if all of
+    colleague. `parts`: the subfolders to check; an empty name stands for the folder. Returns an empty string if all of
     them can be read or do not exist."""
     try:
         for name in parts:

@@ -88,7 +88,7 @@ def _kept(out: Path, about: dict[str, Any]) -> dict[str, Any]:
         parts = found["parts"]
         if not all(isinstance(entry, dict) for entry in parts.values()):
             raise TypeError("a part is no object")
-        before, now = ({**each, "no_float8": ""} for each in (found["about"], about))  # torchao may be new
+        before, now = ({**each, "no_float8": ""} for each in (found["about"], about))  # torchao may now be installed
         return dict(parts) if before == now else {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{out} is no file of `doctor --gpu` ({error})", todo="give another --out") from error

@@ -49,7 +49,7 @@ _TAIL_BYTES, _LOG_BYTES = 1 << 16, 1 << 14
 _BARS = "▁▂▃▄▅▆▇█"
 _COLOURS = {"running": "green", "done": "green", "failed": "red"}  # other states are yellow
 _SHARES = (("perf/mfu", "MFU"), ("perf/mfu_of_measured_peak", "of measured peak"))
-_LATE_SECONDS = 60.0  # an older answer of Slurm is shown with its age, and an older sign of life in red
+_LATE_SECONDS = 60.0  # an answer from Slurm that is older than this is shown with its age
 _MOST_LOG = 200
 _MOST_RUNS = 256
 _RUNNING = "running"
@@ -59,7 +59,7 @@ _ANSWER_SECONDS, _POLL_SECONDS = 15.0, 0.1  # without a terminal: the wait for S
 
 @dataclass(frozen=True, kw_only=True)
 class WatchFlags:
-    """The flags of the command. `seconds` is the time between two screens."""
+    """The flags of the command. `seconds` is the time between two updates of the screen."""
 
     seconds: Annotated[int, Range(1, 3600)] = 2
 
@@ -164,7 +164,7 @@ class Asked:
 
     @property
     def silence(self) -> str:
-        """The reason why there is no newer answer, or an empty text if nothing is wrong."""
+        """The reason why there is no newer answer, or an empty string if nothing is wrong."""
         return self.complaint or "Slurm has not answered yet" * self.is_open
 
     @property
@@ -188,8 +188,9 @@ def answer_of(folder: Path, environ: Mapping[str, str] | None) -> Snapshot:
 
 
 def run_of(chain: ChainStatus) -> Path | None:
-    """Returns the run of the chain that is drawn: the running one or, of several, the one seen last. If no run is
-    running, for example between two tries, returns a run of a running step, or None if there is none."""
+    """Returns the chain's run to draw: the running one or, if several are running, the one with the latest sign of
+    life. If no run is running, for example between two tries, returns a run of a running step, or None if there is
+    none."""
     now, found = time.time(), []
     names = {step.name for step in chain.steps if step.state == _RUNNING}
     for path, unit in list(runs_of(chain.folder).items())[:_MOST_RUNS]:

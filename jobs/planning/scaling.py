@@ -1,4 +1,4 @@
-"""Makes the tables of `patchline plan`: costs over the number of nodes and over the image size.
+"""Makes the tables of `patchline plan`: costs by number of nodes and by image size.
 
 The products of attention grow with the square of the number of tokens, that is, with the fourth power of the image's
 side (with axial attention, the third power). Everything else in a layer grows with the number of tokens.
@@ -29,7 +29,7 @@ _OF_TRAINING = re.compile(r"--(?=global-batch|micro-batch|data\.|engine\.)")
 _EFFICIENT = 0.5  # the share of a step that is spent on computing
 _MOST_DOUBLED = 8  # to find an efficient batch, fewer doublings than this are tried
 _LEAST = 0.1  # numbers from here on have at most two decimals
-_MOST = 999_999.5  # numbers below are written in full
+_MOST = 999_999.5  # numbers from _LEAST up to this are written in full
 
 
 def node_rows(job: PlanJob, cost: Cost) -> list[NodesPlan]:

@@ -251,7 +251,7 @@ def _record(run_dir: Path) -> Leaves:
 
 
 def _scored_on(leaves: Leaves) -> str:
-    """Returns what the run's accuracy is measured on, or an empty text if the run is not scored during training."""
+    """Returns what the run's accuracy is measured on, or an empty string if the run is not scored during training."""
     if is_scored(leaves | {"job.evaluation.url": ""}):  # a held-out part takes precedence over a dataset
         return "on the held-out part"
     url = leaves.get("job.evaluation.url", "")

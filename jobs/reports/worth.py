@@ -401,8 +401,8 @@ def _newest_evaluation(run_dir: Path) -> Path | None:
 
 
 def _others_weights(weights: str, run_dir: Path) -> str:
-    """Returns `weights` if they are not the run's own, otherwise an empty text. Weights at a path that no longer exists
-    count as the run's own if the path has the run's name: the run was probably moved."""
+    """Returns `weights` if they are not the run's own, otherwise an empty string. Weights at a path that no longer
+    exists count as the run's own if the path has the run's name: the run was probably moved."""
     own, said = run_dir.resolve(), Path(weights).resolve()
     was = said.parent if said.name == "weights" else said
     is_own = was == own or (was.name == own.name and not was.exists())

@@ -186,7 +186,7 @@ def _seeds(flags: VtabFlags, more: Sequence[str]) -> tuple[int | None, ...]:
 
 
 def _lacks(root: str, task: VtabTask) -> str:
-    """Returns which part of a task's data is missing, or an empty text. Warns if the training set does not have
+    """Returns which part of a task's data is missing, or an empty string. Warns if the training set does not have
     VTAB-1k's size."""
     try:
         train, _ = (open_dataset(f"{root}/{task.name}{ending}") for ending in ("", "-test"))

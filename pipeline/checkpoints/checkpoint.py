@@ -44,6 +44,7 @@ from pipeline.ranks.collectives import all_agree, broadcast_json, gather_json
 from pipeline.ranks.host import available_bytes
 from pipeline.ranks.world import World
 from shards.errors import StorageError, UserError, WillNotSucceedError, disk_fault
+from shards.files.looks import patiently
 from shards.store import Store
 
 log = logging.getLogger(__name__)
@@ -280,7 +281,7 @@ class Checkpoints:
 def folder_id(folder: Path) -> tuple[int, int] | None:
     """Returns the device and inode numbers, which identify a folder; None if the folder is missing."""
     try:
-        found = folder.stat()
+        found = patiently(folder, folder.stat)
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino

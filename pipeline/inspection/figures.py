@@ -1,6 +1,6 @@
 """The figures of `patchline inspect`, drawn with matplotlib: arrays in, PNG and SVG files out.
 
-Shape letters: K components, P patch, L layers, h heads, B images, H W pixels, T U tiles.
+Shape letters: K components, P patch, L layers, h heads, B images, H W pixels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg")
-_ACROSS = 7  # components in a row, as in the paper
+_ACROSS = 7  # components in a row, as in Figure 7 of the ViT paper (arXiv 2010.11929)
 _INCH = 100  # pixels per inch
 # In inches and points. Figures are narrow and their text is large, so that a report can be read on a phone.
 _WIDTH, _TITLE, _TEXT = 5.2, 11, 10

@@ -117,7 +117,7 @@ def decide_classes(
 
 
 def imbalance(data: TrainingData) -> str:
-    """Returns a note on the largest and the smallest class, with the flag that weights classes. Returns an empty text
+    """Returns a note on the largest and the smallest class, with the flag that weights classes. Returns an empty string
     if the largest has less than five times the images of the smallest."""
     shares = data.class_shares
     smallest = int(np.where(shares > 0, shares, np.inf).argmin())

@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MOST_DEPTH = 100  # how deep folders may be nested
-MOST_WAYS = 16  # how often links may lead to one folder: several classes may share its images
+MOST_WAYS = 16  # how many times links may lead to one folder: several classes may share its images
 Identity = tuple[int, int]  # device and inode
 Result = TypeVar("Result")
 RETRIES = RetryConfig()
-ALARM_SECONDS = 60.0  # a warning is logged if a read or a look has failed for this long
+ALARM_SECONDS = 60.0  # a warning is logged if reading or listing has failed for this long
 Read = TypeVar("Read", bytes, memoryview)
 STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
@@ -58,7 +58,7 @@ _WRONG_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 
 
 class FolderWalk:
-    """The folders that a walk is in, and how often links have led the walk to each folder.
+    """The folders that a walk is in, and how many times links have led the walk to each folder.
 
     The counts are needed because links multiply: 40 folders, each with two links to the next one, would be listed as a
     trillion folders.
@@ -125,7 +125,7 @@ def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop:
                 raise
             if retries is None:
                 budget = RetryBudget(RETRIES)
-                budget.has_answered = True  # a wrong path raises other errors
+                budget.has_answered = True  # retry until the deadline: a wrong path raises other errors
                 retries = RequestRetries(what, budget, pause=stop.wait if stop else time.sleep)
                 alarm_at = time.monotonic() + ALARM_SECONDS
             elif time.monotonic() >= alarm_at:
@@ -448,7 +448,8 @@ def _sorted_names(folder: bytes) -> list[bytes]:
 
 
 def _ending(item: os.DirEntry[bytes]) -> bytes | None:
-    """Returns a slash for a folder, b"" for a file, and None for anything else (devices, broken links)."""
+    """Returns a slash for a folder, b"" for a file, and None for unfinished writes and anything else (devices, broken
+    links)."""
     if item.name.startswith(TEMPORARY_PREFIX.encode()):
         return None
     try:

@@ -174,7 +174,7 @@ def test_a_value_that_is_a_group_on_one_side_only() -> None:
         pytest.param(0.0003, "0.0003", id="a number"),
         pytest.param("softmax", "softmax", id="a word needs no quotes"),
         pytest.param("s3://bucket/a-b", "s3://bucket/a-b", id="nor does a URL"),
-        pytest.param("", "''", id="an empty text would not be seen"),
+        pytest.param("", "''", id="an empty string would not be seen"),
         pytest.param("my data", "'my data'", id="a text with a space"),
         pytest.param("a\nb", "'a\\nb'", id="stays one line"),
         pytest.param([1, "x", (2.5,)], "[1, x, [2.5]]", id="a list"),

@@ -33,7 +33,7 @@ from tests.soak import cluster_faults as faults
 from tests.soak.cluster_work import Shared, Work, kind_of, shared_by_all
 
 RESULT = Path(__file__).parent / "results" / "cluster.json"
-PASSING = ("full", "read-only", "frozen", "503", "broken bodies", "expired credentials", "crashed controller")
+PASSING = ("full", "read-only", "frozen", "503", "broken bodies", "expired credentials", "crashed controller", "stale")
 DISK, STORE = PASSING[:3], PASSING[3:6]
 FAULTS = ("kill", "stop", *PASSING, "lost node", "wrong clock", "out of memory")
 PLACES = ("rank", "writer", "launcher", "batch script", "gate", "evaluation", "packing task")
@@ -91,6 +91,20 @@ def _why_not(cell: Cell) -> str:
         (fault in STORE and place == "writer" and moment != "mid-save", "a writer that does not save asks nothing"),
         (fault in STORE and (place, moment) == ("rank", "mid-save"), "the writer saves"),
         (fault in STORE and (place, moment) == ("rank", "end"), "no more data is read"),
+        (fault == "stale" and place == "launcher", "it looks at no file of the run"),
+        (
+            fault == "stale" and place == "batch script",
+            "its judge looks as a rank does (shards/files/looks.py); to bash, a look that fails is a missing file",
+        ),
+        (
+            fault == "stale" and place in ("gate", "evaluation", "packing task"),
+            "it looks as a rank does (shards/files/looks.py): the cell of the rank",
+        ),
+        (
+            fault == "stale" and place == "writer" and moment != "mid-save",
+            "a writer that does not save looks at nothing",
+        ),
+        (fault == "stale" and (place, moment) == ("rank", "mid-save"), "the writer saves"),
         (fault == "lost node" and place == "writer", "lost with its node: the cell of the rank"),
         (fault == "lost node" and place == "launcher", "lost with its node: the cell of the batch script"),
         (
@@ -141,6 +155,7 @@ WHAT_HAPPENS = {
     ("503", ""): "requests are repeated until the store answers again",
     ("broken bodies", ""): "each read is resumed after the last byte that arrived",
     ("expired credentials", ""): "the credentials are read again until the store accepts them",
+    ("stale", ""): "looks that fail are repeated, and training continues meanwhile",
     ("lost node", ""): "Slurm notices after SlurmdTimeout (30 s here), and requeues the job on other nodes",
     ("wrong clock", ""): "the job leaves out the node",
     ("crashed controller", ""): "the job keeps running, and asks Slurm again until the controller answers",
@@ -267,6 +282,7 @@ class Lane:
             "expired credentials": partial(faults.refused, work.proxy, 400, "ExpiredToken"),
             "broken bodies": partial(faults.halved, work.proxy),
             "crashed controller": partial(faults.without_controller, self.cluster),
+            "stale": partial(faults.stale, pid, work.run_dir),
         }
         if cell.fault == "stop" and cell.place not in ("rank", "writer"):
             return faults.stopped(pid)

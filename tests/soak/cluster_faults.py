@@ -15,6 +15,7 @@ from tests.rigs.small_disk import filled
 DISK_MIB = 160
 HELD_SECONDS = 12.0
 """How long a temporary fault lasts."""
+_LOOKED_AT = ("", "STOP", "SAVE", "DONE", "checkpoints", "checkpoints/attempts", "weights")
 _CGROUP = Path("/sys/fs/cgroup/memory")
 _BYTES_LEFT = 4 << 20
 
@@ -93,6 +94,18 @@ def stopped(pid: int) -> Iterator[None]:
     finally:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def stale(pid: int, run_dir: Path) -> Iterator[None]:
+    """Answers each look of the process at the run's files with ESTALE, as a file server that restarts does."""
+    paths = [word for name in _LOOKED_AT for word in ("-P", str(run_dir / name).rstrip("/"))]
+    fault = ("-e", "trace=newfstatat,statx", "-e", "inject=newfstatat,statx:error=ESTALE")
+    with subprocess.Popen(["strace", "-f", "-qq", "-o", os.devnull, *fault, *paths, "-p", str(pid)]) as tracer:
+        try:
+            yield
+        finally:
+            tracer.terminate()  # strace lets go of the process
 
 
 @contextmanager
