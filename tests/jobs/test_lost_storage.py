@@ -1,14 +1,17 @@
 """A store that goes away while a command works ends it with one line and code 74; the same command then continues."""
 
-from collections.abc import Iterator
+import errno
+import os
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jobs import exit_codes
-from shards.storage import s3
+from shards.storage import local, s3
 from shards.storage.retries import RetryConfig
 from shards.store import open_store
 from tests.conftest import new_bucket, use_s3
@@ -57,6 +60,27 @@ def assert_one_line(command: Command, *texts: str) -> None:
     assert all(text in last for text in texts), last
     assert "Traceback" not in command.said
     assert not [line for line in others if "error:" in line], command.said
+
+
+def fail_shards() -> None:
+    """For the command's process: reads of shards fail with EIO, and its patience is a second."""
+    local.RETRIES = RetryConfig(backoff_seconds=0.01, deadline_seconds=1.0)
+
+    def failing(read: Callable[..., Any]) -> Callable[..., Any]:
+        def fails(descriptor: int, *arguments: Any) -> Any:
+            if str(Path(f"/proc/self/fd/{descriptor}").readlink()).endswith(".tar"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return read(descriptor, *arguments)
+
+        return fails
+
+    os.pread, os.preadv = failing(os.pread), failing(os.preadv)
+
+
+def test_a_shard_that_stays_unreadable_is_named_in_the_last_line(digits_url: str, tmp_path: Path) -> None:
+    words = pretrain_words(digits_url, tmp_path / "run", *ENDLESS)
+    with started(tmp_path / "said", *words, before=fail_shards) as command:
+        assert_one_line(command, f"Input/output error at {digits_url}/", ".tar; check the disk")
 
 
 @pytest.mark.long
