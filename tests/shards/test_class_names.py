@@ -1,12 +1,10 @@
 """Files of class names."""
 
-import os
 from pathlib import Path
 
 import pytest
 
 from shards.class_names import near_equal, read_label_names
-from shards.errors import UserError
 
 
 def test_names_in_their_order(tmp_path: Path) -> None:
@@ -31,37 +29,6 @@ def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "names no class"),
-        (b"\xef\xbb\xbf", "names no class"),
-        (b"a\nb\na\n", "the classes 0 and 2 are both named 'a'"),
-        ("caf\u00e9\ncafe\u0301\n".encode(), "the classes 0 and 1 are both named"),
-        (b"a\nb\x0cc\n", r"its label 'b.x0cc' has a line break"),
-        (b"\xff\n", r"cannot be read: .*labels.txt is not UTF-8: byte 0 \(line 1\) is 0xff"),
-        (b"a" * 1025, "its label is too long: 1025 characters, allowed: 1024"),
-    ],
-)
-def test_files_that_do_not_serve(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "labels.txt").write_bytes(content)
-    with pytest.raises(UserError, match=message):
-        read_label_names(str(tmp_path / "labels.txt"))
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_has_no_end_is_refused_at_once(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "labels.txt"
-    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
-    with pytest.raises(UserError, match=r"cannot be read: .* is not a regular file; give a file"):
-        read_label_names(str(path))
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
-        read_label_names(str(tmp_path / "none"))
-
-
-@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("ant\n\n\nbee\n", "line 2 is empty and no class, so the class on line 4 has the id 1"),
@@ -76,14 +43,6 @@ def test_an_empty_line_moves_the_ids_after_it(
     read_label_names(str(tmp_path / "labels.txt"))
     assert said in caplog.text
     assert bool(caplog.records) == bool(said)
-
-
-@pytest.mark.parametrize("text", ['["cat", "dog"]', '[\n  "cat",\n  "dog"\n]\n', '{"0": "cat"}', "[\ncat\n]"])
-def test_a_file_of_json_is_no_list_of_names(tmp_path: Path, text: str) -> None:
-    """Its brackets and quotes would be names, and each class would have the id of the one before it."""
-    (tmp_path / "labels.txt").write_text(text)
-    with pytest.raises(UserError, match=r"labels\.txt' is JSON; give a text file with one class name per line"):
-        read_label_names(str(tmp_path / "labels.txt"))
 
 
 def test_names_in_brackets_are_names(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from shards.reading.samples import RawSample, read_sample, verified
 from shards.reading.windows import window_bound_bytes
 from shards.sample_rows import BlockTable
 from shards.store import open_store
-from tests.rigs.datasets import index_rows, packed_folders, packed_with_weights
+from tests.rigs.datasets import index_rows, packed_folders
 from tests.rigs.watched import watched
 from tests.shards.adoption.test_adopt import adoption_of, run, with_cls, write_tars
 
@@ -218,12 +218,6 @@ def test_gaps_that_are_small_save_a_request(adopted: Path) -> None:
 def test_what_cannot_be(packed: Path, subset: SubsetConfig, held_out: HeldOutConfig, message: str) -> None:
     with pytest.raises(UserError, match=message):
         opened_parts(open_dataset(str(packed)), subset, held_out)
-
-
-def test_a_number_per_class_needs_one_label_each(tmp_path: Path) -> None:
-    url = str(packed_with_weights(tmp_path, ["a,", "a|b,1|1", "b,"]))
-    with pytest.raises(UserError, match="a sample with 2 labels; a subset by samples per class needs images with"):
-        opened_parts(open_dataset(url), SubsetConfig(per_class=1), NOTHING)
 
 
 def test_settings_are_what_differs_from_the_default() -> None:

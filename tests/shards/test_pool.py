@@ -98,16 +98,6 @@ def test_results_and_errors_come_back() -> None:
         pool.submit_later(int, 0.0)
 
 
-def test_a_timeout_of_the_task_itself_is_its_error() -> None:
-    def slow() -> None:
-        raise TimeoutError("the task's own")
-
-    pool = Pool(1, name="test")
-    with pytest.raises(TimeoutError, match="the task's own"):
-        pool.submit(slow).result(SECONDS)
-    pool.close()
-
-
 def test_urgent_tasks_overtake_those_that_wait() -> None:
     pool, stuck, order = Pool(1, name="test"), Stuck(), list[str]()
     first = pool.submit(stuck)
@@ -462,12 +452,3 @@ def test_the_results_of_many_requests_are_in_order(num_items: int) -> None:
 def test_as_many_run_at_once_as_are_allowed() -> None:
     together = threading.Barrier(AT_ONCE, timeout=60)
     assert each_at_once(lambda _: together.wait() >= 0, range(AT_ONCE)) == [True] * AT_ONCE
-
-
-def test_the_first_error_of_many_requests_is_raised() -> None:
-    def ask(item: int) -> None:
-        if item % 2:
-            raise ValueError(f"item {item}")
-
-    with pytest.raises(ValueError, match="item 1"):
-        each_at_once(ask, range(6))

@@ -1,7 +1,6 @@
 """A folder and the S3 servers behave in the same way; a URL names one object of any bucket."""
 
 import os
-import re
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -163,21 +162,9 @@ def test_no_path_leads_out(store: Store, path: str) -> None:
         store.read(path)
 
 
-@pytest.mark.parametrize("url", ["", "http://host/x", "s3://", "s3:///x"])
-def test_urls_that_are_no_store_are_refused(url: str) -> None:
-    with pytest.raises(UserError, match="s3://bucket/prefix"):
-        open_store(url)
-
-
-@pytest.mark.parametrize("prefix", ["a//b", "../x", "a/./b"])
-def test_a_prefix_with_two_spellings_is_refused(prefix: str) -> None:
-    with pytest.raises(UserError, match=rf"cannot open 's3://bucket/{re.escape(prefix)}'.*plain relative path"):
-        open_store(f"s3://bucket/{prefix}")
-
-
 @pytest.mark.parametrize("url", ["http://me:hidden@host/x", "s3://me:hidden@bucket/x"])
 def test_credentials_in_a_url_are_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(UserError, match=r"s3://bucket/prefix") as caught:
+    with pytest.raises(UserError) as caught:
         open_store(url)
     assert "hidden" not in str(caught.value)
 
@@ -199,6 +186,6 @@ def test_objects_of_several_buckets(s3_bucket: str) -> None:
     "url", ["s3://", "s3://bucket", "s3://bucket/", "s3://a:b@bucket/key", "s3:///key", "/s3://b/k"]
 )
 def test_what_names_no_object_is_refused(url: str) -> None:
-    with pytest.raises(ImageRefusedError, match="is not s3://bucket/key") as caught:
+    with pytest.raises(ImageRefusedError) as caught:
         Buckets().locate(url)
     assert "a:b" not in str(caught.value)

@@ -51,12 +51,6 @@ def test_what_cannot_be_right_is_refused(wrong: pa.Table, message: str) -> None:
     assert message in str(caught.value)
 
 
-def test_a_text_that_is_no_utf_8_is_refused() -> None:
-    data = table_bytes(table().set_column(1, "name", [pa.array([b"a", b"\xff"])]).cast(SCHEMA, safe=False))
-    with pytest.raises(ValueError, match=r"not a sound Parquet file: .*UTF8"):
-        read_checked(data, RULES, most_rows=2)
-
-
 def test_a_text_that_many_rows_share_is_not_copied_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_MOST_BYTES", 1 << 20)
     rules = TableSchema(schema=pa.schema([("name", pa.string())]))

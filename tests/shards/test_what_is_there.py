@@ -62,10 +62,3 @@ def test_what_is_there_is_said(make: Callable[[Path], None], said: str, tmp_path
     with pytest.raises(UserError) as caught:
         open_dataset(at)
     assert said.replace("{at}", at) in str(caught.value)
-
-
-def test_a_folder_at_home_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    files("photos/cat/0.jpg")(tmp_path)
-    with pytest.raises(UserError, match=r"'~/photos' holds folders of images"):
-        open_dataset("~/photos")

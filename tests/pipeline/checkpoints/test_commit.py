@@ -99,20 +99,11 @@ def test_an_overtaken_attempt_commits_nothing(tmp_path: Path) -> None:
     assert [path for path in store.list() if path.endswith(MANIFEST_NAME)] == []
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        pytest.param(
-            {"num_ranks": 3}, "the report of rank 2 cannot be used: no object", id="a rank has written nothing"
-        ),
-        pytest.param({"num_ranks": 1}, "its fragments hold 2 elements; allowed: 4", id="a rank is left out"),
-        pytest.param({"save": 2}, r"of save 1; allowed: rank-00000\.safetensors of save 2", id="of an earlier save"),
-    ],
-)
-def test_reports_that_do_not_fit_commit_nothing(tmp_path: Path, change: dict[str, int], reason: str) -> None:
+@pytest.mark.parametrize("change", [{"num_ranks": 3}, {"num_ranks": 1}, {"save": 2}])
+def test_reports_that_do_not_fit_commit_nothing(tmp_path: Path, change: dict[str, int]) -> None:
     store = LocalStore(str(tmp_path))
     put_attempts(store, 1)
-    with pytest.raises(StorageError, match=reason):
+    with pytest.raises(StorageError):
         commit(store, replace(order_in(store), **change))  # type: ignore[arg-type]  # a table of one field each
     assert [path for path in store.list() if path.endswith(MANIFEST_NAME)] == []
 

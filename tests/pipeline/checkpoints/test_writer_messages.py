@@ -44,27 +44,6 @@ def test_a_message_arrives_as_it_was_sent(message: Command | SaveResult) -> None
     assert from_line(line) == message
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        (b"", "Expecting value"),
-        (b"[]", "a message of kind None"),
-        (b'{"kind": "Delete"}', "a message of kind 'Delete'"),
-        (b'{"kind": "SaveResult", "save": 1}', "what is missing"),
-        (b'{"kind": "SaveResult", "save": -1, "what": "written"}', "save is -1"),
-        (b'{"kind": "SaveResult", "save": true, "what": "written"}', "save is True"),
-        (b'{"kind": "SaveResult", "save": 1, "what": "burned"}', "what is 'burned'"),
-        (b'{"kind": "SaveResult", "save": 1, "what": "written", "more": 1}', "'more' is not a field"),
-        (b'{"kind": "BufferFit", "num_bytes": 8, "pieces": [["a", "master", 8, 0]]}', "pieces.0 has 4 entries"),
-        (to_line(WRITE).replace(b'"rank": 3', b'"rank": -1'), "rank is -1"),
-        (to_line(COMMIT).replace(b'"num_ranks": 2', b'"num_ranks": 0'), "num_ranks is 0"),
-    ],
-)
-def test_anything_else_is_refused(line: bytes, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason.replace("[", r"\[")):
-        from_line(line)
-
-
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_lines_are_whole_however_they_arrive(size: int) -> None:
     data, lines, found = b"a\nbcd\n\nlast", LineSplitter(), []

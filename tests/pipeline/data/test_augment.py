@@ -26,7 +26,6 @@ from pipeline.data.config import AugmentConfig
 from pipeline.data.transform import evaluation_view_of_pixels
 from pipeline.data.window_resize import show
 from pipeline.shared_settings import EvaluationTransform
-from shards.errors import UserError
 from tests.pipeline.models.parity import imported
 
 PLAIN = (
@@ -425,20 +424,3 @@ def test_the_crops_before_a_resize_show_all_of_themselves() -> None:
         crop = draw_crop(90, 80, draws, config=config)
         shown_all = Viewport(height=24, width=24, is_mirrored=crop.flip)
         assert training_viewport(crop, draws, config=config, size=24) == shown_all
-
-
-@pytest.mark.parametrize(
-    ("areas", "ratios", "message"),
-    [
-        pytest.param((0.0, 1.0), (0.75, 1.33), "min_area is 0.0; allowed: above 0 to 1", id="no area at all"),
-        pytest.param((0.5, 0.4), (0.75, 1.33), "min_area is 0.5, more than .*max_area, 0.4", id="areas crossed"),
-        pytest.param((0.5, 1.1), (0.75, 1.33), "max_area is 1.1; allowed: above 0 to 1", id="more than the image"),
-        pytest.param((0.5, 1.0), (0.0, 1.33), "min_ratio is 0.0; allowed: above 0", id="no width at all"),
-        pytest.param((0.5, 1.0), (1.4, 1.33), "min_ratio is 1.4, more than .*max_ratio, 1.33", id="ratios crossed"),
-    ],
-)
-def test_bounds_that_cannot_be_met_are_refused(
-    areas: tuple[float, float], ratios: tuple[float, float], message: str
-) -> None:
-    with pytest.raises(UserError, match=rf"^data\.augment\.{message}"):
-        AugmentConfig(min_area=areas[0], max_area=areas[1], min_ratio=ratios[0], max_ratio=ratios[1])

@@ -8,7 +8,6 @@ import subprocess
 import time
 import zlib
 from collections.abc import Callable
-from ctypes import util
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -286,14 +285,6 @@ def test_an_output_that_can_not_be_filled_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"needed is a contiguous|are not inside of"):
         decoder.fill(jpeg_of("420", height=HEIGHT, width=WIDTH), PLAN, out=out)
-
-
-def test_another_library_is_refused() -> None:
-    name = util.find_library("m")
-    if name is None:
-        pytest.skip("the system's mathematics library is not found by name")
-    with pytest.raises(ValueError, match="is another library"):
-        CropDecoder(Path(name))
 
 
 class _WrongInOne(CropDecoder):

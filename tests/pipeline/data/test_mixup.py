@@ -143,20 +143,6 @@ def test_the_model_takes_mixed_images_as_it_takes_bytes() -> None:
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
 
 
-@pytest.mark.parametrize(
-    "positions",
-    [
-        pytest.param(places(0, 3), id="half a pair at the end"),
-        pytest.param(places(1, 5), id="half a pair at either end"),
-        pytest.param(np.array([0, 2]), id="no neighbours"),
-        pytest.param(np.array([1, 0]), id="the wrong way round"),
-    ],
-)
-def test_positions_that_split_pairs_are_refused(positions: NDArray[np.int64]) -> None:
-    with pytest.raises(ValueError, match="not whole pairs"):
-        mix_weights(0, positions, seed=0, alpha=0.5)
-
-
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1, float("nan")])
 def test_alphas(alpha: float) -> None:
     with pytest.raises(ValueError, match="alpha is"):
@@ -270,13 +256,3 @@ def test_mixup_alone_is_what_it_was() -> None:
 def test_half_of_the_pairs_get_cutmix_beside_mixup() -> None:
     boxes = boxes_of(BOTH)
     assert (boxes.any(axis=1)).mean() == pytest.approx(0.5, abs=0.02)
-
-
-def test_a_split_pair_is_refused() -> None:
-    with pytest.raises(ValueError, match="not whole pairs"):
-        draw_mix(0, places(1, 3), seed=0, config=CUTMIX, image_size=SIZE)
-
-
-def test_binary_targets_without_mixing_are_the_users_mistake() -> None:
-    with pytest.raises(UserError, match=r"binary_targets is on without mixup.*--data\.mixup\.no-binary-targets"):
-        MixupConfig(binary_targets=True)

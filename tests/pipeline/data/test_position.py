@@ -43,26 +43,6 @@ def test_it_survives_json(position: Any) -> None:
     assert position_from_json(plain) == position
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        pytest.param({"seed": "0"}, "seed: .*valid integer", id="a text for a number"),
-        pytest.param({"seed": True}, "seed: .*valid integer", id="a truth value for a number"),
-        pytest.param({"lanes": 8.0}, "lanes: .*valid integer", id="a float for a whole number"),
-        pytest.param({"next_step": -1}, "next_step: .*greater than or equal to 0", id="before the beginning"),
-        pytest.param({"augment": {"crop": None}}, "augment.crop", id="a setting of no value"),
-        pytest.param({"dataset": ["ab", 3]}, "dataset", id="a fingerprint that is a number"),
-        pytest.param({"later": 1}, "later: Unexpected", id="a field of another version"),
-        pytest.param({"data_step": 4}, "data_step is 4; allowed: 5", id="a data step that does not follow"),
-        pytest.param({"skipped": [{"first": 1, "end": 4}, {"first": 3, "end": 5}]}, "from 3 on", id="skipped twice"),
-        pytest.param({"mixup": {1}}, "not JSON serializable", id="what JSON cannot hold"),
-    ],
-)
-def test_what_is_none_is_a_value_error(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        position_from_json(HERE.to_json() | change)
-
-
 @pytest.mark.parametrize("name", [field.name for field in fields(HERE)])
 def test_a_missing_field_is_a_value_error(name: str) -> None:
     plain = HERE.to_json()
@@ -162,15 +142,3 @@ def test_where_a_range_is(
 def test_what_others_recorded_counts_from_a_step_on() -> None:
     assert joined(ranges((2, 4)), ranges((2, 4), (6, 7), (20, 30)), since=10) == ranges((2, 4), (20, 30))
     assert joined(ranges((2, 4)), ranges((3, 9), (4, 5)), since=0) == ranges((2, 4), (4, 5)), "what overlaps is left"
-
-
-def test_what_overlaps_is_refused() -> None:
-    refuse_disorder(ranges((2, 4), (4, 9)))
-    with pytest.raises(ValueError, match="from 3 on follow those to 3"):
-        refuse_disorder(ranges((2, 4), (3, 9)))
-
-
-@pytest.mark.parametrize(("first", "end"), [(3, 3), (4, 2), (-1, 2)])
-def test_an_empty_range_is_none(first: int, end: int) -> None:
-    with pytest.raises(ValueError, match="allowed: one or more, from 0 on"):
-        StepRange(first=first, end=end)

@@ -69,10 +69,7 @@ def test_too_many_stop_the_run(tmp_path: Path, num_read: int, max_share: float, 
     quarantine.count(num_read)
     for i in range(allowed):
         quarantine.replace(sample(i), url="data", substitute=0, is_first=True)
-    with pytest.raises(
-        WillNotSucceedError,
-        match=rf"{allowed + 1} of {num_read} .*{max_share:.2%}.*c0/{allowed}\.jpg\) of data: crc.*{path}",
-    ):
+    with pytest.raises(WillNotSucceedError):
         quarantine.replace(sample(allowed), url="data", substitute=0, is_first=True)
     assert len(path.read_text().splitlines()) == allowed + 1
 

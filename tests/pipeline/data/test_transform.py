@@ -1,7 +1,6 @@
 """Both ways to a view, the library's and the whole decode's, give the same pixels and refuse the same bytes."""
 
 import io
-import struct
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -259,28 +258,6 @@ def test_a_scaled_decode_shows_what_the_whole_one_shows(use_library: bool) -> No
         part = smooth[crop.top : crop.top + crop.height, crop.left : crop.left + crop.width]
         expected = np.asarray(Image.fromarray(part).resize((40, 40), Image.Resampling.BILINEAR)).astype(int)
         assert np.abs(small - (expected[:, ::-1] if crop.flip else expected)).max() <= 8
-
-
-@pytest.mark.parametrize("use_library", [True, False])
-@pytest.mark.parametrize("image_format", ["JPEG", "PNG"])
-def test_another_size_than_the_indexs_is_named(image_format: str, use_library: bool) -> None:
-    sample = Sample(data=image_bytes(1, image_format=image_format), height=25, width=32)
-    with pytest.raises(DecodeError, match=r"the image has 24 x 32 pixels .* the index says 25 x 32"):
-        trained(sample, 1, PLAIN, size=16, use_library=use_library)
-
-
-@pytest.mark.parametrize("use_library", [True, False])
-def test_a_bomb_is_refused_before_anything_is_allocated(use_library: bool) -> None:
-    data = bytearray(jpeg_of("420", height=16, width=16))
-    place = data.index(b"\xff\xc0") + 5
-    data[place : place + 4] = struct.pack(">HH", 15_000, 15_000)
-    with pytest.raises(DecodeError, match="15000 x 15000 pixels are above"):
-        trained(Sample(data=bytes(data), height=15_000, width=15_000), 1, PLAIN, size=16, use_library=use_library)
-
-
-def test_an_orientation_that_is_none_is_a_decode_error() -> None:
-    with pytest.raises(DecodeError, match="orientation 9; allowed: 1 to 8"):
-        trained(Sample(data=image_bytes(1), height=24, width=32, orientation=9), 1, PLAIN, size=16, use_library=True)
 
 
 @needs_library

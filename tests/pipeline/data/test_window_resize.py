@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipeline.data import window_resize as module
-from pipeline.data.decode import DecodeError
 from pipeline.data.window_resize import area_resize, cover_resize, plain_resize
 
 
@@ -179,9 +178,3 @@ def test_windows_are_the_libraries_own_to_the_bit(
     for is_bicubic, how in ((False, Image.Resampling.BILINEAR), (True, Image.Resampling.BICUBIC)):
         found = cover_resize(pixels, size, rows=rows, columns=columns, is_bicubic=is_bicubic)
         np.testing.assert_array_equal(found, whole_by_pillow(pixels, size, how)[rows, columns])
-
-
-def test_more_rows_than_can_be_resized_are_a_decode_error() -> None:
-    line = np.zeros((9_000_000, 1, 3), dtype=np.uint8)
-    with pytest.raises(DecodeError, match="9000000 rows are too many to be resized to 16 columns"):
-        cover_resize(line, (16, 16), rows=slice(0, 16), columns=slice(0, 16))

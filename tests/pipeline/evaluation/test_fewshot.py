@@ -161,20 +161,6 @@ def test_classes_without_training_images_are_refused(urls: tuple[str, str]) -> N
         chosen_data(open_dataset(test), open_dataset(train), FewshotConfig(shots=(1,)))
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"shots": ()}, "--shots is .*; allowed: one or more different numbers, such as --shots 1 5 10"),
-        ({"shots": (5, 5)}, "--shots is .*; allowed: one or more different numbers"),
-        ({"shots": (0,)}, "shots.* is 0; allowed: 1 or more"),
-        ({"l2": 0.0}, "l2 is 0.0; allowed: above 0"),
-    ],
-)
-def test_wrong_settings(fields: dict[str, float], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        FewshotConfig(**fields)  # type: ignore[arg-type]
-
-
 def test_real_digits_need_few_shots(digits_url: str) -> None:
     """Pixels, by a random projection: far above chance, and better with more shots."""
     data = chosen_data(open_dataset(digits_url), open_dataset(digits_url), FewshotConfig(shots=(1, 25)))

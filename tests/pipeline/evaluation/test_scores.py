@@ -2,11 +2,9 @@
 
 import io
 import math
-import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +20,6 @@ from pipeline.models.build import Model
 from pipeline.ranks.world import World
 from pipeline.shared_settings import EvaluationTransform, LossName
 from shards.dataset import open_dataset
-from shards.errors import UserError
 from tests.rigs.datasets import packed_folders, packed_with_weights
 from tests.rigs.processes import run_ranks
 
@@ -260,26 +257,6 @@ def test_an_evaluation_can_be_left_before_any_batch_and_every_rank_has_as_many(p
     most = NUM_SAMPLES
     assert run_ranks(batches_before_it_was_left, packed, most, num_ranks=2) == [4, 4]  # of 4 samples each, by two
     assert run_ranks(batches_before_it_was_left, packed, 1, num_ranks=2) == [2, 2]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"batch_size": 0}, "evaluation.batch_size is 0; allowed: 1 or more"),
-        ({"every_steps": -1}, "evaluation.every_steps is -1; allowed: 0 (only at the end) or more"),
-        ({"url": "x", "also": ("s3://a/test", "/b/test/")}, "evaluation.also has a folder 'test' twice"),
-        ({"url": "x", "also": tuple(map(str, range(40)))}, "evaluation.also has 40 datasets; allowed: at most 32"),
-    ],
-)
-def test_impossible_sizes_are_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=re.escape(message)):
-        EvaluationConfig(**fields)
-
-
-def test_a_dataset_without_a_label_that_counts_has_no_score(tmp_path: Path) -> None:
-    url = str(packed_with_weights(tmp_path, ["c0,0", "c1|c2,0|0"]))
-    with pytest.raises(UserError, match=r"no image of .* has a label that counts: there is nothing to score"):
-        run_ranks(weighted_scores, url, "softmax", (2.0, 0.0, 1.0), num_ranks=1)
 
 
 def test_only_our_own_models_are_evaluated() -> None:

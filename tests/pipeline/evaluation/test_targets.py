@@ -138,22 +138,6 @@ def test_a_class_map_with_unknown_names(dataset: Dataset, classes: dict[str, tup
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", r"cannot read --class-map .*; give a JSON file"),
-        ("[]", "has no classes; allowed"),
-        ("{}", "has no classes; allowed"),
-        ('{"a": []}', r"'a' stands for \[\]; allowed: names"),
-        ('{"a": ["b", 3]}', "'a' stands for .*; allowed: names"),
-    ],
-)
-def test_files_that_are_no_class_map(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "map.json").write_text(text)
-    with pytest.raises(UserError, match=message):
-        read_class_map(str(tmp_path / "map.json"))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
         ("{}", "has no lists; allowed: real.json"),
         ("[]", "has no lists; allowed: real.json"),
         ("[[0], 3]", "entry 1 is 3; allowed: a list of class numbers"),

@@ -214,11 +214,6 @@ def test_rollout_is_the_product_of_the_layers() -> None:
     np.testing.assert_allclose(found[0].numpy().ravel(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_rollout_of_no_layer_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="no layer was added"):
-        Rollout().maps(grid=(1, 1), num_prefix_tokens=0)
-
-
 @pytest.mark.parametrize("fields", KINDS)
 def test_every_layer_and_head_is_measured(fields: dict[str, Any]) -> None:
     model = random_model(**fields)

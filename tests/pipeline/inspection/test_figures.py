@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from PIL import Image
 
 from pipeline.inspection import figures
-from shards.errors import UserError
 
 
 def test_files_are_png_and_svg_and_the_same_again(tmp_path: Path) -> None:
@@ -66,8 +64,3 @@ def test_figures_can_be_read_on_a_phone(tmp_path: Path) -> None:
             extent = one.get_window_extent()
             assert figure.bbox.x0 <= extent.x0, one.get_text()
             assert extent.x1 <= figure.bbox.x1, one.get_text()
-
-
-def test_a_folder_that_cannot_be_written_to(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"cannot write filters.png in .*: No such file or directory; give another"):
-        figures.save(figures.filters(torch.zeros(1, 2, 2, 3)), tmp_path / "nowhere", "filters")

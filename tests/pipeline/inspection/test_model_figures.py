@@ -91,14 +91,6 @@ def test_axial_heads_are_compared_with_one_that_looks_everywhere_in_its_line(tmp
     assert np.shape(found["mean_distance_pixels"]) == (2, 3)
 
 
-def test_attention_that_is_not_finite_is_said(tmp_path: Path) -> None:
-    model = random_model()
-    with torch.no_grad():
-        dict(model.named_parameters())["blocks.1.attention.qkv.weight"].fill_(float("nan"))
-    with pytest.raises(UserError, match="attention is not finite: its weights are too large or damaged; export them"):
-        draw_attention(predictor_of(model), model, photographs(tmp_path, 1), tmp_path)
-
-
 def sinusoids() -> ViT:
     """Row y and column x of 3 x 3 patches: cosine and sine of y / 4, y / 2, x / 4 and x / 2."""
     model = random_model(width=8, num_heads=1)
@@ -133,14 +125,6 @@ def test_shifts_start_with_the_image_itself(tmp_path: Path, model: Any) -> None:
     assert (shifts["cosine_similarity"][0], shifts["same_class"][0]) == (pytest.approx(1, abs=1e-6), 1)
     assert all(0 <= share <= 1 for share in shifts["same_class"])
     assert len(shifts["pixels"]) == len(shifts["cosine_similarity"]) == len(shifts["same_class"])
-
-
-def test_features_that_are_not_finite_are_said(tmp_path: Path) -> None:
-    model = random_model()
-    with torch.no_grad():
-        dict(model.named_parameters())["norm.weight"].fill_(float("nan"))
-    with pytest.raises(UserError, match="features are not finite: its weights are too large or damaged"):
-        draw_shifts(predictor_of(model), photographs(tmp_path, 1), tmp_path)
 
 
 def similar_at(shifts: range, **fields: Any) -> torch.Tensor:

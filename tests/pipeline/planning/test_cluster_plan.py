@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from jobs.resolve import default_job
 from pipeline.planning.cluster_plan import PUBLISHED_RATES, Cluster, NodesPlan, Regime, outcome, plan_nodes, regime_of
 from pipeline.planning.forecast import Forecast, cost_of, forecast
-from shards.errors import UserError
 from tests.soak.goodput import RESULT
 
 CLUSTER = Cluster(
@@ -102,18 +101,6 @@ def test_a_limit_makes_pieces() -> None:
     assert plan.outcome.num_pieces == 4
     assert plan.days > planned(8).days
     assert regime_of(found_on(8), CLUSTER, num_nodes=8, failures_per_node_day=1).limit == float("inf")
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        pytest.param({"restart_seconds": 60.0}, "--restart-seconds is 60, less than the start-up in it", id="restart"),
-        pytest.param({"limit_seconds": 300.0}, "--max-time is 0.0833333 hours, and a job starts up", id="limit"),
-    ],
-)
-def test_times_that_leave_none_to_train(changes: dict[str, float], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        planned(8, **changes)
 
 
 def test_without_failures_only_stalls_cost_anything() -> None:

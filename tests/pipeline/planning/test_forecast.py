@@ -65,21 +65,6 @@ def test_every_recipe_fits_eight_gpus_of_80_gb() -> Iterator[str]:
         yield from differs(f"the plan's global batch of {name}", images, global_batch)
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        pytest.param({"gpu": "v100"}, r"--gpu is 'v100'; known: a100-40, a100, h100", id="unknown"),
-        pytest.param({"num_gpus": 24}, r"is 4096, not divisible by 24 ranks; start 8 or 16 or 32 ranks", id="24"),
-        pytest.param({"mfu": 0.0}, r"--mfu is 0\.0; allowed: above 0, up to 1", id="no speed"),
-        pytest.param({"mfu": 1.5}, r"--mfu is 1\.5", id="faster than light"),
-        pytest.param({"num_gpus": 8192}, r"is 4096, not divisible by 8192 ranks", id="more ranks than images"),
-    ],
-)
-def test_what_cannot_be_is_refused(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        forecast_of(**changed)
-
-
 def test_the_tables_gpus_are_those_of_the_help() -> None:
     assert set(GPUS) == {"a100", "a100-40", "h100", "h200", "b200", "l40s", "rtx4090"}
 
@@ -87,11 +72,6 @@ def test_the_tables_gpus_are_those_of_the_help() -> None:
 def test_a_gpu_is_found_in_any_case_of_letters() -> None:
     assert gpu_named("H100") is GPUS["h100"]
     assert 84e9 < gpu_named("h100").memory_bytes < 86e9
-
-
-def test_an_unknown_gpu_is_answered_with_those_that_are_known() -> None:
-    with pytest.raises(UserError, match=r"--gpu is 'v100'; known: a100-40, a100, h100, h200, b200, l40s"):
-        gpu_named("v100")
 
 
 @pytest.mark.parametrize(
@@ -152,10 +132,3 @@ def test_what_is_not_known_is_left_out(name: str) -> None:
     cost = cost_of(pretrain.RECIPES[name](), num_images=0, num_classes=0, days=1)
     assert (cost.num_epochs, cost.num_head_parameters) == (None, 0)
     assert cost.num_parameters < cost_of(pretrain.RECIPES[name](), **JFT_MODEL, days=1).num_parameters
-
-
-@pytest.mark.parametrize("change", [{"num_images": -1}, {"num_classes": -1}, {"days": 0.0}, {"days": -2.0}])
-def test_values_that_make_no_run_are_refused(change: dict[str, Any]) -> None:
-    fields: dict[str, Any] = {"num_images": 10, "num_classes": 10, "days": 1.0}
-    with pytest.raises(UserError, match=r"allowed: images and classes of 0 .* more than 0 days"):
-        cost_of(pretrain.RECIPES["digits_smoke"](), **(fields | change))

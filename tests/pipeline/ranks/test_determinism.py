@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from pipeline.ranks import devices
-from pipeline.ranks.devices import WORKSPACE, refuse_missing_kernel, use_deterministic_kernels
-from shards.errors import UserError, WillNotSucceedError
+from pipeline.ranks.devices import WORKSPACE, use_deterministic_kernels
+from shards.errors import UserError
 
 
 @pytest.fixture
@@ -56,13 +56,3 @@ def test_another_workspace_is_refused(fake_torch: SimpleNamespace) -> None:
     with pytest.raises(UserError, match=r"CUBLAS_WORKSPACE_CONFIG is ':0:0' with .*; allowed: :4096:8 or :16:8; unset"):
         use_deterministic_kernels({WORKSPACE: ":0:0"})
     assert fake_torch.switches == {}
-
-
-def test_an_operator_without_a_deterministic_kernel_is_named() -> None:
-    pytorchs = RuntimeError(
-        "some_backward_cuda does not have a deterministic implementation, but you set "
-        "'torch.use_deterministic_algorithms(True)'. You can turn off determinism just for this operation"
-    )
-    with pytest.raises(WillNotSucceedError, match=r"no deterministic kernel for some_backward_cuda .*no-deterministic"):
-        refuse_missing_kernel(pytorchs)
-    refuse_missing_kernel(RuntimeError("CUDA error: out of memory"))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.ranks.environment import numbers_from, place_from, refuse_for_deepspeed, threads_from
+from pipeline.ranks.environment import numbers_from, place_from
 from shards.errors import UserError
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
@@ -41,35 +41,6 @@ def test_what_is_no_number_is_refused_in_one_short_line(environ: dict[str, str],
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("value", ["http://n1", "n1:1 2", "n\n1", "[::1]", "é", "n" * 254])
-def test_an_address_is_a_name_or_a_number(value: str) -> None:
-    with pytest.raises(UserError, match=r"^the environment variable MASTER_ADDR is .*; allowed: a host name or an IP"):
-        place_from(TORCHRUN | {"MASTER_ADDR": value})
-
-
-@pytest.mark.parametrize("value", ["x", "2(x)", "0", "3", "1(x3)", "1(x9999999)", "1,,1", "2(x²)"])
-def test_tasks_per_node_are_slurms(value: str) -> None:
-    with pytest.raises(UserError, match=r"^the environment variable SLURM_STEP_TASKS_PER_NODE is .*such as 4\(x2\),3"):
-        place_from(SRUN | {"SLURM_STEP_TASKS_PER_NODE": value})
-
-
-@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "SLURM_CPUS_PER_TASK"])
-@pytest.mark.parametrize("value", ["0", "abc", "-1", "4097", "²"])
-def test_threads_are_a_number(name: str, value: str) -> None:
-    with pytest.raises(
-        UserError, match=f"^the environment variable {name} is '.*'; allowed: a whole number from 1 to 4096"
-    ):
-        threads_from({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", name: value}, num_local_ranks=1)
-
-
-@pytest.mark.parametrize("value", ["abc", "0", "-1", "1.5"])
-def test_deepspeeds_time_limit_is_a_number(value: str) -> None:
-    with pytest.raises(UserError, match=r"^the environment variable DEEPSPEED_TIMEOUT is .*; unset it"):
-        refuse_for_deepspeed({"DEEPSPEED_TIMEOUT": value})
-    refuse_for_deepspeed({"DEEPSPEED_TIMEOUT": "10"})
-    refuse_for_deepspeed({})
-
-
 def test_one_rank_needs_neither_an_address_nor_a_port() -> None:
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "http://x", "MASTER_PORT": "99999"}
     place = place_from(alone)
@@ -79,7 +50,7 @@ def test_one_rank_needs_neither_an_address_nor_a_port() -> None:
 @pytest.mark.parametrize("value", ["4", "x"])
 def test_ranks_that_do_not_know_which_they_are_are_refused(value: str) -> None:
     """Each would train alone, and all in one run directory."""
-    with pytest.raises(UserError, match=f"^the environment variable WORLD_SIZE is '{value}', and RANK is not set;"):
+    with pytest.raises(UserError):
         place_from({"WORLD_SIZE": value})
     assert place_from({"WORLD_SIZE": "1"}).num_ranks == 1
     assert place_from(SRUN | {"WORLD_SIZE": value}) == place_from(SRUN)
@@ -87,7 +58,7 @@ def test_ranks_that_do_not_know_which_they_are_are_refused(value: str) -> None:
 
 def test_empty_variables_are_as_good_as_unset() -> None:
     """With RANK empty, each of two processes took itself for rank 0."""
-    with pytest.raises(UserError, match="WORLD_SIZE is '2', and RANK is not set"):
+    with pytest.raises(UserError):
         numbers_from({"RANK": "", "WORLD_SIZE": "2"})
     srun = {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "4"}
     assert numbers_from({"RANK": "", "WORLD_SIZE": "", **srun}) == numbers_from(srun)

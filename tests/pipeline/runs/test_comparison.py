@@ -75,8 +75,3 @@ def test_real_checkpoints(finished_runs: FinishedRuns, tmp_path: Path) -> None:
     assert one.engine()[0] == 16
     with pytest.raises(InvalidDataError, match="has no checkpoint of step 5 in"):
         compare_checkpoints(one, other, step=5)
-
-
-def test_a_run_without_checkpoints_does_not_say_how_it_was_computed(tmp_path: Path) -> None:
-    with pytest.raises(InvalidDataError, match="no checkpoint that says how it was computed"):
-        with_losses(tmp_path / "run", {1: 1.0}).engine()

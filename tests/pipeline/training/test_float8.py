@@ -148,19 +148,6 @@ def test_what_a_device_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert float8_fault(GPU) == "torchao is not installed (pip install 'patchline[float8]')"
 
 
-def test_a_rank_that_lacks_float8_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the other ranks say is said by the test."""
-    gpu_of((9, 0), monkeypatch)
-    others = ["", "A100 is too old", "A100 is too old", "no torchao"]
-    monkeypatch.setattr(kernels, "gather_json", lambda fault, **_: [fault, *others])
-    world = replace(one_world(0, 5), device=GPU)
-    with pytest.raises(
-        UserError,
-        match=r"^engine\.float8 is 'rowwise', which ranks 2-4 of 5 cannot .*: A100 is too old; no torchao; all",
-    ):
-        kernels.refuse_missing_float8(job_with("rowwise"), world, is_compiled=True)
-
-
 def test_float8_needs_bf16_and_is_slow_without_compiled_blocks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

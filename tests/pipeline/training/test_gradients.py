@@ -10,12 +10,9 @@ from safetensors.torch import load_file
 
 from jobs import exit_codes
 from jobs.recipes.pretrain import masked_patches
-from pipeline.data.config import MixupConfig
-from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models.weights.folder import open_weights
 from pipeline.training.gradients import patch_sources
-from pipeline.training.settings.job import OptimizerConfig, TrainingJob
-from shards.errors import UserError
+from pipeline.training.settings.job import TrainingJob
 from tests.rigs.training import STEPS, losses, pretrain_words, run
 
 NUM_IMAGES, NUM_PATCHES = 2000, 49
@@ -54,12 +51,6 @@ def test_an_images_draws_are_those_of_its_place_in_the_batch() -> None:
     assert not np.array_equal(whole[1][0], whole[1][1])
 
 
-@pytest.mark.parametrize(("num_patches", "num_corrupted"), [(1, 1), (4, 0), (4, 5)])
-def test_one_patch_has_no_other_and_none_are_no_task(num_patches: int, num_corrupted: int) -> None:
-    with pytest.raises(ValueError, match="allowed: 2 or more, and 1 or more of them"):
-        patch_sources(0, PLACES, seed=1, num_patches=num_patches, num_corrupted=num_corrupted)
-
-
 @pytest.mark.parametrize(
     ("share", "image_size", "expected"),
     [
@@ -72,27 +63,6 @@ def test_one_patch_has_no_other_and_none_are_no_task(num_patches: int, num_corru
 def test_the_share_is_rounded_down(share: float, image_size: int, expected: int) -> None:
     model = replace(masked_patches().model, masked_share=share, image_size=image_size)
     assert model.num_corrupted_patches == expected
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"loss": "sigmoid"}, "give --loss softmax"),
-        ({"label_smoothing": 0.1}, "give --label-smoothing 0"),
-        ({"class_weights": "balanced"}, "give --class-weights equal"),
-        ({"evaluation": EvaluationConfig(url="somewhere")}, r"no scores on a held-out dataset.*--evaluation\.url"),
-        ({"optimizer": OptimizerConfig(freeze_backbone=True)}, r"--optimizer\.no-freeze-backbone"),
-        ({"data": replace(masked_patches().data, mixup=MixupConfig(alpha=0.2))}, r"--data\.mixup\.alpha 0"),
-        ({"model": replace(masked_patches().model, image_size=16)}, "with 1 patch in an image of 16 px"),
-        (
-            {"model": replace(masked_patches().model, image_size=32, masked_share=0.15)},
-            r"with 4 patches .* a share of 0\.15 is corrupted: none; give a larger --model\.masked-share",
-        ),
-    ],
-)
-def test_what_needs_labels_is_refused(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        replace(masked_patches(), **changes)  # type: ignore[arg-type]
 
 
 def test_the_recipe_is_the_papers() -> None:

@@ -20,8 +20,7 @@ from pipeline.runs.starts import StartTimes
 from pipeline.training import decisions, kernels, start
 from pipeline.training.prepare import Prepared, starting_weights
 from pipeline.training.settings.job import EngineConfig, InitialConfig, TrainingJob
-from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
-from pipeline.training.zero.engine import deepspeed_config
+from pipeline.training.zero.batch_plan import BatchPlan
 from shards.errors import UserError, WillNotSucceedError
 from tests.rigs.processes import one_world
 
@@ -245,15 +244,6 @@ def test_flex_is_refused_for_attention_that_it_does_not_compute(fields: dict[str
     job = replace(job, model=replace(job.model, **fields), engine=EngineConfig(attention="flex", precision="bf16"))
     with pytest.raises(UserError, match=r"'flex' with model.qk_norm .*; allowed: neither qk_norm nor positions within"):
         decisions.with_attention(job, replace(one_world(), device=torch.device("cuda")))
-
-
-def test_graphs_are_refused_for_several_passes() -> None:
-    config = EngineConfig(cuda_graphs=True, precision="bf16")
-    plan = plan_batch(8, micro_batch=4, num_ranks=1, lanes=1)
-    with pytest.raises(
-        UserError, match=r"cuda_graphs is on, but a step has 2 passes; allowed: one .*--engine.no-cuda-"
-    ):
-        deepspeed_config(config, plan, clip_norm=1.0)
 
 
 @pytest.mark.parametrize(

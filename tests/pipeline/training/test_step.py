@@ -306,19 +306,6 @@ def test_between_two_launches_the_host_reads_nothing_from_the_device(
     assert waits == copies[:3]
 
 
-def test_a_step_that_reads_from_the_device_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test above can fail."""
-    found = Gradients.accumulate
-
-    def reads(self: Gradients, batch: Batch, *, is_void: bool) -> torch.Tensor:
-        loss = found(self, batch, is_void=is_void)
-        return loss * float(loss)
-
-    monkeypatch.setattr(Gradients, "accumulate", reads)
-    with pytest.raises(RuntimeError, match="meta tensors"):
-        launched_on_meta(JOB, tmp_path / "run", monkeypatch)
-
-
 def test_an_outcome_is_read_while_the_next_steps_batch_is_already_there(tmp_path: Path) -> None:
     """Copy k + 1 is launched before step k's update, and so before its outcome is read, one step later."""
     streams = LazyStreams(eager=COPIES)

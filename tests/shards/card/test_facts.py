@@ -12,9 +12,7 @@ from jobs.data.index import IndexJob, run
 from shards.card import facts as card
 from shards.card.facts import Mosaic, Pick, gather_facts, read_matches, read_tiles
 from shards.dataset import open_dataset
-from shards.errors import UserError
 from shards.index import INDEX_SCHEMA, QUARANTINE_SCHEMA
-from shards.manifest import index_path
 from shards.store import open_store
 from tests.rigs.card_datasets import Sample, write_dataset
 from tests.rigs.datasets import packed_folders
@@ -121,13 +119,6 @@ def test_labels_that_occur_together(tmp_path: Path) -> None:
     tally = gather_facts(open_dataset(str(tmp_path)), num_tiles=0).tally
     assert tally.top_classes.tolist() == [3, 0, 1]
     assert tally.together.tolist() == [[3, 2, 1], [2, 2, 1], [1, 1, 1]]
-
-
-def test_a_damaged_index_is_said(tmp_path: Path) -> None:
-    write_dataset(open_store(str(tmp_path)), [[Sample(image=image_bytes(1))]], ["a"])
-    (tmp_path / index_path(0)).write_bytes(b"x")
-    with pytest.raises(UserError, match="damaged"):
-        gather_facts(open_dataset(str(tmp_path)), num_tiles=1)
 
 
 def index(labels: list[list[int]]) -> pa.Table:

@@ -9,7 +9,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from shards.errors import Finding, UserError
+from shards.errors import Finding
 from shards.storage.s3_client import probing_client
 from shards.verifying.s3_probe import probe_store, unreachable
 from tests.rigs.faulty_proxy import faulty_proxy
@@ -114,11 +114,6 @@ def test_what_cannot_be_reached_is_one_verdict(s3_endpoint: str, monkeypatch: py
     named = unreachable("s3://bucket/x", endpoint=s3_endpoint, profile="none-such")
     assert named is not None
     assert "no profile 'none-such'" in named.found
-
-
-def test_a_url_of_something_else() -> None:
-    with pytest.raises(UserError, match=r"--url is 'data'; allowed: s3://"):
-        probe_store("data")
 
 
 def test_nothing_is_to_be_done_unless_a_verdict_says_so() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from jobs.data.pack import PackJob, run
 from shards.dataset import open_dataset
-from shards.errors import UserError
 from shards.manifest import (
     BLOCKS_PATH,
     LABELS_PATH,
@@ -203,11 +202,6 @@ def test_many_faults_of_one_kind_are_counted_not_listed(store: Store, monkeypatc
     monkeypatch.setattr("shards.verifying.verify.MAX_FAULTS_A_CHECK", 1)
     store.write(shard_path(0), bytes(store.size(shard_path(0))))
     assert "and 3 more of this kind" in {fault.what for fault in verify_dataset(store.url)}
-
-
-def test_no_dataset_is_the_users_mistake(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no manifest"):
-        verify_dataset(str(tmp_path))
 
 
 def test_a_setting_of_the_plan_that_nobody_knows_is_said_in_our_words(store: Store) -> None:

@@ -14,13 +14,13 @@ from torch import nn
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World
-from pipeline.training.fitting.first_pass import FirstPass, engine_that_fits, one_pass, refuse_lack_of_memory
+from pipeline.training.fitting.first_pass import FirstPass, engine_that_fits, one_pass
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.start import stand_in_model, starting_model
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.gradient_check import check_gradients
-from shards.errors import TransientError, UserError, WillNotSucceedError
+from shards.errors import UserError
 from tests.rigs.processes import run_ranks
 from tests.rigs.random_weights import fill_randomly
 
@@ -162,21 +162,6 @@ def tried_alone(world: World, stage: int, recomputed: bool) -> tuple[float, floa
 def test_a_trial_waits_for_no_other_rank_and_leaves_no_trace(stage: int, recomputed: bool) -> None:
     for found, reference in run_ranks(tried_alone, stage, recomputed, num_ranks=NUM_RANKS):
         assert found == reference > 0
-
-
-@pytest.mark.parametrize(
-    ("num_steps", "kind"),
-    [
-        pytest.param(0, WillNotSucceedError, id="the first step would need as much again"),
-        pytest.param(3, TransientError, id="free memory in pieces: another start may go further"),
-    ],
-)
-def test_a_step_that_runs_out_of_memory_says_what_to_do(num_steps: int, kind: type[Exception]) -> None:
-    plan = BatchPlan(global_batch=128, micro_batch=16, accumulation=4, num_ranks=2)
-    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
-    with pytest.raises(kind, match=r"GPU of rank 1 .* 16 images \(CUDA.*GiB\.\); .* a divisor of 64: batches stay"):
-        refuse_lack_of_memory(error, plan, rank=1, num_steps=num_steps)
-    refuse_lack_of_memory(RuntimeError("another one"), plan, rank=1, num_steps=num_steps)
 
 
 def checked_beside(world: World, stage: int) -> tuple[float, float]:

@@ -107,31 +107,6 @@ def test_the_jobs_own_micro_batch_is_taken_and_doubted() -> None:
     assert not fitted(job, whole(job, 8), budget(100e9), is_on_gpu=True).is_warning
 
 
-@pytest.mark.parametrize(
-    ("has", "message"),
-    [
-        pytest.param(
-            6.3e9,
-            r"a micro-batch of 1 image needs 7\.7 GB on each of 8 ranks \(weights and states 2\.3 GB, gradients .* GB, "
-            r"activations \d+ MB\), but a device has 6\.3 GB for it .*these plans fit: --engine\.zero-stage 2; ",
-            id="a higher stage",
-        ),
-        pytest.param(1e9, "no plan fits: take GPUs with more memory, or a smaller model", id="hopeless"),
-    ],
-)
-def test_refusals_name_numbers_and_plans(has: float, message: str) -> None:
-    job = recipe()
-    with pytest.raises(UserError, match=message):
-        fitted(job, whole(job, 8), budget(has), is_on_gpu=True)
-
-
-def test_more_ranks_are_proposed_if_they_help() -> None:
-    job = recipe(ema_decay=0.9)
-    job = replace(job, engine=replace(job.engine, zero_stage=2, activation_checkpointing=True))
-    with pytest.raises(UserError, match="these plans fit: 16 ranks; 32 ranks"):
-        fitted(job, whole(job, 8), budget(3e9), is_on_gpu=True)
-
-
 def test_a_host_has_no_more_memory_for_more_ranks() -> None:
     job = recipe(ema_decay=0.9)
     job = replace(job, engine=replace(job.engine, zero_stage=2, activation_checkpointing=True))

@@ -84,12 +84,6 @@ def test_it_is_made_once(tmp_path: Path) -> None:
 )
 def test_a_damaged_file_is_refused(tmp_path: Path, bad: bytes) -> None:
     (tmp_path / "loggers.json").write_bytes(bad)
-    with pytest.raises(InvalidDataError, match=r"loggers\.json is damaged \(.*restore it, or move it away"):
+    with pytest.raises(InvalidDataError):
         logger_id(tmp_path)
     assert (tmp_path / "loggers.json").read_bytes() == bad
-
-
-def test_a_folder_in_its_place_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "loggers.json").mkdir()
-    with pytest.raises(InvalidDataError, match="is damaged"):
-        read_logger_id(tmp_path)

@@ -22,7 +22,6 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from pipeline.training.reporting.board import Board
 from pipeline.training.reporting.metrics import Metrics, cut_after, grid, read_metrics, tag_of
-from shards.errors import InvalidDataError
 from tests.rigs.small_disk import filled, small_disk
 
 
@@ -152,12 +151,6 @@ def test_curves_that_cannot_be_written_are_closed_said_once_and_opened_again(
         assert 9.0 not in [point.value for point in found.Scalars("train/loss")]
         assert "job/text_summary" in found.Tags()["tensors"], "the job is shown again"
     assert capfd.readouterr().err == ""
-
-
-def test_a_pipe_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(InvalidDataError, match=r"metrics\.jsonl is not a regular file.*; move it away"):
-        Metrics(tmp_path, step=0)
 
 
 def test_a_file_that_is_not_there_is_left_so(tmp_path: Path) -> None:

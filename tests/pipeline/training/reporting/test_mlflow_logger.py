@@ -11,7 +11,6 @@ from pipeline.training.reporting.follower import CurveLine, StartEnding
 from pipeline.training.reporting.loggers import MLFLOW_STEP, MlflowLogger
 from pipeline.training.reporting.metrics import read_metrics, tag_of
 from pipeline.training.settings.job import LoggersConfig
-from shards.errors import UserError
 from tests.rigs.kills import run_and_kill, sent_after_a_checkpoint
 from tests.rigs.mlflow_server import MlflowServer, missing_packages, mlflow_server
 from tests.rigs.processes import patchline
@@ -156,11 +155,3 @@ def test_settings_that_changed_and_runs_that_were_deleted(server: MlflowServer) 
     assert logger(server, "deleted").open() == 0, "a new run, which gets all lines"
     assert logger(server, "deleted", identity="fedcba9876543210").open() == 0
     assert len(server.runs("deleted")) == 2
-
-
-def test_a_server_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(UserError, match=r"needs a tracking server: give --loggers.mlflow-uri http://HOST:PORT, or set"):
-        MlflowLogger.prepare(LoggersConfig(mlflow=True))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    MlflowLogger.prepare(LoggersConfig(mlflow=True))

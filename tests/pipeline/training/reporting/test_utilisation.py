@@ -74,12 +74,6 @@ def test_memory_of_a_gpu_is_the_most_so_far(monkeypatch: pytest.MonkeyPatch) -> 
     assert memory(torch.device("cuda")) == {"memory/allocated_peak_bytes": 3.0, "memory/reserved_peak_bytes": 4.0}
 
 
-def test_precision_must_be_decided() -> None:
-    undecided = replace(JOB, engine=replace(JOB.engine, precision="auto"))
-    with pytest.raises(ValueError, match=r"engine\.precision is 'auto'"):
-        Utilisation(undecided, one_world(), StepTimes())
-
-
 def counted(job: TrainingJob) -> int:
     """PyTorch's own count of the forward and backward pass of one image, on meta: no memory, no time. With attention
     as products of matrices: fused kernels compute some of it again, which is not the model's need."""

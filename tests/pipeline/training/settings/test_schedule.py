@@ -114,25 +114,6 @@ def test_steps_are_the_nearest_whole_number(epochs: int, num_images: int, global
     assert 2 * abs(steps * global_batch - epochs * num_images) <= global_batch
 
 
-@pytest.mark.parametrize(("epochs", "num_images", "global_batch"), [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
-def test_no_steps_of_nothing(epochs: int, num_images: int, global_batch: int) -> None:
-    with pytest.raises(ValueError, match="all must be 1 or more"):
-        steps_of(epochs, num_images=num_images, global_batch=global_batch)
-
-
-@pytest.mark.parametrize(
-    ("rate", "final", "warmup"),
-    [
-        pytest.param(-1e-3, 0.0, 0, id="learning rate"),
-        pytest.param(1e-3, -1e-5, 0, id="end"),
-        pytest.param(1e-3, 0.0, -1, id="warm-up"),
-    ],
-)
-def test_negative_values_are_refused(rate: float, final: float, warmup: int) -> None:
-    with pytest.raises(UserError, match=r"^schedule\.\w+ is -.*; allowed: 0 or more$"):
-        ScheduleConfig(learning_rate=rate, final_learning_rate=final, warmup_steps=warmup)
-
-
 @pytest.mark.parametrize(("warmup", "cooldown", "timescale"), [(10_000, 50_000, 10_000), (0, 0, 3), (40, 60, 7)])
 def test_rsqrt_is_big_visions(warmup: int, cooldown: int, timescale: int) -> None:
     """Its utils.py, written out: shift the clock so that the decay is 1 at the end of the warm-up, divide by the root,
@@ -183,28 +164,9 @@ def test_a_cooldown_ends_at_the_final_rate(decay: Any, warmup: int, cooldown: in
     assert end == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"stair_steps": (3,)}, r"^schedule\.stair_steps is \(3,\) with schedule\.decay 'cosine'; .* or neither$"),
-        ({"decay": "staircase"}, r"^schedule\.stair_steps is \(\) with schedule\.decay 'staircase'"),
-        ({"decay": "staircase", "stair_steps": (9, 3)}, r"is \(9, 3\); allowed: rising steps"),
-        ({"decay": "staircase", "stair_steps": (3, 3)}, r"is \(3, 3\); allowed: rising steps"),
-        ({"decay": "staircase", "stair_steps": (0,)}, r"stair_steps\.0 is 0; allowed: 1 to 1,000,000,000$"),
-        ({"decay": "staircase", "stair_steps": (3,), "stair_factor": 1.5}, r"stair_factor is 1\.5; allowed: above 0"),
-        ({"decay": "rsqrt", "timescale": 0}, r"^schedule\.timescale is 0; allowed: 1 to"),
-        ({"decay": "rsqrt", "final_learning_rate": 1e-5}, r"add --schedule\.cooldown-steps"),
-        ({"cooldown_steps": -1}, r"^schedule\.cooldown_steps is -1; allowed: 0 \(none\) to"),
-    ],
-)
-def test_schedules_that_contradict_themselves_are_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        ScheduleConfig(**fields)
-
-
 def test_a_cooldown_must_fit_the_run() -> None:
     schedule = ScheduleConfig(decay="rsqrt", warmup_steps=30, cooldown_steps=71)
-    with pytest.raises(UserError, match=r"cooldown_steps is 71, after .* of 30; allowed: up to 70, .* 100 steps"):
+    with pytest.raises(UserError):
         TrainingJob(steps=100, schedule=schedule)
     assert TrainingJob(steps=101, schedule=schedule).schedule == schedule
 

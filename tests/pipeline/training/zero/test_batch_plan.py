@@ -39,23 +39,6 @@ def test_the_product_is_the_global_batch_or_there_is_no_plan(
     assert plan.rank_batch == share
 
 
-@pytest.mark.parametrize(
-    ("global_batch", "micro", "ranks", "lanes", "message"),
-    [
-        pytest.param(100, 0, 1, 64, "is 100, not a multiple of --data.lanes = 64; take 128", id="lanes"),
-        pytest.param(10, 0, 1, 64, "take 64", id="fewer than the lanes: at least one a lane"),
-        pytest.param(0, 0, 1, 8, "is 0, not a multiple", id="no batch"),
-        pytest.param(-8, 0, 1, 8, "is -8", id="negative"),
-        pytest.param(128, 0, 3, 8, "is 128, not divisible by 3 ranks; start 1 or 2 or 4 ranks", id="ranks"),
-        pytest.param(128, 24, 2, 8, "does not divide a rank's share of 64 images", id="micro-batch"),
-        pytest.param(128, 128, 2, 8, "--micro-batch is 128", id="a micro-batch above the share"),
-    ],
-)
-def test_refusals_say_what_would_fit(global_batch: int, micro: int, ranks: int, lanes: int, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=lanes)
-
-
 @given(global_batch=st.integers(1, 300), micro=st.integers(0, 40), ranks=st.integers(1, 9))
 def test_pairs_stay_whole_or_there_is_no_plan(global_batch: int, micro: int, ranks: int) -> None:
     """With pairs, every boundary between ranks and micro-batches is at an even entry of the global batch."""
@@ -71,21 +54,6 @@ def test_pairs_stay_whole_or_there_is_no_plan(global_batch: int, micro: int, ran
         return
     assert plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1, pairs=True) == plan
     assert all(start % 2 == 0 for start in range(0, global_batch, plan.micro_batch))
-
-
-@pytest.mark.parametrize(
-    ("global_batch", "micro", "ranks", "message"),
-    [
-        pytest.param(
-            12, 0, 4, "a share of 3 images for each of 4 ranks; .* take a multiple of 8, other ranks", id="share"
-        ),
-        pytest.param(24, 3, 4, "--micro-batch is 3, which splits the pairs .* even divisor of .* 6 images", id="micro"),
-        pytest.param(24, 1, 1, "or --data.mixup.alpha 0", id="one at a time"),
-    ],
-)
-def test_refusals_of_pairs(global_batch: int, micro: int, ranks: int, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1, pairs=True)
 
 
 @pytest.mark.parametrize(

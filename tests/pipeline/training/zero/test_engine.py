@@ -20,7 +20,6 @@ from pipeline.training.settings.schedule import ScheduleConfig, learning_rate
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from pipeline.training.zero.engine import Engine, deepspeed_config
 from pipeline.training.zero.optimizer import build_optimizer
-from shards.errors import UserError
 from tests.rigs.processes import run_ranks
 from tests.rigs.training import STEPS, FinishedRuns
 
@@ -122,17 +121,6 @@ def test_buckets_on_a_cpu_are_blocks_that_the_allocator_keeps(chosen: int) -> No
         settings = deepspeed_config(config, plan, clip_norm=0.0, on_cpu=on_cpu)["zero_optimization"]
         assert settings["reduce_bucket_size"] == settings["allgather_bucket_size"] == expected
     assert MOST_ON_CPU * 4 < 32 * 2**20, "the largest block that glibc keeps"
-
-
-def test_the_engine_takes_no_open_precision() -> None:
-    plan = plan_batch(64, micro_batch=0, num_ranks=2, lanes=8)
-    with pytest.raises(ValueError, match="precision is 'auto'; the engine needs"):
-        deepspeed_config(EngineConfig(precision="auto"), plan, clip_norm=0.0)
-
-
-def test_empty_buckets_are_refused() -> None:
-    with pytest.raises(UserError, match=r"engine\.reduce_bucket is 0; allowed: 1 or more"):
-        EngineConfig(reduce_bucket=0)
 
 
 OVERLAP_STEPS = 50

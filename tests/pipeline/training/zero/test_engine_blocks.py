@@ -200,8 +200,3 @@ def test_inductor_times_its_kernels_unless_the_run_is_deterministic(deterministi
     for block in blocks_of(starting_model(job, is_compiled=True)):
         compiled: Any = block._compiled_call_impl
         assert compiled.get_compiler_config()["deterministic"] is deterministic
-
-
-def test_compiling_under_stage_3_is_refused() -> None:
-    with pytest.raises(UserError, match="allowed: stages 1 and 2"):
-        EngineConfig(compile="on", zero_stage=3)

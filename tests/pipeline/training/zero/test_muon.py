@@ -15,7 +15,7 @@ from pipeline.checkpoints.manifest import manifest_from_json
 from pipeline.models import ModelConfig, shapes_of
 from pipeline.models.flops import num_block_weights
 from pipeline.ranks.world import World
-from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import OptimizerConfig
 from pipeline.training.zero.muon import is_orthogonalized, matrices_of, orthogonal, step_matrices
 from shards.errors import UserError
 from tests.rigs.processes import run_ranks
@@ -23,7 +23,6 @@ from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, res
 
 SHAPES = {"0.qkv.weight": (24, 8), "0.out.weight": (8, 8), "0.dense1.weight": (12, 8), "1.qkv.weight": (24, 8)}
 RATE, DECAY, MOMENTUM, NUM_UPDATES = 0.02, 0.1, 0.95, 3
-MUON = OptimizerConfig(name="muon")
 
 
 def randoms(*shape: int, seed: int) -> torch.Tensor:
@@ -142,18 +141,6 @@ def test_matrices_of_blocks_are_muons(model: dict[str, Any]) -> None:
         *("attention.qkv.weight", "attention.out.weight", "mlp.dense1.weight", "mlp.dense2.weight")
     }
     assert sum(map(math.prod, of_muon.values())) == num_block_weights(config)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"engine": EngineConfig(zero_stage=3)}, r"'muon' with engine\.zero_stage 3; .* give --engine\.zero-stage 1"),
-        ({"model": ModelConfig(name="bit_r50x1")}, r"'muon' with model\.name 'bit_r50x1'; .* --optimizer\.name adamw"),
-    ],
-)
-def test_what_has_no_whole_matrices_is_refused(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        TrainingJob(optimizer=MUON, **fields)
 
 
 def test_a_frozen_backbone_and_a_wrong_momentum_are_refused() -> None:

@@ -214,9 +214,3 @@ def sums_of(world: World, _: Path) -> dict[str, float]:
 def test_ranks_add_up_what_they_have_by_name(tmp_path: Path) -> None:
     first, second = run_ranks(sums_of, tmp_path, num_ranks=2)
     assert first == second == {LOSS: 4.0, "a": 2.0, "b": 10.0, "c": 0.5, GRAD_NORM: 7.0}
-
-
-def test_two_sums_of_one_name_are_refused() -> None:
-    source = SumSource(names=("loss",), read=dict)
-    with pytest.raises(ValueError, match="two sums have one name"):
-        StepSums((source,), device=torch.device("cpu"), streams=HostStreams())

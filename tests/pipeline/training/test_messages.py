@@ -1,0 +1,737 @@
+"""What training and its settings say when they refuse, each message once."""
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from jobs.recipes.pretrain import masked_patches
+from pipeline.checkpoints.config import CheckpointConfig
+from pipeline.data.batches import Batch
+from pipeline.data.config import DataConfig, MixupConfig
+from pipeline.evaluation.config import EvaluationConfig
+from pipeline.models import ModelConfig
+from pipeline.training import kernels
+from pipeline.training.fitting.first_pass import refuse_lack_of_memory
+from pipeline.training.fitting.fit import fitted
+from pipeline.training.gradients import Gradients, patch_sources
+from pipeline.training.reporting.loggers import MlflowLogger, logger_id, read_logger_id
+from pipeline.training.reporting.metrics import Metrics
+from pipeline.training.reporting.utilisation import Utilisation
+from pipeline.training.settings.job import EngineConfig, GuardConfig, LoggersConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.schedule import ScheduleConfig, steps_of
+from pipeline.training.step import StepSums, SumSource
+from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
+from pipeline.training.zero.device_batches import HostStreams
+from pipeline.training.zero.engine import deepspeed_config
+from pipeline.training.zero.loading import refuse_untested_deepspeed
+from pipeline.training.zero.step_times import StepTimes
+from tests.pipeline.training.fitting.test_fit import budget, recipe, whole
+from tests.pipeline.training.reporting.test_utilisation import JOB as JOB_UTILISATION
+from tests.pipeline.training.test_float8 import GPU, gpu_of, job_with
+from tests.pipeline.training.test_gradients import PLACES
+from tests.pipeline.training.test_guard import NAN, guard
+from tests.pipeline.training.test_step import JOB as JOB_STEP
+from tests.pipeline.training.test_step import launched_on_meta
+from tests.pipeline.training.test_stochastic_depth import factors
+from tests.rigs.messages import Row, row, table
+from tests.rigs.processes import one_world
+
+MUON = OptimizerConfig(name="muon")
+
+
+def open_precision(_: Path) -> None:
+    undecided = replace(JOB_UTILISATION, engine=replace(JOB_UTILISATION.engine, precision="auto"))
+    Utilisation(undecided, one_world(), StepTimes())
+
+
+def mlflow_without_a_server(_: Path) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        MlflowLogger.prepare(LoggersConfig(mlflow=True))
+
+
+def pipe_of_metrics(folder: Path) -> None:
+    os.mkfifo(folder / "metrics.jsonl")
+    Metrics(folder, step=0)
+
+
+def loggers_file(folder: Path, bad: bytes) -> None:
+    (folder / "loggers.json").write_bytes(bad)
+    logger_id(folder)
+
+
+def folder_of_loggers(folder: Path) -> None:
+    (folder / "loggers.json").mkdir()
+    read_logger_id(folder)
+
+
+def step_that_reads_from_the_device(folder: Path) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        found = Gradients.accumulate
+
+        def reads(self: Gradients, batch: Batch, *, is_void: bool) -> torch.Tensor:
+            loss = found(self, batch, is_void=is_void)
+            return loss * float(loss)
+
+        monkeypatch.setattr(Gradients, "accumulate", reads)
+        launched_on_meta(JOB_STEP, folder / "run", monkeypatch)
+
+
+def batch_plan(_: Path, global_batch: int, micro: int, ranks: int, lanes: int) -> None:
+    plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=lanes)
+
+
+def plan_of_pairs(_: Path, global_batch: int, micro: int, ranks: int) -> None:
+    plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1, pairs=True)
+
+
+def muon(_: Path, fields: dict[str, Any]) -> None:
+    TrainingJob(optimizer=MUON, **fields)
+
+
+def deepspeed_of(_: Path, installed: str, allowed: str) -> None:
+    refuse_untested_deepspeed(EngineConfig(allow_deepspeed=allowed), installed)
+
+
+def two_sums_of_one_name(_: Path) -> None:
+    source = SumSource(names=("loss",), read=dict)
+    StepSums((source,), device=torch.device("cpu"), streams=HostStreams())
+
+
+def bf16_moment(_: Path, name: Literal["sgd", "muon"]) -> None:
+    OptimizerConfig(name=name, first_moment="bf16")
+
+
+def optimizer(_: Path, fields: dict[str, Any]) -> None:
+    OptimizerConfig(**fields)
+
+
+def layer_decay(_: Path, value: float) -> None:
+    OptimizerConfig(layer_decay=value)
+
+
+def engine_of_open_precision(_: Path) -> None:
+    plan = plan_batch(64, micro_batch=0, num_ranks=2, lanes=8)
+    deepspeed_config(EngineConfig(precision="auto"), plan, clip_norm=0.0)
+
+
+def corrupted(_: Path, num_patches: int, num_corrupted: int) -> None:
+    patch_sources(0, PLACES, seed=1, num_patches=num_patches, num_corrupted=num_corrupted)
+
+
+def masked_job(_: Path, changes: dict[str, object]) -> None:
+    replace(masked_patches(), **changes)  # type: ignore[arg-type]
+
+
+def epochs_of(_: Path, epochs: int, num_images: int, global_batch: int) -> None:
+    steps_of(epochs, num_images=num_images, global_batch=global_batch)
+
+
+def schedule(_: Path, rate: float, final: float, warmup: int) -> None:
+    ScheduleConfig(learning_rate=rate, final_learning_rate=final, warmup_steps=warmup)
+
+
+def schedule_with(_: Path, fields: dict[str, Any]) -> None:
+    ScheduleConfig(**fields)
+
+
+def long_cooldown(_: Path) -> None:
+    schedule = ScheduleConfig(decay="rsqrt", warmup_steps=30, cooldown_steps=71)
+    TrainingJob(steps=100, schedule=schedule)
+
+
+def refusals(_: Path, fields: dict[str, Any]) -> None:
+    TrainingJob(**fields)
+
+
+def checkpoints(_: Path, fields: dict[str, Any]) -> None:
+    CheckpointConfig(**fields)
+
+
+def float8(_: Path, fields: dict[str, Any]) -> None:
+    EngineConfig(float8="rowwise", **fields)
+
+
+def engine(_: Path, fields: dict[str, Any]) -> None:
+    EngineConfig(**fields)
+
+
+def binary_targets(_: Path) -> None:
+    data = DataConfig(mixup=MixupConfig(alpha=0.8, binary_targets=True))
+    TrainingJob(data=data)
+
+
+def graphs_of_several_passes(_: Path) -> None:
+    config = EngineConfig(cuda_graphs=True, precision="bf16")
+    plan = plan_batch(8, micro_batch=4, num_ranks=1, lanes=1)
+    deepspeed_config(config, plan, clip_norm=1.0)
+
+
+def bad_updates_in_a_row(_: Path, saved_step: int | None) -> None:
+    found = guard()
+    for step in (13, 14):
+        found.count(step, loss=1.0, was_skipped=True, last_saved=lambda: saved_step)
+    found.count(15, loss=1.0, was_skipped=True, last_saved=lambda: saved_step)
+
+
+def bad_update_at_the_end(_: Path) -> None:
+    found = guard()
+    found.refuse(11, last_saved=lambda: 8)
+    found.count(12, loss=NAN, was_skipped=False, last_saved=lambda: 8)
+    found.refuse(12, last_saved=lambda: 8)
+
+
+def stochastic_depth(_: Path, rate: float, depth: int) -> None:
+    factors(rate=rate, depth=depth)
+
+
+def rank_without_float8(_: Path) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        gpu_of((9, 0), monkeypatch)
+        others = ["", "A100 is too old", "A100 is too old", "no torchao"]
+        monkeypatch.setattr(kernels, "gather_json", lambda fault, **_: [fault, *others])
+        world = replace(one_world(0, 5), device=GPU)
+        kernels.refuse_missing_float8(job_with("rowwise"), world, is_compiled=True)
+
+
+def too_little_memory(_: Path, has: float) -> None:
+    job = recipe()
+    fitted(job, whole(job, 8), budget(has), is_on_gpu=True)
+
+
+def memory_of_more_ranks(_: Path) -> None:
+    job = recipe(ema_decay=0.9)
+    job = replace(job, engine=replace(job.engine, zero_stage=2, activation_checkpointing=True))
+    fitted(job, whole(job, 8), budget(3e9), is_on_gpu=True)
+
+
+def out_of_memory_after(_: Path, num_steps: int) -> None:
+    plan = BatchPlan(global_batch=128, micro_batch=16, accumulation=4, num_ranks=2)
+    error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+    refuse_lack_of_memory(error, plan, rank=1, num_steps=num_steps)
+
+
+@table(
+    # utilisation
+    row("a peak of an open precision", open_precision).says(
+        "ValueError: engine.precision is 'auto'; the peak of a device is that of one precision"
+    ),
+    # mlflow_logger
+    row("MLflow without a server", mlflow_without_a_server).says(
+        "--loggers.mlflow needs a tracking server: give --loggers.mlflow-uri http://HOST:PORT, or set "
+        "MLFLOW_TRACKING_URI"
+    ),
+    # metrics
+    row("a pipe in place of metrics.jsonl", pipe_of_metrics).says(
+        "InvalidDataError: DIR/metrics.jsonl is not a regular file; give a file, not a pipe or a device; move it away"
+    ),
+    # loggers
+    row("empty", loggers_file, b"").says(
+        "InvalidDataError: DIR/loggers.json is damaged (Expecting value: line 1 column 1 (char 0)); it names the "
+        "run at MLflow and W&B: restore it, or move it away to begin a new run there, which gets all of "
+        "metrics.jsonl"
+    ),
+    row("half", loggers_file, b"{").says(
+        "InvalidDataError: DIR/loggers.json is damaged (Expecting property name enclosed in double quotes: line 1 "
+        "column 2 (char 1)); it names the run at MLflow and W&B: restore it, or move it away to begin a new run "
+        "there, which gets all of metrics.jsonl"
+    ),
+    row("a number", loggers_file, b'{"id": 5}').says(
+        "InvalidDataError: DIR/loggers.json is damaged (id is 5; allowed: a text); it names the run at MLflow and "
+        "W&B: restore it, or move it away to begin a new run there, which gets all of metrics.jsonl"
+    ),
+    row("a path", loggers_file, b'{"id": "../../elsewhere1"}').says(
+        "InvalidDataError: DIR/loggers.json is damaged (id is '../../elsewhere1'; allowed: 16 digits of 0 to 9 "
+        "and a to f); it names the run at MLflow and W&B: restore it, or move it away to begin a new run there, "
+        "which gets all of metrics.jsonl"
+    ),
+    row("a condition of a search", loggers_file, b"{\"id\": \"a' or 'b' = 'b\"}").says(
+        "InvalidDataError: DIR/loggers.json is damaged (id is \"a' or 'b' = 'b\"; allowed: 16 digits of 0 to 9 and "
+        "a to f); it names the run at MLflow and W&B: restore it, or move it away to begin a new run there, which "
+        "gets all of metrics.jsonl"
+    ),
+    row("an unknown field", loggers_file, b'{"id": "0123456789abcdef", "more": 1}').says(
+        "InvalidDataError: DIR/loggers.json is damaged ('more' is not a field; allowed: id); it names the run at "
+        "MLflow and W&B: restore it, or move it away to begin a new run there, which gets all of metrics.jsonl"
+    ),
+    row("long", loggers_file, json.dumps({"id": "a" * 5000}).encode()).says(
+        "InvalidDataError: DIR/loggers.json is damaged (DIR/loggers.json is larger than 4,096 bytes, the most "
+        "that are read of such a file); it names the run at MLflow and W&B: restore it, or move it away to begin "
+        "a new run there, which gets all of metrics.jsonl"
+    ),
+    row("not UTF-8", loggers_file, b"\xff").says(
+        "InvalidDataError: DIR/loggers.json is damaged ('utf-8' codec can't decode byte 0xff in position 0: "
+        "invalid start byte); it names the run at MLflow and W&B: restore it, or move it away to begin a new run "
+        "there, which gets all of metrics.jsonl"
+    ),
+    row("a folder in place of loggers.json", folder_of_loggers).says(
+        "InvalidDataError: DIR/loggers.json is damaged ([Errno 21] Is a directory: 'DIR/loggers.json'); it names "
+        "the run at MLflow and W&B: restore it, or move it away to begin a new run there, which gets all of "
+        "metrics.jsonl"
+    ),
+    # step
+    row("a step that reads from the device", step_that_reads_from_the_device).says(
+        "RuntimeError: Tensor.item() cannot be called on meta tensors"
+    ),
+    # batch_plan
+    row("lanes", batch_plan, 100, 0, 1, 64).says(
+        "--global-batch is 100, not a multiple of --data.lanes = 64; take 128, or other lanes"
+    ),
+    row("fewer than the lanes: at least one a lane", batch_plan, 10, 0, 1, 64).says(
+        "--global-batch is 10, not a multiple of --data.lanes = 64; take 64, or other lanes"
+    ),
+    row("no batch", batch_plan, 0, 0, 1, 8).says(
+        "--global-batch is 0, not a multiple of --data.lanes = 8; take 8, or other lanes"
+    ),
+    row("negative", batch_plan, -8, 0, 1, 8).says(
+        "--global-batch is -8, not a multiple of --data.lanes = 8; take 8, or other lanes"
+    ),
+    row("ranks", batch_plan, 128, 0, 3, 8).says(
+        "--global-batch is 128, not divisible by 3 ranks; start 1 or 2 or 4 ranks, or change --global-batch"
+    ),
+    row("micro-batch", batch_plan, 128, 24, 2, 8).says(
+        "--micro-batch is 24, which does not divide a rank's share of 64 images (global batch 128 / 2 ranks); "
+        "take a divisor of 64, or 0 for the largest that fits"
+    ),
+    row("a micro-batch above the share", batch_plan, 128, 128, 2, 8).says(
+        "--micro-batch is 128, which does not divide a rank's share of 64 images (global batch 128 / 2 ranks); "
+        "take a divisor of 64, or 0 for the largest that fits"
+    ),
+    row("share", plan_of_pairs, 12, 0, 4).says(
+        "--global-batch is 12, a share of 3 images for each of 4 ranks; mixup needs an even share: take a "
+        "multiple of 8, other ranks, or --data.mixup.alpha 0 and --data.mixup.cutmix-alpha 0"
+    ),
+    row("micro", plan_of_pairs, 24, 3, 4).says(
+        "--micro-batch is 3, which splits the pairs that mixup mixes; take an even divisor of a rank's share of 6 "
+        "images, 0 for the largest that fits, or --data.mixup.alpha 0 and --data.mixup.cutmix-alpha 0"
+    ),
+    row("one at a time", plan_of_pairs, 24, 1, 1).says(
+        "--micro-batch is 1, which splits the pairs that mixup mixes; take an even divisor of a rank's share of "
+        "24 images, 0 for the largest that fits, or --data.mixup.alpha 0 and --data.mixup.cutmix-alpha 0"
+    ),
+    # muon
+    row(
+        "Muon: engine: EngineConfig(zero_stage=3)",
+        muon,
+        {"engine": EngineConfig(zero_stage=3)},
+    ).says(
+        "optimizer.name is 'muon' with engine.zero_stage 3; allowed: stages 1 and 2 (Muon updates whole matrices, "
+        "and stage 3 cuts every one of them on every rank): give --engine.zero-stage 1"
+    ),
+    row(
+        "Muon: model: ModelConfig(name=bit_r50x1)",
+        muon,
+        {"model": ModelConfig(name="bit_r50x1")},
+    ).says(
+        "optimizer.name is 'muon' with model.name 'bit_r50x1'; allowed: Transformers and hybrids (Muon updates "
+        "the matrices of their blocks, and a BiT ResNet has none): give --optimizer.name adamw"
+    ),
+    # loading
+    row(
+        "another version",
+        deepspeed_of,
+        "0.99.0",
+        "",
+    ).says(
+        "DeepSpeed 0.99.0 is installed; tested: 0.19.8. Another version may lay its states out in another way: "
+        "install 0.19.8 (pip install deepspeed==0.19.8), or accept this one with --engine.allow-deepspeed 0.99.0, "
+        "which also checks its gradients before the first step"
+    ),
+    row(
+        "another version than the one named",
+        deepspeed_of,
+        "0.99.0",
+        "0.99",
+    ).says(
+        "DeepSpeed 0.99.0 is installed; engine.allow_deepspeed is '0.99'; tested: 0.19.8. Another version may lay "
+        "its states out in another way: install 0.19.8 (pip install deepspeed==0.19.8), or accept this one with "
+        "--engine.allow-deepspeed 0.99.0, which also checks its gradients before the first step"
+    ),
+    row(
+        "a later version",
+        deepspeed_of,
+        "0.19.9",
+        "",
+    ).says(
+        "DeepSpeed 0.19.9 is installed; tested: 0.19.8. Another version may lay its states out in another way: "
+        "install 0.19.8 (pip install deepspeed==0.19.8), or accept this one with --engine.allow-deepspeed 0.19.9, "
+        "which also checks its gradients before the first step"
+    ),
+    # step_traffic
+    row("two sums of one name", two_sums_of_one_name).says(
+        "ValueError: two sums have one name: ['grad_norm', 'loss', 'loss']"
+    ),
+    # optimizer
+    *(
+        row(f"a bf16 moment, {name}", bf16_moment, name).says(
+            "optimizer.first_moment is 'bf16' with optimizer.name '…'; it is a setting of AdamW: give "
+            "--optimizer.first-moment fp32, or --optimizer.name adamw"
+        )
+        for name in ("sgd", "muon")
+    ),
+    row("optimizer, {'beta1': 1.0}", optimizer, {"beta1": 1.0}).says("optimizer.beta1 is 1.0; allowed: 0 to below 1"),
+    row("optimizer, {'beta2': -0.1}", optimizer, {"beta2": -0.1}).says(
+        "optimizer.beta2 is -0.1; allowed: 0 to below 1"
+    ),
+    row("optimizer, {'momentum': 1.5}", optimizer, {"momentum": 1.5}).says(
+        "optimizer.momentum is 1.5; allowed: 0 to below 1"
+    ),
+    row("optimizer, {'weight_decay': -0.1}", optimizer, {"weight_decay": -0.1}).says(
+        "optimizer.weight_decay is -0.1; allowed: 0 or more"
+    ),
+    row("epsilon and the heads multiple out of range, {'epsilon': 0.0}", optimizer, {"epsilon": 0.0}).says(
+        "optimizer.epsilon is 0.0; allowed: above 0"
+    ),
+    row("epsilon and the heads multiple out of range, {'head_decay': -1.0}", optimizer, {"head_decay": -1.0}).says(
+        "optimizer.head_decay is -1.0; allowed: 0 or more"
+    ),
+    *(
+        row(f"layer decay, {value}", layer_decay, value).says("optimizer.layer_decay is …; allowed: above 0 to 1")
+        for value in (0.0, -0.5, 1.5)
+    ),
+    # engine
+    row("an engine of an open precision", engine_of_open_precision).says(
+        "ValueError: engine.precision is 'auto'; the engine needs the resolved one, bf16 or fp32"
+    ),
+    row("empty buckets", lambda _: EngineConfig(reduce_bucket=0)).says("engine.reduce_bucket is 0; allowed: 1 or more"),
+    # engine_blocks
+    row("compiling under stage 3", lambda _: EngineConfig(compile="on", zero_stage=3)).says(
+        'engine.compile is "on" with engine.zero_stage 3; allowed: stages 1 and 2 (torch would compile '
+        "DeepSpeed's gathering of weights again at every step): give --engine.zero-stage 2, or --engine.compile "
+        "off"
+    ),
+    # gradients
+    row("patches and corrupted patches: 1 1", corrupted, 1, 1).says(
+        "ValueError: num_patches is 1 and num_corrupted 1; allowed: 2 or more, and 1 or more of them"
+    ),
+    row("patches and corrupted patches: 4 0", corrupted, 4, 0).says(
+        "ValueError: num_patches is 4 and num_corrupted 0; allowed: 2 or more, and 1 or more of them"
+    ),
+    row("patches and corrupted patches: 4 5", corrupted, 4, 5).says(
+        "ValueError: num_patches is 4 and num_corrupted 5; allowed: 2 or more, and 1 or more of them"
+    ),
+    row("masked patches with: loss: sigmoid", masked_job, {"loss": "sigmoid"}).says(
+        "model.masked_patches predicts colours from images alone: it has no labels, no scores on a held-out "
+        "dataset, and trains the whole model; give --loss softmax (--fewshot.url gives few-shot scores)"
+    ),
+    row("masked patches with: label_smoothing: 0.1", masked_job, {"label_smoothing": 0.1}).says(
+        "model.masked_patches predicts colours from images alone: it has no labels, no scores on a held-out "
+        "dataset, and trains the whole model; give --label-smoothing 0 (--fewshot.url gives few-shot scores)"
+    ),
+    row("masked patches with: class_weights: balanced", masked_job, {"class_weights": "balanced"}).says(
+        "model.masked_patches predicts colours from images alone: it has no labels, no scores on a held-out "
+        "dataset, and trains the whole model; give --class-weights equal (--fewshot.url gives few-shot scores)"
+    ),
+    row(
+        "masked patches with: evaluation: EvaluationConfig(url=somewhere)",
+        masked_job,
+        {"evaluation": EvaluationConfig(url="somewhere")},
+    ).says(
+        "model.masked_patches predicts colours from images alone: it has no labels, no scores on a held-out "
+        'dataset, and trains the whole model; give --evaluation.url "" (--fewshot.url gives few-shot scores)'
+    ),
+    row(
+        "masked patches with: optimizer: OptimizerConfig(freeze_backbone=True)",
+        masked_job,
+        {"optimizer": OptimizerConfig(freeze_backbone=True)},
+    ).says(
+        "model.masked_patches predicts colours from images alone: it has no labels, no scores on a held-out "
+        "dataset, and trains the whole model; give --optimizer.no-freeze-backbone (--fewshot.url gives few-shot "
+        "scores)"
+    ),
+    row(
+        "masked patches with: data: replace(masked_patches().data, mixup=MixupConfig(alpha=0.2))",
+        masked_job,
+        {"data": replace(masked_patches().data, mixup=MixupConfig(alpha=0.2))},
+    ).says(
+        "model.masked_patches predicts colours from images alone: it has no labels, no scores on a held-out "
+        "dataset, and trains the whole model; give --data.mixup.alpha 0 (--fewshot.url gives few-shot scores)"
+    ),
+    row(
+        "masked patches with: model: replace(masked_patches().model, image_size=16)",
+        masked_job,
+        {"model": replace(masked_patches().model, image_size=16)},
+    ).says(
+        "model.masked_patches with 1 patch in an image of 16 px, of which a share of 0.5 is corrupted: none; give "
+        "a larger --model.masked-share or --model.image-size, or a smaller --model.patch"
+    ),
+    row(
+        "masked patches with: model: replace(masked_patches().model, image_size=32, masked_share=0.15)",
+        masked_job,
+        {"model": replace(masked_patches().model, image_size=32, masked_share=0.15)},
+    ).says(
+        "model.masked_patches with 4 patches in an image of 32 px, of which a share of 0.15 is corrupted: none; "
+        "give a larger --model.masked-share or --model.image-size, or a smaller --model.patch"
+    ),
+    # schedule
+    row("epochs, images and batch: 0 1 1", epochs_of, 0, 1, 1).says(
+        "ValueError: 0 epochs, 1 images and batches of 1: all must be 1 or more"
+    ),
+    row("epochs, images and batch: 1 0 1", epochs_of, 1, 0, 1).says(
+        "ValueError: 1 epochs, 0 images and batches of 1: all must be 1 or more"
+    ),
+    row("epochs, images and batch: 1 1 0", epochs_of, 1, 1, 0).says(
+        "ValueError: 1 epochs, 1 images and batches of 0: all must be 1 or more"
+    ),
+    row("learning rate", schedule, -1e-3, 0.0, 0).says("schedule.learning_rate is -0.001; allowed: 0 or more"),
+    row("end", schedule, 1e-3, -1e-5, 0).says("schedule.final_learning_rate is -1e-05; allowed: 0 or more"),
+    row("warm-up", schedule, 1e-3, 0.0, -1).says("schedule.warmup_steps is -1; allowed: 0 or more"),
+    row(
+        "schedule: stair_steps: (3,)",
+        schedule_with,
+        {"stair_steps": (3,)},
+    ).says(
+        "schedule.stair_steps is (3,) with schedule.decay 'cosine'; a staircase needs them and no other decay has "
+        "them: give --schedule.decay staircase --schedule.stair-steps 6000 12000 18000, or neither"
+    ),
+    row(
+        "schedule: decay: staircase",
+        schedule_with,
+        {"decay": "staircase"},
+    ).says(
+        "schedule.stair_steps is () with schedule.decay 'staircase'; a staircase needs them and no other decay "
+        "has them: give --schedule.decay staircase --schedule.stair-steps 6000 12000 18000, or neither"
+    ),
+    row(
+        "schedule: decay: staircase, stair_steps: (9, 3)",
+        schedule_with,
+        {"decay": "staircase", "stair_steps": (9, 3)},
+    ).says("schedule.stair_steps is (9, 3); allowed: rising steps, such as 6000 12000"),
+    row(
+        "schedule: decay: staircase, stair_steps: (3, 3)",
+        schedule_with,
+        {"decay": "staircase", "stair_steps": (3, 3)},
+    ).says("schedule.stair_steps is (3, 3); allowed: rising steps, such as 6000 12000"),
+    row(
+        "schedule: decay: staircase, stair_steps: (0,)",
+        schedule_with,
+        {"decay": "staircase", "stair_steps": (0,)},
+    ).says("schedule.stair_steps.0 is 0; allowed: 1 to 1,000,000,000"),
+    row(
+        "schedule: decay: staircase, stair_steps: (3,), stair_factor: 1.5",
+        schedule_with,
+        {"decay": "staircase", "stair_steps": (3,), "stair_factor": 1.5},
+    ).says("schedule.stair_factor is 1.5; allowed: above 0 to 1"),
+    row(
+        "schedule: decay: rsqrt, timescale: 0",
+        schedule_with,
+        {"decay": "rsqrt", "timescale": 0},
+    ).says("schedule.timescale is 0; allowed: 1 to 1,000,000,000"),
+    row(
+        "schedule: decay: rsqrt, final_learning_rate: 1e-05",
+        schedule_with,
+        {"decay": "rsqrt", "final_learning_rate": 1e-5},
+    ).says(
+        "schedule.final_learning_rate is 1e-05 with schedule.decay 'rsqrt', which has no end of its own; add "
+        "--schedule.cooldown-steps, or take --schedule.final-learning-rate 0"
+    ),
+    row(
+        "schedule: cooldown_steps: -1",
+        schedule_with,
+        {"cooldown_steps": -1},
+    ).says("schedule.cooldown_steps is -1; allowed: 0 (none) to 1,000,000,000"),
+    row("a cooldown longer than the run", long_cooldown).says(
+        "schedule.cooldown_steps is 71, after schedule.warmup_steps of 30; allowed: up to 70, what is left of the "
+        "run's 100 steps; lower one of them or raise --steps"
+    ),
+    # job
+    row("no steps", refusals, {"steps": 0}).says("steps is 0; allowed: 1 to 1,000,000,000"),
+    row("negative threads", refusals, {"threads": -1}).says(
+        "threads is -1; allowed: 0 (the rank's share of the cores) to 1,024"
+    ),
+    row("logging never", refusals, {"log_every_steps": 0}).says("log_every_steps is 0; allowed: 1 to 1,000,000,000"),
+    row("negative clipping", refusals, {"clip_norm": -1.0}).says("clip_norm is -1.0; allowed: 0 (off) or more"),
+    row("negative micro-batch", refusals, {"micro_batch": -2}).says(
+        "micro_batch is -2; allowed: 0 (the largest that fits) to 16,777,216"
+    ),
+    row(
+        "all steps are warm-up: nothing would be learned at the rate asked for",
+        refusals,
+        {"steps": 100, "schedule": ScheduleConfig(warmup_steps=100)},
+    ).says(
+        "schedule.warmup_steps is 100, not below the 100 steps of the run; lower --schedule.warmup-steps or raise "
+        "--steps"
+    ),
+    row("nothing of the label left", refusals, {"label_smoothing": 1.0}).says(
+        "label_smoothing is 1.0; allowed: 0 (off) to below 1"
+    ),
+    row(
+        "weights of classes that are asked for one by one", refusals, {"class_weights": "balanced", "loss": "sigmoid"}
+    ).says(
+        "class_weights is 'balanced' with loss 'sigmoid', which asks of each class on its own whether the image "
+        "has it; give --class-weights equal, or --loss softmax"
+    ),
+    row("an average that never moves", refusals, {"ema_decay": 1.0}).says(
+        "ema_decay is 1.0; allowed: 0 (off) to below 1"
+    ),
+    row("a negative factor", refusals, {"ema_decay": -0.1}).says("ema_decay is -0.1; allowed: 0 (off) to below 1"),
+    row(
+        "a decay that follows a schedule of zeros",
+        refusals,
+        {
+            "optimizer": OptimizerConfig(decay_scale="schedule"),
+            "schedule": ScheduleConfig(learning_rate=0.0),
+        },
+    ).says(
+        "schedule.learning_rate is 0.0 with optimizer.decay_scale 'schedule'; a decay that follows the schedule "
+        "needs one: give a rate above 0, or --optimizer.decay-scale rate"
+    ),
+    row(
+        "float8 without the dense layers of blocks",
+        refusals,
+        {"engine": EngineConfig(float8="rowwise"), "model": ModelConfig(name="bit_r50x1")},
+    ).says(
+        "engine.float8 is 'rowwise' with model.name 'bit_r50x1'; allowed: Transformers and hybrids (float8 is for "
+        "the dense layers of their blocks, and a BiT ResNet has none): give --engine.float8 off"
+    ),
+    row(
+        "widths that no GPU multiplies in float8",
+        refusals,
+        {"engine": EngineConfig(float8="rowwise"), "model": ModelConfig(name="vit_b16", mlp_width=3080)},
+    ).says(
+        "engine.float8 is 'rowwise' with model.name 'vit_b16', of width 768 and MLP width 3080; allowed: "
+        "multiples of 16 (GPUs have no other products of float8): give such widths, or --engine.float8 off"
+    ),
+    row(
+        "graphs of a number of images that varies",
+        refusals,
+        {"engine": EngineConfig(cuda_graphs=True), "model": ModelConfig(name="vit_b16", stochastic_depth=0.2)},
+    ).says(
+        "engine.cuda_graphs is on with model.stochastic_depth 0.2 and engine.skip_branches, whose blocks compute "
+        "another number of images in each step; allowed: one number, as a graph has: give "
+        "--engine.no-skip-branches, or --engine.no-cuda-graphs"
+    ),
+    row("scores beside nothing", refusals, {"evaluation": EvaluationConfig(also=("a",))}).says(
+        "evaluation.also says nothing without evaluation.url or data.held_out; give one, too"
+    ),
+    row(
+        "checkpoints, {'every_steps': -1}",
+        checkpoints,
+        {"every_steps": -1},
+    ).says("checkpoint.every_steps is -1; allowed: 0 (not by steps) or more"),
+    row(
+        "checkpoints, {'keep_newest': 0}",
+        checkpoints,
+        {"keep_newest": 0},
+    ).says("checkpoint.keep_newest is 0; allowed: 1 or more"),
+    row(
+        "checkpoints, {'keep_every': -1}",
+        checkpoints,
+        {"keep_every": -1},
+    ).says("checkpoint.keep_every is -1; allowed: 0 (none) or more"),
+    row(
+        "ways to save that contradict each other: auto_interval: True, every_seconds: 600",
+        checkpoints,
+        {"auto_interval": True, "every_seconds": 600},
+    ).says(
+        "checkpoint.auto_interval is on with checkpoint.every_seconds 600, and chooses the seconds itself; leave "
+        "out one of the two (--checkpoint.no-auto-interval, or --checkpoint.every-seconds 0)"
+    ),
+    row(
+        "ways to save that contradict each other: every_steps: 0, keep_every: 500",
+        checkpoints,
+        {"every_steps": 0, "keep_every": 500},
+    ).says(
+        "checkpoint.keep_every is 500 with checkpoint.every_steps 0, so no checkpoint is due at its steps; give "
+        "--checkpoint.every-steps 500, or --checkpoint.keep-every 0"
+    ),
+    row("stage 3", float8, {"zero_stage": 3}).says(
+        "engine.float8 is 'rowwise' with engine.zero_stage 3; allowed: stages 1 and 2 (float8 is fast in compiled "
+        "blocks only, and would keep gathered weights until the backward pass): give --engine.zero-stage 2, or "
+        "--engine.float8 off"
+    ),
+    row("fp32", float8, {"precision": "fp32"}).says(
+        "engine.float8 is 'rowwise' with engine.precision fp32; allowed: bf16, and auto where it takes bf16: give "
+        "--engine.precision bf16, or --engine.float8 off"
+    ),
+    *(
+        row(f"empty buckets, {fields}", engine, fields).says("engine.…_bucket is 0; allowed: 1 or more")
+        for fields in ({"reduce_bucket": 0}, {"allgather_bucket": 0})
+    ),
+    row("binary targets without the sigmoid loss", binary_targets).says(
+        "data.mixup.binary_targets is on with loss 'softmax', whose targets add up to 1; give --loss sigmoid, or "
+        "--data.mixup.no-binary-targets"
+    ),
+    row("values that no machine has: steps: 10 ** 20", refusals, {"steps": 10**20}).says(
+        "steps is 100000000000000000000; allowed: 1 to 1,000,000,000"
+    ),
+    row("values that no machine has: global_batch: 1 << 63", refusals, {"global_batch": 1 << 63}).says(
+        "global_batch is 9223372036854775808; allowed: 1 to 16,777,216"
+    ),
+    row("values that no machine has: threads: 100000", refusals, {"threads": 100_000}).says(
+        "threads is 100000; allowed: 0 (the rank's share of the cores) to 1,024"
+    ),
+    # run
+    # start
+    row("graphs of several passes", graphs_of_several_passes).says(
+        "engine.cuda_graphs is on, but a step has 2 passes; allowed: one (between passes, gradients stay in the "
+        "graphs' memory, which the next pass takes): give more GPUs, a smaller --global-batch or a larger "
+        "--micro-batch, or --engine.no-cuda-graphs"
+    ),
+    # guard
+    row("bad updates in a row: None", bad_updates_in_a_row, None).says(
+        "WillNotSucceedError: 3 updates in a row, up to step 15, had a non-finite gradient or loss; no checkpoint "
+        "is there; lower --schedule.learning-rate or set --clip-norm, and run the command again"
+    ),
+    row("bad updates in a row: 12", bad_updates_in_a_row, 12).says(
+        "WillNotSucceedError: 3 updates in a row, up to step 15, had a non-finite gradient or loss; the last good "
+        "checkpoint is of step 12; lower --schedule.learning-rate or set --clip-norm, and run the command again"
+    ),
+    row("a bad update at the end", bad_update_at_the_end).says(
+        "WillNotSucceedError: 1 updates in a row, up to step 12, had a non-finite gradient or loss; the last good "
+        "checkpoint is of step 8; lower --schedule.learning-rate or set --clip-norm, and run the command again"
+    ),
+    row("a history that can never be long enough", lambda _: GuardConfig(min_history=9, spike_window=8)).says(
+        "guard.min_history is 9, above guard.spike_window, which is 8; lower --guard.min-history or raise "
+        "--guard.spike-window"
+    ),
+    # stochastic_depth
+    row("stochastic depth: 1.0 2", stochastic_depth, 1.0, 2).says(
+        "ValueError: rate is 1.0 and depth 2; allowed: 0 to below 1, and 1 or more"
+    ),
+    row("stochastic depth: -0.1 2", stochastic_depth, -0.1, 2).says(
+        "ValueError: rate is -0.1 and depth 2; allowed: 0 to below 1, and 1 or more"
+    ),
+    row("stochastic depth: 0.5 0", stochastic_depth, 0.5, 0).says(
+        "ValueError: rate is 0.5 and depth 0; allowed: 0 to below 1, and 1 or more"
+    ),
+    # float8
+    row("a rank without float8", rank_without_float8).says(
+        "engine.float8 is 'rowwise', which ranks 2-4 of 5 cannot compute: A100 is too old; no torchao; allowed "
+        "here: off"
+    ),
+    # fit
+    row("a higher stage", too_little_memory, 6.3e9).says(
+        "a micro-batch of 1 image needs 7.7 GB on each of 8 ranks (weights and states 2.3 GB, gradients 4.8 GB, "
+        "activations 436 MB), but a device has 6.3 GB for it (6.3 GB minus a reserve of 0 MB); these plans fit: "
+        "--engine.zero-stage 2; --engine.zero-stage 2 --engine.activation-checkpointing; --engine.zero-stage 3"
+    ),
+    row("hopeless", too_little_memory, 1e9).says(
+        "a micro-batch of 1 image needs 7.7 GB on each of 8 ranks (weights and states 2.3 GB, gradients 4.8 GB, "
+        "activations 436 MB), but a device has 1.0 GB for it (1.0 GB minus a reserve of 0 MB); no plan fits: take "
+        "GPUs with more memory, or a smaller model"
+    ),
+    row("memory that more ranks would have", memory_of_more_ranks).says(
+        "a micro-batch of 1 image needs 3.6 GB on each of 8 ranks (weights and states 2.6 GB, gradients 728 MB, "
+        "activations 130 MB), but a device has 3.0 GB for it (3.0 GB minus a reserve of 0 MB); these plans fit: "
+        "16 ranks; 32 ranks; 64 ranks"
+    ),
+    # first_pass
+    row("the first step would need as much again", out_of_memory_after, 0).says(
+        "WillNotSucceedError: the GPU of rank 1 ran out of memory after 0 steps of this start, with a micro-batch "
+        "of 16 images (CUDA out of memory. Tried to allocate 2.00 GiB.); give a smaller --micro-batch, a divisor "
+        "of 64: batches stay as they are"
+    ),
+    row("free memory in pieces: another start may go further", out_of_memory_after, 3).says(
+        "TransientError: the GPU of rank 1 ran out of memory after 3 steps of this start, with a micro-batch of "
+        "16 images (CUDA out of memory. Tried to allocate 2.00 GiB.); give a smaller --micro-batch, a divisor of "
+        "64: batches stay as they are"
+    ),
+)
+def test_messages(refusal: Row, tmp_path: Path) -> None:
+    refusal.check(tmp_path)
