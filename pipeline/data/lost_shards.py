@@ -21,7 +21,7 @@ from shards.dataset import Dataset
 from shards.errors import StorageError, disk_fault
 from shards.files.local_files import Line, append_line, read_lines
 from shards.output.terminal import printable_name
-from shards.storage.objects import MissingObjectError
+from shards.store import MissingObjectError
 
 log = logging.getLogger(__name__)
 _FILE = "shards.jsonl"
