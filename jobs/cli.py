@@ -1,12 +1,12 @@
 """The command line: `patchline STAGE RECIPE|FILE.yaml [--any.field VALUE ...]`. Errors become exit codes here.
 
-From words to the job that runs, a command takes these steps, in `_run`: 1. `_at_home` replaces `~` with the home
+`_run` turns the words of a command into a job in these steps: 1. `_at_home` replaces `~` with the home
 folder. 2. `take_run_flags` takes out the flags that are not fields of the job, such as --processes (jobs/arguments.py).
 3. `second_word_first` finds the second word, even if it was given as a flag (jobs/arguments.py). 4. `default_job` makes
-the job that this word names by a recipe, a YAML file or a path (jobs/resolve.py). 5. `values_of` reads the other flags
-by the types of the job's fields (jobs/arguments.py). 6. `fitted` adapts the job to the weights, dataset and run that it
-names, and says what it chose (jobs/fitted.py). 7. `with_values` sets the values of the flags, which override everything
-else. 8. `refuse_missing` and `refuse_secrets` check the whole job (jobs/mistakes.py).
+the job from this word, which names a recipe, a YAML file or a path (jobs/resolve.py). 5. `values_of` reads the other
+flags by the types of the job's fields (jobs/arguments.py). 6. `fitted` adapts the job to the weights, dataset and run
+that it names, and says what it chose (jobs/fitted.py). 7. `with_values` sets the values of the flags, which override
+everything else. 8. `refuse_missing` and `refuse_secrets` check the whole job (jobs/mistakes.py).
 
 The stage then runs the job, here or on the ranks that `run_ranks` starts, and writes it to RUN/job.yaml.
 pipeline/training/run.py lists what a training run decides itself, such as its classes, precision and micro-batch.
@@ -51,7 +51,7 @@ from shards.files.local_files import at_home
 from shards.output.terminal import columns_of, command_output, message_text
 
 log = logging.getLogger("patchline")
-# Commands that look at runs, which may belong to other users.
+# Commands for runs that may belong to other users. A PermissionError is then the user's mistake.
 _LOOKING = ("status", "watch", "logs", "doctor", "report", "show", "diff", "compare", "ls", "save", "stop", "cancel")
 # Commands for slurm/stage.sbatch and the jobs of chains and of preflight, not for users.
 HIDDEN = ("__done", "__gate", "__judge", "__probe")
@@ -185,7 +185,7 @@ def _start(stage: str, words: list[str], job: Any, options: RunOptions, interrup
     word = words[0]
     if _rank() == 0 and (note := kept_sizes(job, words)):
         log.warning(note)
-    run_dir = getattr(job, "run_dir", "")  # predict writes nothing
+    run_dir = getattr(job, "run_dir", "")  # some stages have no run directory
     if STAGES[stage].loads_torch and _rank() == 0:
         log.info("starting %s %s%s", stage, word, f" in {run_dir}" if run_dir else "")
     name = STAGES[stage].module

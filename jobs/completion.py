@@ -82,8 +82,8 @@ def _possible(before: Sequence[str], begun: str) -> Iterable[str]:
 
 
 def _shown_words(before: Sequence[str]) -> Iterable[str]:
-    """Returns the words that show and diff take: after a stage its recipes, otherwise the recipes of all stages. The
-    first word may also be a stage."""
+    """Returns the words that `show` and `diff` accept: the recipes of a stage after its name, otherwise the recipes of
+    all stages. The first word may also be a stage."""
     if before and before[0] in SHOWN:
         return _second_words(before[0])
     recipes = dict.fromkeys(name for stage in WITH_RECIPES for name in recipes_of(stage))

@@ -73,7 +73,7 @@ def exit_code_of(interrupt: KeyboardInterrupt) -> int:
 
 class Interrupts:
     """Handles a command's signals inside the `with` block. Outside the main thread it does nothing, since Python allows
-    no handlers there. A signal that is ignored stays ignored."""
+    no handlers there. A signal that is ignored stays ignored, except USR1 and USR2."""
 
     def __init__(self) -> None:
         self._is_working = False
@@ -156,7 +156,7 @@ class End:
 
 def end_of(error: BaseException, *, is_looking: bool = False) -> End:
     """Returns the message and the exit code for `error`. Only bugs and unexpected errors have a traceback.
-    `is_looking`: whether the command only reads runs, which may belong to other users."""
+    `is_looking`: whether the command is about a run that may belong to another user."""
     if is_looking and isinstance(error, PermissionError):
         where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
         return End(code=USER_MISTAKE, message=f"error: {error.strerror}{where}; {_ASK}")

@@ -1,6 +1,7 @@
 """Writes what commands produce: lines that fit a terminal, the file of --out, and a run's folder.
 
-A file at --out is whole or absent. Weights replace other content only on request, and nothing is ever deleted.
+A file at --out is whole or absent. Weights overwrite other content only with --overwrite, and files of other names are
+never deleted.
 
 The umask decides who may read and write a run. A folder is shared if its group may write to it and everything in it
 stays with that group (chmod g+ws). A command that works in a shared folder lets the group read and write its files,
@@ -39,7 +40,7 @@ _STATUS_WIDTH = len("warning")
 _COMMANDS = ("patchline ", "rm ", "ls ", "scancel ", "scontrol ", "sinfo ", "squeue ")
 _MORE_WORDS = re.compile(r"[;,`] |; |, then")
 PAGES = (".html", ".htm")
-# Errors that are the user's mistake. Other errors, such as a full disk, are faults outside.
+# Errors that are the user's mistake. Other errors, such as a full disk, are faults of the system.
 _NOT_HERE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 _MOST_NAMES = 3
 _PART = ".part"  # the ending of a file whose write was interrupted
@@ -66,8 +67,8 @@ def fitted(text: str, width: int = WIDTH) -> str:
 
 
 def wrapped(text: str, width: int = WIDTH, *, most_lines: int = 4) -> list[str]:
-    """Returns the text in at most a few lines, with control characters escaped; lines below the first are indented. The
-    end of a longer text is left out."""
+    """Returns the text in at most `most_lines` lines, with control characters escaped; lines below the first are
+    indented. The end of a longer text is left out."""
     shown = printable_name(text[: most_lines * width])
     if fitted(shown, width) == shown and shown == printable_name(text):
         return [shown]
@@ -80,8 +81,8 @@ def wrapped(text: str, width: int = WIDTH, *, most_lines: int = 4) -> list[str]:
 
 
 def advice(todo: str, width: int = WIDTH, *, most_lines: int = 3) -> list[str]:
-    """Returns `todo` in lines after a `>`; no lines if it is empty. A single command stays on one line, so that it can
-    be copied and pasted."""
+    """Returns `todo` as lines, the first of which begins with `>`; no lines if it is empty. A single command stays on
+    one line, so that it can be copied and pasted."""
     if not todo:
         return []
     is_command = todo.startswith(_COMMANDS) and not _MORE_WORDS.search(todo)
@@ -89,8 +90,8 @@ def advice(todo: str, width: int = WIDTH, *, most_lines: int = 3) -> list[str]:
 
 
 def table_of_checks(found: Sequence[Finding], *, columns: int) -> str:
-    """Returns a line for each check with what to do below it, then the numbers of faults and warnings. `columns` is the
-    terminal's width; 0 for a pipe."""
+    """Returns a line for each check, followed by a line that says what to do, if anything, and then the numbers of
+    faults and warnings. `columns` is the terminal's width; 0 for a pipe."""
     name_width = max(len(one.name) for one in found)
     indent = " " * (name_width + _STATUS_WIDTH + 4)
     width, lines = columns or _PIPE_COLUMNS, []

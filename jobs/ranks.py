@@ -33,8 +33,8 @@ _POLL_SECONDS = 0.05
 _LOOPBACK_SECONDS = 5.0  # how long a connection to this host itself may take
 _INTERRUPTS = (signal.SIGTERM, signal.SIGINT)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
-# If a rank has one of these codes, the first in this list is the result; otherwise it is the code of the rank that
-# failed first.
+# The result is the first code in this list that any rank ended with; otherwise it is the code of the rank that failed
+# first.
 _CODES_BY_WEIGHT = (
     exit_codes.USER_MISTAKE,
     exit_codes.WILL_NOT_SUCCEED,
@@ -160,9 +160,9 @@ def _start(
 
 @contextmanager
 def _later_signals() -> Iterator[None]:
-    """Holds interrupts back while a process is started, since the fork would run this program's handlers, too. The new
-    process inherits the signal mask. The mask applies only to this thread, and Python would run a handler here for a
-    signal that another thread received, so the handlers are replaced as well."""
+    """Holds interrupts back while a process is started, because the forked child would also run this program's
+    handlers. The new process inherits the signal mask. The mask applies only to this thread, and Python would run a
+    handler here for a signal that another thread received, so the handlers are replaced as well."""
     heard: list[int] = []
     handlers = {number: handler for number in _INTERRUPTS if callable(handler := signal.getsignal(number))}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
@@ -185,7 +185,7 @@ def log_of(log_dir: Path, rank: int) -> Path:
 
 def _end_with(parent: int) -> Callable[[], None]:
     """Returns a function that the child process runs before it becomes the command. The function requests a TERM for
-    when the parent dies, and makes interrupts end the child again."""
+    when the parent dies, and restores the default handlers, so that interrupts end the child."""
     prctl = ctypes.CDLL(None).prctl
 
     def ask() -> None:
@@ -202,7 +202,7 @@ def _end_with(parent: int) -> Callable[[], None]:
 
 def must_start(processes: int, environ: Mapping[str, str]) -> bool:
     """Whether this process must start the ranks. If not, it is the only rank or one of several. Raises UserError if
-    torchrun or srun has started another number."""
+    torchrun or srun has started a number of ranks other than `processes`."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         starter, size = "torchrun", environ["WORLD_SIZE"]
     elif "SLURM_PROCID" in environ and environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
@@ -316,8 +316,8 @@ def _last_words(ranks: Ranks, log_dir: Path, sizes: list[int]) -> Iterator[str]:
 
 
 def tell_torchrun(path: Path) -> None:
-    """Writes the message that torchrun shows for a rank that stopped to be continued, which torchrun takes for a
-    failure. If the message cannot be written, the exit code still says it."""
+    """Writes the message that torchrun shows when a rank has stopped so that the run can be continued. Torchrun takes
+    such a stop for a failure. If the message cannot be written, the exit code still says it."""
     says = "no failure: stopped with a committed checkpoint (exit code 75); run the same command to continue"
     content = {"message": says, "extraInfo": {"timestamp": str(int(time.time()))}}
     try:

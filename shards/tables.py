@@ -1,8 +1,8 @@
 """Reads the Parquet tables of a dataset, and checks them before they are used.
 
 Before anything is decompressed, the numbers and sizes that the footer declares are compared with limits. Then types,
-nulls and ranges are checked column by column. All checks are vectorised. Every fault becomes a ValueError, also an
-error of Arrow; the caller adds the file's name.
+nulls and ranges are checked column by column. All checks are vectorised. Every fault, including an error raised by
+Arrow, becomes a ValueError; the caller adds the file's name.
 """
 
 import io
@@ -87,8 +87,8 @@ def arrow_faults() -> Iterator[None]:
 
 
 def refuse_values(table: pa.Table, rules: TableSchema) -> None:
-    """Raises ValueError for the first column with a null, or with a number outside its range. Only columns that have
-    rules are checked."""
+    """Raises ValueError for the first column with a null, or with a number outside its range. Every column is checked
+    for nulls unless the rules allow them, and only columns with a range are checked for it."""
     with arrow_faults():
         for name, column in zip(table.column_names, table.columns, strict=True):
             if column.null_count and name not in rules.may_be_null:

@@ -41,7 +41,7 @@ _MOST_BYTES = 1 << 20
 _MOST_SHOWN = 8
 _NOT_OF_SCORES = ("run_dir", "device", "threads", "json")
 _TRAINING = ("pretrain", "finetune")
-# How a try can end if another try would end the same way, in the words that stage.sbatch writes to tries.jsonl.
+# Ends after which another try would end the same way, in the words that stage.sbatch writes to tries.jsonl.
 _HOPELESS = {
     "at fault": "ended with a mistake or a fault",
     "gave up": "saved nothing new in three tries",
@@ -201,7 +201,8 @@ def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
 
 
 def _is_after(path: Path, cause: Path) -> bool:
-    """Whether `path` exists and is not older than `cause`, from which it was made. A missing `cause` does not count."""
+    """Whether `path` exists and is not older than `cause`, from which it was made. If `cause` is missing, only `path`
+    must exist."""
     return is_a_file(path) and (
         not is_there(cause) or patiently(path, path.stat).st_mtime >= patiently(cause, cause.stat).st_mtime
     )

@@ -32,7 +32,8 @@ _LEVELS = 2  # by default, a chain's run is in FOLDER/STEP or FOLDER/STEP/NUMBER
 
 @dataclass(frozen=True, kw_only=True)
 class ChainPlan:
-    """A frozen chain. `name`: the name of its jobs in the queue. `chdir`: the folder that relative paths start from.
+    """A frozen chain. `name`: the chain's name, which is in the comment of each of its jobs. `chdir`: the folder that
+    relative paths start from.
     `command`: the command that runs patchline. `gate_minutes`: the time limit of gates."""
 
     name: str
@@ -110,8 +111,8 @@ def refuse_chain(word: str, *, hint: str = "") -> None:
 
 
 def chain_name(folder: str) -> str:
-    """Returns the name of a chain's jobs in the queue. Symbolic links to the folder give the same name, but other
-    mounts of it do not."""
+    """Returns the name of a chain, which is in the comment of each of its jobs. Symbolic links to the folder give the
+    same name, but other mounts of it do not."""
     return f"patchline-chain-{hashlib.sha256(str(Path(folder).resolve() / STATE).encode()).hexdigest()[:16]}"
 
 

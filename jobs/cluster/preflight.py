@@ -1,9 +1,9 @@
 """`patchline preflight`: checks what must be right on a cluster before the first job is submitted, and says what to do
 if it is not.
 
-It checks Slurm's limits, this environment, the store, the shared run directory, and with --deep every node. Pure
-functions judge Slurm's settings, as `scontrol show config` and `show partition` print them; slurm.conf(5) explains
-them.
+It checks Slurm's limits, this environment, the store, the shared run directory and, with --deep, as many nodes as
+--nodes says. Pure functions judge Slurm's settings, as `scontrol show config` and `show partition` print them;
+slurm.conf(5) explains them.
 """
 
 import re

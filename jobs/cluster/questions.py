@@ -46,8 +46,8 @@ Facts = Mapping[str, Sequence[str]]
 
 
 def answer(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
-    """Runs `patchline __judge start STAGE ...`, and `__judge nodes`, `try` or `avoid`. Raises UserError for anything
-    else."""
+    """Runs one of `patchline __judge start STAGE ...`, `__judge nodes`, `__judge try` and `__judge avoid`. Raises
+    UserError for anything else."""
     facts: dict[str, list[str]] = {}
     for line in sys.stdin.read().splitlines():
         key, _, value = line.partition(" ")

@@ -73,7 +73,8 @@ def is_secret(name: str, value: str = "") -> bool:
 
 def is_passed_on(name: str, value: str, *, named: Collection[str] = ()) -> bool:
     """Whether jobs inherit a variable. `named` has the names in `environment:`, in which WORK_* stands for all names
-    with that prefix. A variable whose value consists of existing paths is passed on under almost any name (SCRATCH)."""
+    with that prefix. A variable whose value consists of existing paths is also passed on (SCRATCH), unless it belongs
+    to the login session or looks like a secret."""
     if is_secret(name, value) or has_user(value):
         return False
     if _PASSED_ON.fullmatch(name) or name in named:
@@ -109,7 +110,8 @@ def refuse_wrong_names(names: Iterable[str]) -> None:
 
 
 def refuse_secret_lines(lines: Iterable[str], *, what: str) -> None:
-    """Raises UserError for a line of shell that gives a literal value to a variable that looks like a secret."""
+    """Raises UserError for a line of shell that gives a literal value to a variable that looks like a secret, or that
+    contains a URL with a password or a signature."""
     for line in lines:
         for name in _set_in(line):
             if is_secret(name):

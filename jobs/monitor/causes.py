@@ -89,8 +89,8 @@ def _of_folder(found: Evidence) -> Ranked:
 
 
 def _of_queue(found: Evidence) -> Ranked:
-    """Yields a finding for each job and each broken node. A pending job that needs the user's help is a likely cause.
-    Running jobs are notes."""
+    """Yields a finding for each broken node and each job, except finished jobs older than the newest. A pending job
+    that needs the user's help is a likely cause. Running jobs are notes."""
     for at, job in enumerate(found.jobs):
         if job.is_finished and at > 0:
             continue

@@ -8,7 +8,7 @@ The log is in RUN/submit, in the folder of the run's chain, or wherever sbatch's
     StdErr of scontrol          for any job that Slurm still knows
 
 srun labels each line with the number of its task, which under `launcher: srun` is the rank. torchrun starts all ranks
-of a node as one task, so stage.sbatch then adds the rank behind the label, as in `[rank3]: `.
+of a node as one task, so stage.sbatch then adds the rank after the label, as in `[rank3]: `.
 """
 
 import logging

@@ -140,7 +140,7 @@ class Asked:
         self._pool = Pool(1, name="watch")
 
     def renew(self) -> None:
-        """Takes the thread's answer if there is a new one, and starts the next question when it is due. Returns at
+        """Takes the thread's answer if there is a new one, and starts the next query when it is due. Returns at
         once."""
         if self._future and self._future.done():
             try:

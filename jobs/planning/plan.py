@@ -188,8 +188,8 @@ def _days(days: float) -> str:
 
 
 def operations(exaflops: float) -> str:
-    """Returns the number of operations in exaFLOPs, as in the paper's table, or in a smaller unit if it would round to
-    zero."""
+    """Returns the number of operations in exaFLOPs, as in Table 6 of the ViT paper, or in a smaller unit if it would
+    round to zero."""
     for unit, in_one in (("exaFLOPs", 1.0), ("petaFLOPs", 1e3), ("teraFLOPs", 1e6)):
         if exaflops * in_one >= _LEAST_SHOWN:
             return f"{exaflops * in_one:,.{_digits(exaflops * in_one)}f} {unit}"

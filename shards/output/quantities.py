@@ -65,8 +65,8 @@ def percent(value: float) -> str:
 
 
 def share(part: float, whole: float = 1.0) -> str:
-    """Returns a share in percent: `0 %`, `<0.1 %`, `33.3 %`, `100 %`. Only exactly nothing is shown as 0 %, and
-    only exactly everything as 100 %."""
+    """Returns a share in percent: `0 %`, `<0.1 %`, `33.3 %`, `100 %`. A share is shown as 0 % or 100 % only if it is
+    exactly that."""
     found = 100 * part / whole if whole else 0.0
     if found in (0, 100):
         return f"{found:.0f} %"
