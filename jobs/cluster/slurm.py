@@ -135,9 +135,10 @@ def ran(
     inherited: Collection[str] = (),
 ) -> "subprocess.CompletedProcess[str]":
     """Runs one of Slurm's programs, with `text` as its input. Slurm stores the environment that sbatch and srun pass on
-    to jobs, so only variables that are known to hold no secret, and those in `inherited`, are passed on. The user's
-    preferences for these programs are left out. `seconds`: how long the program may take; 0: two minutes. Raises
-    UserError if the program is missing or does not answer in time."""
+    to jobs, so these two get only variables that are known to hold no secret, and those in `inherited`. The other
+    programs get all variables that do not look like secrets. The user's preferences for Slurm's programs are left out.
+    `seconds`: how long the program may take; 0: two minutes. Raises UserError if the program is missing or does not
+    answer in time."""
     limit = seconds or _ANSWER_SECONDS
     clean = {
         name: value
@@ -253,7 +254,7 @@ def settled_with(name: str, environ: Mapping[str, str], *, recorded: Mapping[str
 
 def silence(environ: Mapping[str, str]) -> str:
     """Returns the reason why Slurm cannot be asked from here: there is no sbatch, or no controller answers. Returns an
-    empty text if Slurm can be asked."""
+    empty string if Slurm can be asked."""
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         return "no sbatch on this machine"
     try:
@@ -275,13 +276,14 @@ def cancelled(jobs: list[str], environ: Mapping[str, str]) -> None:
 
 def partitions(environ: Mapping[str, str], name: str = "") -> list[dict[str, str]]:
     """Returns the fields that scontrol shows for every partition, or for the partition with this name. Returns an empty
-    list if Slurm does not answer."""
+    list if scontrol fails. Raises UserError if scontrol is missing or does not answer in time."""
     done = ran(["scontrol", "--oneliner", "show", "partition", *([name] if name else [])], environ)
     return [dict(_FIELD.findall(line)) for line in done.stdout.splitlines()] if done.returncode == 0 else []
 
 
 def most_array_tasks(environ: Mapping[str, str]) -> int:
-    """Returns how many tasks one array may have: Slurm's MaxArraySize, or 1,001 if Slurm does not answer."""
+    """Returns how many tasks one array may have: Slurm's MaxArraySize, or 1,001 if scontrol does not show it. Raises
+    UserError if scontrol is missing or does not answer in time."""
     answer = ran(["scontrol", "show", "config"], environ)
     found = re.search(r"^MaxArraySize\s*=\s*([0-9]{1,9})\s*$", answer.stdout, re.MULTILINE)
     return max(1, int(found[1])) if found else 1001
@@ -309,9 +311,9 @@ def _remedy(said: str, names: Names) -> str:
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
     """What scontrol says about a job. `number`: its number. For a task of an array, `job` is `12_3` and `number` is the
-    task's own, such as 15. `starts`: how often the job was requeued. `reason`: why it waits or how it ended, empty if
-    Slurm gives no reason. `nodes`: a list such as `n[1-2]`. Times are Slurm's text, empty if unknown. `log`: the file
-    of its error output. `comment`: the names of a job that patchline submitted, as in `QueuedJob`."""
+    task's own, such as 15. `starts`: how many times the job was requeued. `reason`: why it waits or how it ended, empty
+    if Slurm gives no reason. `nodes`: a list such as `n[1-2]`. Times are Slurm's text, empty if unknown. `log`: the
+    file of its error output. `comment`: the names of a job that patchline submitted, as in `QueuedJob`."""
 
     job: str
     number: str
@@ -335,8 +337,8 @@ class JobFacts:
 
     def is_of(self, name: str, run: str = "") -> bool:
         """Whether this is the job that was recorded with `name`, and not another job to which Slurm has given its
-        number since. If no name was recorded, as for a script that plain sbatch started, the job must not be
-        patchline's, or be of the `run` with this name."""
+        number since. If no name was recorded, as for a script that plain sbatch started, the job must either belong to
+        `run` or not be patchline's at all."""
         names = self.comment.split(",")
         if name:
             return name in names
@@ -494,8 +496,8 @@ def _name_of(known: Mapping[str, str]) -> str:
 
 
 def nodes_in(nodes: str, environ: Mapping[str, str]) -> list[NodeFacts]:
-    """Returns what sinfo says about the nodes of a list such as `n[1-2]`. Returns an empty list if Slurm does not
-    answer."""
+    """Returns what sinfo says about the nodes of a list such as `n[1-2]`. Returns an empty list if `nodes` is empty or
+    sinfo fails. Raises UserError if sinfo is missing or does not answer in time."""
     if not nodes:
         return []
     done = ran(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T|%E"], environ)
