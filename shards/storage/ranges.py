@@ -16,7 +16,7 @@ import mmap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -190,9 +190,10 @@ class RangeReads:
         self.pools, self.memory = [self._requests, self._hedges], ReusedMemory()
         self.traffic.on_throttle(self._throttled)
 
-    def of(self, store: Store) -> "StreamStore":
-        """Returns a view of `store` whose reads belong to this stream."""
-        return StreamStore(store.with_traffic(self.traffic), self)
+    def of(self, store: Store, *, lost: Collection[str] = ()) -> "StreamStore":
+        """Returns a view of `store` whose reads belong to this stream. `lost`: paths that are not read; reading one
+        raises EOFError at once."""
+        return StreamStore(store.with_traffic(self.traffic), self, lost=lost)
 
     def submit(
         self, store: Store, path: str, first: int, end: int | None, *, urgent: bool = False, reused: bool = False
@@ -309,8 +310,8 @@ class StreamStore:
     """A store that is read by one stream. When the stream is closed, callers that wait for a read get a
     CancelledError."""
 
-    def __init__(self, store: Store, reads: RangeReads) -> None:
-        self._store, self._reads = store, reads
+    def __init__(self, store: Store, reads: RangeReads, *, lost: Collection[str] = ()) -> None:
+        self._store, self._reads, self._lost = store, reads, frozenset(lost)
 
     @property
     def url(self) -> str:
@@ -324,6 +325,10 @@ class StreamStore:
 
     def submit(self, path: str, first: int, end: int, *, urgent: bool = False, reused: bool = False) -> Future[Data]:
         """Reads bytes first..end-1 of an object in the background, like RangeReads.submit."""
+        if path in self._lost:
+            failed = Future[Data]()
+            failed.set_exception(self._is_lost(path))
+            return failed
         return self._reads.submit(self._store, path, first, end, urgent=urgent, reused=reused)
 
     def read(self, path: str) -> bytes:
@@ -332,4 +337,9 @@ class StreamStore:
 
     def read_range(self, path: str, first: int, end: int) -> bytes:
         """Reads bytes first..end-1 of an object."""
+        if path in self._lost:
+            raise self._is_lost(path)
         return bytes(self._reads.submit(self._store, path, first, end, urgent=True).result())
+
+    def _is_lost(self, path: str) -> EOFError:
+        return EOFError(f"{self.url}/{path} could not be read when this run started, and is left out since")
