@@ -24,6 +24,7 @@ from jobs.cluster.settings import Names
 from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import object_in, read_tail
+from shards.files.looks import patiently
 from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
@@ -355,26 +356,27 @@ class NodeFacts:
 
 
 def numbers_of(run_dir: Path) -> list[int]:
-    """Returns the jobs that RUN/submit mentions, newest first. Damaged lines are skipped."""
+    """Returns the jobs that RUN/submit mentions, newest first. Damaged lines are skipped, and so are files that this
+    user has no access to. Raises UserError if the storage fails for two minutes."""
     found = set(started_in(run_dir))
     for name in _RECORDS:
-        found |= {number for line in _lines(run_dir / "submit" / name) if (number := _number_in(line))}
+        found |= {number for line in _open_lines(run_dir / "submit" / name) if (number := _number_in(line))}
     return sorted(found, reverse=True)
 
 
 def names_in(folder: Path) -> dict[str, str]:
-    """Returns the jobs that were submitted from this folder or a copy of it, each with its name in the queue."""
-    lines = [line for line in _lines(folder / SUBMISSIONS) if _number_in(line)]
+    """Returns the jobs that were submitted from this folder or a copy of it, each with its name in the queue. Returns
+    no jobs if this user has no access to their record. Raises UserError if the storage fails for two minutes."""
+    lines = [line for line in _open_lines(folder / SUBMISSIONS) if _number_in(line)]
     return {str(_number_in(line)): str(line.get("name", "")) for line in lines}
 
 
 def submitted_in(folder: Path) -> dict[str, str]:
     """Returns the last 64 jobs that were submitted in a folder such as RUN/submit, newest first. Jobs submitted through
-    another path to the folder count. In a copy of a folder, jobs that were submitted in the original do not count."""
-    try:
-        here = folder.stat().st_ino
-    except OSError:
-        return {}
+    another path to the folder count. In a copy of a folder, jobs that were submitted in the original do not count.
+    Raises UserError if the folder or the record of its jobs cannot be read: a job that is not known about would be
+    submitted again."""
+    here = _inode(folder)
     lines = [line for line in _lines(folder / SUBMISSIONS) if line.get("folder") == here and _number_in(line)]
     newest = list(reversed(lines))[:_MOST_RECORDED]
     return {str(_number_in(line)): str(line.get("name", "")) for line in newest}
@@ -382,16 +384,46 @@ def submitted_in(folder: Path) -> dict[str, str]:
 
 def is_copied(folder: Path) -> bool:
     """Whether this folder is a copy of the one in which the newest job was submitted."""
-    folders = [line["folder"] for line in _lines(folder / SUBMISSIONS) if "folder" in line]
-    return bool(folders) and folders[-1] != folder.stat().st_ino
+    folders = [line["folder"] for line in _open_lines(folder / SUBMISSIONS) if "folder" in line]
+    return bool(folders) and folders[-1] != _inode(folder)
+
+
+def _inode(folder: Path) -> int:
+    """Returns the inode of a folder, or 0 if there is no folder. Raises UserError if nobody can tell."""
+    try:
+        return patiently(folder, folder.stat).st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except OSError as error:
+        raise _unknown_jobs(folder, error) from error
+
+
+def _open_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the same as `_lines`, and no lines if this user has no access to the file."""
+    try:
+        return _lines(path)
+    except UserError as error:
+        if isinstance(error.__cause__, PermissionError):
+            return []
+        raise
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the usable lines at the end of a file; no lines if the file is missing. Waits while the storage fails.
+    Raises UserError if the file cannot be read."""
     try:
-        tail = read_tail(path, most_bytes=_TAIL_BYTES)
-    except (OSError, InvalidDataError):
+        tail = patiently(path, lambda: read_tail(path, most_bytes=_TAIL_BYTES))
+    except (NotADirectoryError, InvalidDataError):
         return []
+    except OSError as error:
+        raise _unknown_jobs(path, error) from error
     return [found for line in tail.data.split(b"\n") if (found := object_in(line))] if tail else []
+
+
+def _unknown_jobs(path: Path, error: OSError) -> UserError:
+    is_denied = isinstance(error, PermissionError)
+    todo = "ask its owner for access" if is_denied else "try again once the storage answers"
+    return UserError(f"{str(path)!r} cannot be read ({error.strerror}), so the run's jobs are not known", todo=todo)
 
 
 def _number_in(line: Mapping[str, Any]) -> int:
