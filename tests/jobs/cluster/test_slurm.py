@@ -1,10 +1,13 @@
 """Slurm's programs, played by scripts: what they are given, and what is made of their answers, which were recorded on a
 real Slurm 22.05 and shortened. tests/slurm has the real programs."""
 
+import errno
 import json
 import os
 import shutil
 import stat
+from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 
 import pytest
@@ -31,6 +34,7 @@ from jobs.cluster.slurm import (
     unused_options,
 )
 from shards.errors import UserError
+from shards.storage.retries import RetryConfig
 
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
 UNKNOWN = "{ echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; }"  # scontrol of a job it forgot
@@ -269,6 +273,47 @@ def test_jobs_of_a_folder_and_not_of_the_one_that_it_is_a_copy_of(tmp_path: Path
     shutil.copytree(tmp_path, tmp_path / "copy")
     assert (submitted_in(tmp_path / "copy"), is_copied(tmp_path / "copy")) == ({}, True)
     assert names_in(tmp_path / "copy") == {"3": "", "4": "", "5": "", "6": "patchline-a"}
+
+
+def failing_reads(monkeypatch: pytest.MonkeyPatch, faults: Iterator[int]) -> None:
+    """The next reads of the records have these faults; 0: none. They are tried again for 0.05 s."""
+    read = slurm.read_tail
+    quick = RetryConfig(backoff_seconds=0.001, most_backoff_seconds=0.001, deadline_seconds=0.05)
+    monkeypatch.setattr("shards.storage.local.RETRIES", quick)
+
+    def faulty(path: Path, *, most_bytes: int) -> object:
+        if fault := next(faults, 0):
+            raise OSError(fault, os.strerror(fault), str(path))
+        return read(path, most_bytes=most_bytes)
+
+    monkeypatch.setattr(slurm, "read_tail", faulty)
+
+
+@pytest.mark.parametrize("fault", [errno.EIO, errno.ESTALE])
+def test_a_record_that_cannot_be_read_is_not_a_record_without_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int
+) -> None:
+    """`submit` would queue a second job over the same run, and `cancel` would find none."""
+    folder = tmp_path / "submit"
+    folder.mkdir()
+    line = {"job": 6, "folder": folder.stat().st_ino, "name": "patchline-a"}
+    (folder / "submitted.jsonl").write_text(json.dumps(line) + "\n")
+    failing_reads(monkeypatch, iter([fault, fault]))
+    assert submitted_in(folder) == {"6": "patchline-a"}
+    failing_reads(monkeypatch, repeat(fault))
+    for ask in (submitted_in, names_in, is_copied, lambda _: numbers_of(tmp_path)):
+        with pytest.raises(
+            UserError, match=r"submitted\.jsonl' cannot be read \(.*\), so the run's jobs are not known; try"
+        ):
+            ask(folder)
+
+
+def test_a_record_of_a_colleague(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without access to it, a run is shown without its jobs, but no job is submitted."""
+    failing_reads(monkeypatch, repeat(errno.EACCES))
+    assert (names_in(tmp_path), numbers_of(tmp_path), is_copied(tmp_path)) == ({}, [], False)
+    with pytest.raises(UserError, match=r"cannot be read \(Permission denied\).*; ask its owner for access"):
+        submitted_in(tmp_path)
 
 
 @pytest.mark.parametrize("scontrol", [UNKNOWN, "echo 'Job 12_9 not found'; exit 1"])
