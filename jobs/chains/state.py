@@ -33,8 +33,7 @@ _LEVELS = 2  # by default, a chain's run is in FOLDER/STEP or FOLDER/STEP/NUMBER
 @dataclass(frozen=True, kw_only=True)
 class ChainPlan:
     """A frozen chain. `name`: the chain's name, which is in the comment of each of its jobs. `chdir`: the folder that
-    relative paths start from.
-    `command`: the command that runs patchline. `gate_minutes`: the time limit of gates."""
+    relative paths start from. `command`: the command that runs patchline. `gate_minutes`: the time limit of gates."""
 
     name: str
     units: tuple[Unit, ...]
@@ -192,7 +191,7 @@ def ending(state: Path) -> str:
 @dataclass(frozen=True, kw_only=True)
 class ChainTask:
     """A chain's job for one run. `job`: Slurm's name for it, `12`, or `12_3` in an array. `log`: its log, once the job
-    has started. `life`: the name in its comment that tells it from other jobs."""
+    has started. `life`: the token in its comment that tells it from jobs of an earlier chain."""
 
     job: str
     log: Path
