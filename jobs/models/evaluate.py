@@ -137,7 +137,7 @@ def _write(run_dir: Path, name: str, content: object) -> None:
 
 
 def score_text(job: EvaluateJob, scores: Scores, *, num_classes: int) -> str:
-    """Returns the scores, the weights and the dataset as a few lines of text or, with --json, as one JSON object."""
+    """Returns the scores, the weights and the dataset as three lines of text or, with --json, as one JSON object."""
     if job.json:
         return json.dumps({**asdict(scores), "weights": job.weights, "data_url": job.data.url}, allow_nan=False)
     where = printable_name(f"{job.weights} on {job.data.url}")
@@ -173,9 +173,9 @@ def say_weights_used(weights: str, *, scored: str = "") -> None:
 
 
 def say_other_transform(weights: str, usage: Usage, transform: EvaluationTransform) -> None:
-    """Logs a note if this evaluation prepares images differently from what the weights say. The EXIF setting (turning
-    images upright) does not count as a difference: the papers' runs are evaluated without it, and their recipes say
-    so."""
+    """Logs a note if the weights name a transform other than the default, and this evaluation prepares images with a
+    third one. The EXIF setting (turning images upright) does not count as a difference: the papers' runs are evaluated
+    without it, and their recipes say so."""
     own = replace(usage.transform, exif=transform.exif)
     if own not in (transform, replace(DEFAULT_USAGE.transform, exif=transform.exif)):
         log.info(

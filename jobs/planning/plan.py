@@ -106,8 +106,8 @@ def _epochs(job: PlanJob, cost: Cost) -> str:
 
 
 def _epochs_meant(recipe: str, steps: int) -> int:
-    """Returns the number of epochs of a pre-training recipe on its own dataset. Returns 0 if that is not a whole
-    number, or if `steps` is not the recipe's own."""
+    """Returns the number of epochs of a pre-training recipe on its own dataset. Returns 0 if `recipe` is not a
+    pre-training recipe, the number is not whole, or `steps` is not the recipe's own."""
     if recipe not in pretrain.RECIPES:
         return 0
     own = plan_of(recipe, pretrain.RECIPES[recipe]())
@@ -169,7 +169,7 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
 
 
 def _gigabytes(num_bytes: int) -> str:
-    """Returns the size in GB, or in a smaller unit if it is a small part of a GB."""
+    """Returns the size in GB, or in a smaller unit if it is less than 0.01 GB."""
     return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= _LEAST_GIGABYTES else size(num_bytes)
 
 

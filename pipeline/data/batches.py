@@ -415,7 +415,8 @@ class TrainBatches:
             substitute = SUBSTITUTES.key(self.seed, original, number) % source.dataset.num_samples
             was, now = source.dataset.packed_ids(np.array([sample.sample_id, substitute])).tolist()
             named = replace(sample, sample_id=was)
-            self.quarantine.replace(named, url=url, substitute=now, is_first=number == 0)
+            is_lost = source.dataset.has_lost(sample.sample_id)
+            self.quarantine.replace(named, url=url, substitute=now, is_first=number == 0, is_lost=is_lost)
             sample = read_sample(source.dataset, substitute)
         raise WillNotSucceedError(
             f"{_MAX_SUBSTITUTES} substitutes in a row could not be used in {url}; run: patchline verify {url} --deep"
