@@ -2,8 +2,8 @@
 
 The limit shrinks when the storage asks for fewer requests, and then slowly grows again (AIMD, as in TCP: Chiu and
 Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance", Computer Networks 17, 1989). A read
-counts as slow if it takes longer than the latest reads did, in proportion to its size. A second request for the slowest
-few percent removes most of the tail at little cost (Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013).
+counts as slow if it takes longer than 99 % of the latest reads did, in proportion to its size. A second request for the
+slowest few percent removes most of the tail at little cost (Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013).
 
 Blocks of images share a few memory mappings, which are reused. malloc would keep what a thread frees in an arena of
 that thread, and a stream reads blocks of several MB in many threads: the arenas would waste nearly as much memory as
@@ -45,7 +45,8 @@ CUT_SHARE = 0.7
 
 
 class ReusedMemory:
-    """Keeps a few anonymous memory mappings and lends them to blocks. Its methods may be called from any thread.
+    """Lends anonymous memory mappings to blocks, and keeps up to MOST_FREE that are free. Its methods may be called
+    from any thread.
 
     There is no lock, because memory may be returned at any point of a thread, and in a forked child.
     """
@@ -107,7 +108,8 @@ class LatencyTracker:
         self._seconds_per_byte.append(seconds / (REQUEST_BYTES + num_bytes))
 
     def slow_after(self, num_bytes: int) -> float:
-        """Returns the number of seconds after which a read of `num_bytes` is slower than 99 of 100 reads."""
+        """Returns the number of seconds after which a read of `num_bytes` is slower than 99 of 100 reads, but at least
+        LEAST_SECONDS."""
         if len(self._seconds_per_byte) < KNOWN_READS:
             return FIRST_SECONDS + num_bytes / FIRST_BYTES_PER_SECOND
         ranked = sorted(self._seconds_per_byte)
