@@ -30,7 +30,8 @@ _KINDS = {"INT": "a whole number", "FLOAT": "a number", "TEXT": "a text", "URL":
 
 @dataclass(frozen=True, kw_only=True)
 class RunFlag:
-    """A run flag of `stages`, with its sentence for the help. `value` is empty for a switch; a switch has no `default`.
+    """A run flag of `stages`, with its sentence for the help. `value` is the placeholder in the help, and empty for a
+    switch, whose `default` is ignored.
     `is_usual`: whether the short help shows the flag."""
 
     name: str
@@ -156,8 +157,8 @@ _READ: Mapping[str, Callable[[str, str], Any]] = {"--processes": _count, "--prof
 def take_own_flags(kind: type[Own], words: Sequence[str]) -> tuple[Own, list[str]]:
     """Returns the values of a tool's flags as an instance of its dataclass `kind`, and the other words.
 
-    A field is a switch (bool), a text, several texts (a tuple), or a whole number with its range. Raises UserError for
-    a number outside its range.
+    A field is a switch (bool), a string, several strings (a tuple), or a whole number with its range. Raises UserError
+    for a value that is not a whole number in this range.
     """
     own = {f"--{field.name.replace('_', '-')}": field for field in fields(kind)}  # type: ignore[arg-type]
     values: dict[str, Any] = {}

@@ -82,7 +82,7 @@ def main(argv: list[str]) -> int:
             with Interrupts() as interrupts:
                 return _run(argv, interrupts)
         except (Exception, KeyboardInterrupt) as error:
-            # An interrupt that is raised in a finalizer is lost there. A later error is its consequence.
+            # Python drops an interrupt that is raised in a finalizer. The error that follows is its consequence.
             return _ended(interrupts.interrupt or error, is_looking=argv[:1] != [] and argv[0] in _LOOKING)
 
 

@@ -33,7 +33,7 @@ def wait_quietly(environ: MutableMapping[str, str]) -> None:
 
 
 def use_utf8(environ: MutableMapping[str, str]) -> None:
-    """Starts this command again in Python's UTF-8 mode (PEP 540) if the locale's encoding is another.
+    """Starts this command again in Python's UTF-8 mode (PEP 540) unless the locale's encoding is UTF-8.
 
     Names in datasets are UTF-8, and so are our files. In the locales C and POSIX, Python uses UTF-8 mode by itself,
     unless PYTHONUTF8=0. Output keeps the terminal's encoding; characters that this encoding lacks are escaped.

@@ -2,8 +2,8 @@
 the dataset, the batch and the number of steps.
 
 The recipes of jobs/recipes/photos.py take their model from the weights and their steps from the dataset. Every training
-recipe takes fewer lanes if its own do not divide the batch, and a shorter warm-up for a shorter run, such as one with
-`--steps 3` instead of 300. Fields set by a flag are left alone. A resumed run keeps its recorded values.
+recipe takes fewer lanes if their number does not divide the batch, and a shorter warm-up for a shorter run, such as one
+with `--steps 3` instead of 300. Fields set by a flag are left alone. A resumed run keeps its recorded values.
 """
 
 from collections.abc import Mapping
@@ -59,8 +59,8 @@ def fitted(
 
 
 def _in_its_folder(word: str, job: Any, values: Mapping[str, Any]) -> tuple[Any, list[str]]:
-    """Makes the folder that holds a run's record the job's run directory: the run may have been moved or copied, and a
-    relative path may have been written in another working directory."""
+    """Sets the job's run directory to the folder that holds the run's record, since the run may have been moved or
+    copied, and a relative path may have been written in another working directory."""
     if "--run-dir" in values or not getattr(job, "run_dir", ""):
         return job, []
     from jobs.record import open_job  # noqa: PLC0415 - loads YAML, which most commands do not need

@@ -152,7 +152,7 @@ def _examples(commands: Iterable[str], width: int) -> str:
 
 
 def _wrapped(command: str, width: int) -> list[str]:
-    """Cuts the command into pieces of at most `width` columns. Each piece after the first begins with a flag."""
+    """Cuts the command before flags, into pieces of at most `width` columns unless a single flag is longer."""
     first, *flags = re.split(r" (?=--)", command)
     pieces = [first]
     for flag in flags:

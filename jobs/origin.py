@@ -1,10 +1,10 @@
 """Tells which recipe the job of a training command comes from: the one recorded at the start of its run, or else the
 nearest.
 
-A record has every field, and no recipe. It is compared with the recipe that was recorded when the run started, if this
-version has a recipe of that name. Otherwise it is compared with the recipe of its stage from which it differs in the
-fewest fields. The comparison ignores fields that say where a run computes or where its data is (paths, URLs, device,
-threads), and values that a run decides when it starts.
+A record has every field, but does not name its recipe. It is compared with the recipe that was recorded when the run
+started, if this version has a recipe of that name. Otherwise it is compared with the recipe of its stage from which it
+differs in the fewest fields. The comparison ignores fields that say where a run computes or where its data is (paths,
+URLs, device, threads), and values that a run decides when it starts.
 """
 
 from collections.abc import Iterable, Mapping
@@ -56,7 +56,7 @@ class Nearest:
     is_recorded: bool = False
 
     def words(self) -> str:
-        """Returns a text such as `digits_smoke +3`, or `my_recipes.py:my_vit`."""
+        """Returns a text such as `digits_smoke +3` or `my_recipes.py:my_vit`, or `own` if no recipe is near."""
         if self.file or not self.recipe:
             return self.file or "own"
         return f"{self.recipe} +{self.num_changed}" if self.num_changed else self.recipe

@@ -26,7 +26,7 @@ from shards.files.looks import is_a_file
 
 _WORD = re.compile(r"(?P<file>.+\.py)(:(?P<name>\w*))?")
 _PREFIX = "patchline_own_"  # keeps the file's name from hiding a module
-PLAN, VERIFY_RESUME = OF_TRAINING = ("plan", "verify-resume")  # take training's recipes and files
+PLAN, VERIFY_RESUME = OF_TRAINING = ("plan", "verify-resume")  # these stages take the recipes and files of training
 _TRAINING = WITH_SMOKE
 WITH_RECIPES = tuple(name for name, stage in STAGES.items() if stage.recipes and name not in OF_TRAINING)
 SHOWN = tuple(name for name, stage in STAGES.items() if (stage.recipes or stage.takes_file) and name not in OF_TRAINING)
@@ -85,8 +85,8 @@ def _run(function: Callable[[], Any], path: Path) -> Any:
 
 
 def default_job(stage: str, word: str) -> Any:
-    """Returns the job that a stage's second word names. For an empty word, as in help, returns the job without it.
-    Raises UserError if the word names no job of this stage."""
+    """Returns the job that a stage's second word names. For an empty word, as in help, returns the default job of a
+    stage without recipes. Raises UserError if the word names no job of this stage."""
     if stage in OF_TRAINING:
         return _job_of_training(stage, word)
     record = Path(word) / "job.yaml"
@@ -198,7 +198,8 @@ def _read(stage: str, path: Path, *, recipe: Callable[[str], Any] | None) -> Any
 
 
 def split_stage(words: list[str]) -> tuple[str, list[str]]:
-    """Returns the stage in the first word (empty: none), and the words after it."""
+    """Returns the stage in the first word (empty: none), and the words after it. Raises UserError for `plan` and
+    `verify-resume`, which have no jobs of their own."""
     if words and words[0] in OF_TRAINING:
         what = "a plan" if words[0] == PLAN else words[0]
         raise UserError(f"{what} has no job of its own; leave out the word {words[0]}")

@@ -2,8 +2,8 @@
 
 A new stage is a module of jobs/ with `run(job) -> exit code`, its job's dataclass in a module that loads nothing heavy,
 and an entry in STAGES. Commands in TOOLS run no job: they show jobs, submit them, or look after runs, and parse their
-own flags (`jobs/arguments.py`). The tables name modules instead of importing them, so that a command loads only its
-own.
+own flags (`jobs/arguments.py`). The tables name modules instead of importing them, so that a command loads only its own
+module.
 """
 
 import importlib
@@ -21,7 +21,8 @@ _TRAINING = (
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A command that runs a job. Its second word is a recipe or sets one field of the job. Some stages have none."""
+    """A command that runs a job. Its second word is a recipe or sets one field of the job. Some stages take no second
+    word."""
 
     summary: str
     module: str
@@ -483,7 +484,7 @@ def job_class(stage: str) -> Any:
 
 
 def commands_of(stage: str, recipe: str) -> list[str]:
-    """Returns the commands of a recipe that help shows, without the first word `patchline`."""
+    """Returns the commands that help shows for a recipe, without the first word `patchline`."""
     flags: Mapping[str, tuple[str, ...]] = importlib.import_module(STAGES[stage].recipes).COMMAND_FLAGS
     return [f"{stage} {recipe} {each}" for each in flags.get(recipe) or flags.get("", ())]
 

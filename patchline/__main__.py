@@ -29,7 +29,7 @@ def entry() -> None:
 
 def _find_ours_first() -> None:
     """Puts our folder on the path before any folder with packages of the same names, also for child processes."""
-    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib may be another
+    home = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - pathlib may be shadowed
     before = list(itertools.takewhile(lambda folder: os.path.realpath(folder) != os.path.realpath(home), sys.path))
     hiding = [place for place, folder in enumerate(before) if _has_such(folder)]
     if len(before) < len(sys.path) and not hiding:

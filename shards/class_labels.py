@@ -373,9 +373,9 @@ def _refuse_lists_in_text(labels: frozenset[str], *, are_listed: bool) -> None:
 
 
 def _check_numbers(labels: frozenset[str], names: tuple[str, ...], *, are_ids: bool) -> None:
-    """Raises UserError if numbers could be ids or names, or could count from 0 or from 1. Warns if they may count from
-    1 because none is 0. `are_ids`: whether the source itself gives names to numbers; otherwise a number that is also a
-    name means that name."""
+    """Raises UserError if numbers could be ids or names, or could count from 0 or from 1. Warns if no number is 0,
+    since they may then count from 1. `are_ids`: whether the source itself gives names to numbers; otherwise a number
+    that is also a name means that name."""
     places, named, numbers = {name: place for place, name in enumerate(names)}, dict[int, int](), set[int]()
     for label in labels:
         if (found := _WHOLE.fullmatch(label)) and (number := _number(found[1])) >= 0:

@@ -23,10 +23,10 @@ class ReadConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SubsetConfig:
-    """A part of the samples: a range, or a share, a number, or a number per class of that range.
+    """A part of the samples: a range of them or, from that range, a share, a number, or a number per class.
 
-    Samples are chosen by a keyed hash, so with the same seed, a choice of 10 % is contained in a choice of 30 %. The
-    choice does not depend on the class.
+    Samples are chosen by a keyed hash, so with the same seed, a choice of 10 % is contained in a choice of 30 %. A
+    share or a number is chosen regardless of the class.
     """
 
     share: Annotated[float, Range(above=0, most=1)] = 1.0

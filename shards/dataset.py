@@ -4,7 +4,7 @@ memory."""
 import copy
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -101,6 +101,7 @@ class Dataset:
         self.num_samples = manifest.num_samples
         self.num_classes = manifest.num_classes
         self.first_sample_ids: NDArray[np.int64] = manifest.shard_column("first_sample_id")
+        self.lost_tars: frozenset[str] = frozenset()  # the paths of tars that are not read: storage has lost them
         self._held = _Held()
         self._files: Readable = self.store
         self._tars: Readable = self.shard_store
@@ -110,8 +111,19 @@ class Dataset:
         bytes. Once `reads` is closed, threads that wait for bytes get a CancelledError."""
         stream = copy.copy(self)
         stream._files = reads.of(self.store)
-        stream._tars = reads.of(self.shard_store)
+        stream._tars = reads.of(self.shard_store, lost=self.lost_tars)
         return stream
+
+    def without_tars(self, paths: Collection[str]) -> "Dataset":
+        """Returns the same dataset, but streams of it do not read these tars: their samples have no bytes."""
+        other = copy.copy(self)
+        other.lost_tars = frozenset(paths)
+        return other
+
+    def has_lost(self, sample_id: int) -> bool:
+        """Whether a sample is in one of the tars that are not read."""
+        shard = int(np.searchsorted(self.first_sample_ids, sample_id, side="right")) - 1
+        return bool(self.lost_tars) and self.shard_path(shard) in self.lost_tars
 
     @cached_property
     def blocks(self) -> BlockTable:

@@ -9,15 +9,15 @@ from shards.output.terminal import printable
 
 Status = Literal["ok", "warning", "fault"]
 STATUSES: tuple[Status, ...] = ("ok", "warning", "fault")
-# A disk or file server that fails for a while. ESTALE: the server was down; ENOTCONN: the process that serves a FUSE
-# mount has ended; EREMOTEIO: the server's own disk fails.
+# Errors of a disk or file server that fails for a while. ESTALE: the server was down; ENOTCONN: the process that serves
+# a FUSE mount has ended; EREMOTEIO: the server's own disk fails.
 PASSING_FAULTS = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO)
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, *PASSING_FAULTS)
 
 
 class PrintableError(Exception):
-    """An error whose message may quote names from data. Its text has no control characters, so that a user's own script
-    can print it: nothing else escapes the output of such a script.
+    """An error whose message may quote names from data. Its text has no control characters, so that a user's own
+    script, which does not escape its output, can print it.
 
     The message is made of three fields, which are printable too. `what`: what is wrong, with the value. `allowed`: what
     would be right. `todo`: what to do about it. Fields that do not apply are empty.
@@ -81,7 +81,7 @@ class UnreachableError(UserError):
 
 
 class TransientError(PrintableError):
-    """A fault outside (exit code 74): once it is over, the same command continues."""
+    """A temporary fault outside this program (exit code 74). Once it is over, the same command continues."""
 
 
 class StorageError(TransientError):
@@ -99,7 +99,7 @@ class ImageRefusedError(PrintableError):
 
 def disk_fault(error: BaseException) -> OSError | None:
     """Returns the OSError of a full, read-only or failing disk or file server if `error` is one, or was raised from
-    one; otherwise None. Such an error is always a fault outside."""
+    one; otherwise None. Such an error is always a fault outside this program."""
     for one in (error, error.__cause__):
         if isinstance(one, OSError) and one.errno in _OF_DISKS:
             return one

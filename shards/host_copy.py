@@ -150,7 +150,8 @@ def _locked(path: Path, *, seconds: float = 0.0) -> Iterator[int]:
 
 
 def _is_free(lock: int, *, is_last_try: bool) -> bool:
-    """Takes the lock if no other process holds it, and returns whether it did."""
+    """Takes the lock if no other process holds it, and returns whether it did. On the last try, raises BlockingIOError
+    instead of returning False."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -54,7 +54,8 @@ BLOCKS_SCHEMA = pa.schema(
     ]
 )
 
-# Further columns of datasets with rows.bin: the offset in that file at which a block's rows end, and their checksum.
+# Further columns of the block table in datasets with rows.bin: the offset in that file at which a block's rows end, and
+# their checksum.
 BLOCK_ROWS_SCHEMA = pa.schema([("rows_end", pa.int64()), ("rows_crc32", pa.uint32())])
 
 KINDS_BY_PLAN = ("duplicate", "evaluation", "split")  # kinds of images that the plan leaves out

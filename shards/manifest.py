@@ -70,7 +70,7 @@ class Manifest:
     beside the manifest. The index of tars made by others may be in another place than the tars. `adopted`: whether the
     tars were made by others and may have members that are not images. `unlabeled`: whether images may have no label.
     `limits`: the limits that its images were checked against, which decoders use too. `description` and `licence` are
-    for people. These two, `unlabeled` and `limits` are written only if they are set.
+    for people. These two, `unlabeled` and `limits` are written only if they differ from their defaults.
     """
 
     format_version: int

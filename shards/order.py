@@ -301,7 +301,7 @@ def _rounded(shares: list[Fraction]) -> list[str]:
 class Mixture:
     """Maps every position of a mixed stream to a dataset and a position in that dataset's own order.
 
-    `quotas`: how often each dataset is drawn in a period. `lanes`: L, the same for the order of every dataset.
+    `quotas`: how many times each dataset is drawn in a period. `lanes`: L, the same for the order of every dataset.
     """
 
     def __init__(self, quotas: tuple[int, ...], *, seed: int, lanes: int) -> None:

@@ -47,7 +47,7 @@ class Want:
 
 def read_struct(data: Data, at: int, wanted: Wanted, *, depth: int = 0) -> tuple[Fields, int]:
     """Returns the wanted fields of a struct by their numbers, and the offset at which it ends. Raises IndexError if the
-    data ends before the struct, and ValueError for other faults."""
+    data ends within the struct, and ValueError for other faults."""
     if depth > _MOST_DEPTH:
         raise ValueError("it is nested too deep")
     fields: Fields = {}
@@ -198,7 +198,7 @@ class PageCheck:
 
     def repeated_bytes(self, data: bytes) -> int:
         """Returns an upper bound, from the column's first page header, on the bytes of a value that the file stores
-        once but may use often. Returns 0 if each value is stored as often as it is used."""
+        once but may use many times. Returns 0 if a value is stored each time it is used."""
         try:
             page = _page(data, 0)
         except (LookupError, TypeError, ValueError):  # `add` raises the error
@@ -371,7 +371,7 @@ class ParquetPieces:
             yield from opened.iter_batches(size, row_groups=[number], columns=list(columns), use_threads=False)
 
     def read(self, columns: Sequence[str], *, rows: int, groups: Sequence[int] | None = None) -> pa.Table:
-        """Reads all rows. Raises ValueError if they are too large for memory."""
+        """Reads all rows. Raises ValueError if they have more than MOST_BATCH_BYTES."""
         batches, num_bytes = [], 0
         for batch in self.batches(columns, rows=rows, groups=groups):
             batches.append(batch)
@@ -394,8 +394,8 @@ class ParquetPieces:
         return read_groups(self._file.read(num_bytes))
 
     def _longest(self, chunk: Chunk, rows: int) -> int:
-        """Returns the most bytes that a value of a column may have. The column's first page is read only if `rows`
-        values of the whole column's size would be too large."""
+        """Returns an upper bound on the bytes of a value that a batch may repeat. The column's first page header is
+        read only if `rows` values of the whole column's size would be too large."""
         if rows * chunk.num_bytes <= MOST_BATCH_BYTES:
             return chunk.num_bytes
         self._file.seek(chunk.begin)

@@ -161,8 +161,8 @@ class BlockTable:
 
 
 def refuse_rows(rows: SampleRows, record: ShardRecord, *, num_classes: int) -> None:
-    """Raises ValueError unless a shard's index has as many samples as the manifest says, in rising order in the tar,
-    with labels below `num_classes`."""
+    """Raises ValueError unless a shard's index has as many samples as the manifest says, in rising order within the
+    tar, with labels below `num_classes`."""
     num_samples = rows.offset.size
     refuse_count(num_samples, record)
     ends = rows.offset + rows.size

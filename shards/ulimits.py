@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from shards.output.quantities import size
 
 _MOST_CAUSES = 8
-# What libraries say that raise neither MemoryError nor an OSError with ENOMEM: the loader of shared objects, and torch.
+# Messages of libraries that raise neither MemoryError nor an OSError with ENOMEM: the loader of shared objects, and
+# torch.
 _NO_MEMORY = ("failed to map segment", "can't allocate memory", "cannot allocate memory")
 _PERHAPS_NO_MEMORY = ("could not create a primitive", "bad_alloc")  # oneDNN and C++, if addresses are limited
 
 
 def has_address_limit() -> bool:
-    """Whether `ulimit -v` limits the memory of this process."""
+    """Returns whether `ulimit -v` limits the memory of this process."""
     return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
 
 
@@ -55,7 +56,7 @@ def lack_of_memory(error: BaseException) -> str:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yields the error and those from which it came."""
+    """Yields the error and the errors that caused it, at most _MOST_CAUSES in all."""
     one: BaseException | None = error
     for _ in range(_MOST_CAUSES):
         if one is None:

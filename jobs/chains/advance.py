@@ -1,8 +1,8 @@
 """Advances a chain: finds out what is complete and what is in the queue, and submits what comes next.
 
-`patchline submit` calls `advance`, and so does the gate behind each unit: a small job that starts once the unit's jobs
-have ended. `advance` looks at the store, the markers and the queue, and submits only what is missing, so calling it
-again submits nothing twice.
+`patchline submit` calls `advance`, and so does each unit's gate, a small job that starts once the unit's jobs have
+ended. `advance` looks at the store, the markers and the queue, and submits only what is missing, so calling it again
+submits nothing twice.
 """
 
 import logging
@@ -51,7 +51,8 @@ _REFUSALS = 3  # a gate gives up after this many refusals by a Slurm that answer
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """A frozen chain. `environ`: the environment of Slurm's programs. `me`: the number of the gate's own job, or 0."""
+    """A frozen chain. `environ`: the environment of Slurm's programs. `me`: the number of the gate's own job, or 0
+    outside a gate."""
 
     state: Path
     plan: ChainPlan
@@ -217,7 +218,7 @@ def submit_unit(chain: Chain, unit: Unit, tasks: list[int], *, number: int, epoc
 
 
 def _submit_gate(chain: Chain, unit: Unit, after: list[int], *, number: int, epoch: int, again: str = "") -> None:
-    """Submits a gate. On a cluster that does not requeue lost jobs, a second gate waits behind the first, in case the
+    """Submits a gate. On a cluster that does not requeue lost jobs, a second gate runs after the first, in case the
     first is lost with its node."""
     tag = f"{GATE}.{unit.name}.e{epoch}.r{number}{again}"
     for each in (tag,) if chain.cluster.requeue else (tag, f"{tag}.second"):
@@ -228,8 +229,8 @@ def _submit_gate(chain: Chain, unit: Unit, after: list[int], *, number: int, epo
 def _ensure_gate(
     chain: Chain, unit: Unit, record: Record, queue: list[QueuedJob], *, behind: Sequence[QueuedJob]
 ) -> None:
-    """Submits a gate behind the unit's jobs in the queue, unless there is one already. A gate can start while these
-    jobs are about to be requeued, since Slurm regards its dependency as met then."""
+    """Submits a gate that runs after the unit's jobs in the queue, unless another gate is pending or running. A gate
+    may start while these jobs are about to be requeued, because Slurm then regards its dependency as met."""
     gates = record.gates_of(unit.name)
     is_gate = re.compile(rf"{GATE}\.{re.escape(unit.name)}\.e[0-9]+\.r")
     if any(one.number != chain.me for one in chain.own(queue) if is_gate.match(one.tag)):
@@ -240,7 +241,7 @@ def _ensure_gate(
 
 
 def gate_request(chain: Chain, unit: Unit, *, tag: str, after: Sequence[int]) -> Request:
-    """Returns the request for a gate, which looks at the unit once all jobs in `after` have ended, whether they
+    """Returns the request for a gate, which advances the chain once all jobs in `after` have ended, whether they
     succeeded or not."""
     return Request(
         words=("__gate", str(chain.state.parent), unit.name),
@@ -284,7 +285,8 @@ def requests_of(chain: Chain, unit: Unit, tasks: Sequence[int], *, tag: str, mos
 
 
 def _runs_in(unit: Unit, piece: Piece) -> list[str]:
-    """Returns the names of the runs in a job, each with its index if the job is an array."""
+    """Returns the names of the runs in a job, each with its index if the job is an array; only `-` if the unit has no
+    runs."""
     if not any(unit.names):
         return ["-"]
     return [f"{unit.names[task]}@{task - piece.offset}" if piece.array else unit.names[task] for task in piece.tasks]

@@ -150,7 +150,7 @@ def refuse_other_run(job: TrainingJob, *, extends: bool) -> None:
         return
     found = run_changes(done.job.job | {STEPS: num_steps}, asdict(job), is_done=True, extends=extends)
     found = [each for each in found if each.field != "data.url" or not _holds(each.now, done.position.dataset)]
-    # A change of length comes first. The warm-up follows from the length, so it is then left out.
+    # A change of length is listed first. The warm-up follows from the length, so its change is then left out.
     lengths = [each for each in found if each.field == STEPS]
     found = lengths + [each for each in found if each.field != STEPS and not (lengths and each.field == WARMUP)]
     if found:
@@ -162,7 +162,8 @@ def refuse_other_run(job: TrainingJob, *, extends: bool) -> None:
 
 
 def _holds(url: str, fingerprint: str | tuple[str, ...]) -> bool:
-    """Whether the dataset at the URL is the one with this fingerprint."""
+    """Whether the dataset at the URL is the one with this fingerprint. Raises UnreachableError if it cannot be
+    reached."""
     try:
         return bool(url) and open_dataset(url).fingerprint == fingerprint
     except UnreachableError:
@@ -179,7 +180,7 @@ def refuse_stopped(job: object) -> None:
 
 
 def _is_scored(stage: str, job: Any) -> bool:
-    """Whether the scores of this job and these weights exist, and are no older than the run's record and the
+    """Whether the job's scores exist, were computed with its settings, and are no older than their job.yaml and the
     weights."""
     run_dir = Path(job.run_dir)
     path = run_dir / ("scores.json" if stage == "evaluate" else "fewshot.json")

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jobs.chains.steps import STATE, Unit
-from shards.errors import InvalidDataError, UserError
+from shards.errors import PASSING_FAULTS, InvalidDataError, UserError
 from shards.files.local_files import append_line, read_local_file
 from shards.files.looks import is_a_file, is_a_folder, is_there, patiently
 from shards.files.typed_json import read_record
@@ -33,8 +33,7 @@ _LEVELS = 2  # by default, a chain's run is in FOLDER/STEP or FOLDER/STEP/NUMBER
 @dataclass(frozen=True, kw_only=True)
 class ChainPlan:
     """A frozen chain. `name`: the chain's name, which is in the comment of each of its jobs. `chdir`: the folder that
-    relative paths start from.
-    `command`: the command that runs patchline. `gate_minutes`: the time limit of gates."""
+    relative paths start from. `command`: the command that runs patchline. `gate_minutes`: the time limit of gates."""
 
     name: str
     units: tuple[Unit, ...]
@@ -192,7 +191,7 @@ def ending(state: Path) -> str:
 @dataclass(frozen=True, kw_only=True)
 class ChainTask:
     """A chain's job for one run. `job`: Slurm's name for it, `12`, or `12_3` in an array. `log`: its log, once the job
-    has started. `life`: the name in its comment that tells it from other jobs."""
+    has started. `life`: the token in its comment that tells it from jobs of an earlier chain."""
 
     job: str
     log: Path
@@ -201,14 +200,22 @@ class ChainTask:
 
 def chain_tasks(run_dir: Path, logs: Iterable[Path] = ()) -> list[ChainTask]:
     """Returns the jobs that a chain has submitted for a run since the chain last began, newest first. Returns an empty
-    list if no chain started the run, or if the chain's files cannot be read. `logs`: known logs of the run. Their paths
-    may lead to a chain whose folder does not contain the run."""
+    list if no chain started the run, or if the chain's files are damaged or closed to this user. `logs`: known logs of
+    the run. Their paths may lead to a chain whose folder does not contain the run. Raises UserError if the storage
+    fails for two minutes."""
     place = Path(os.path.realpath(run_dir))
     of_logs = [log.parents[2] for log in logs if log.parts[-3:-1] == (STATE, "jobs")]
     for folder in dict.fromkeys((*place.parents[:_LEVELS], *of_logs)):
-        with suppress(OSError, UserError, ValueError):  # a chain with a damaged file is skipped
-            if is_chain(folder) and (found := list(_tasks(folder, place))):
-                return sorted(found, key=lambda task: int(task.job.partition("_")[0]), reverse=True)
+        try:
+            found = list(_tasks(folder, place)) if is_chain(folder) else []
+        except (OSError, UserError, ValueError) as error:  # a chain with a damaged file is skipped
+            fault = error if isinstance(error, OSError) else error.__cause__
+            if isinstance(fault, OSError) and fault.errno in PASSING_FAULTS:
+                what = f"{str(state_folder(folder))!r} cannot be read ({fault.strerror}), so its jobs are not known"
+                raise UserError(what, todo="try again once the storage answers") from error
+            continue
+        if found:
+            return sorted(found, key=lambda task: int(task.job.partition("_")[0]), reverse=True)
     return []
 
 

@@ -26,7 +26,7 @@ _UNDER_WAY = ("running", "in the queue", "submitted")
 @dataclass(frozen=True, kw_only=True)
 class StepStatus:
     """A unit of a chain. `state`: complete, running, in the queue, submitted (its jobs have ended, but its gate has not
-    looked yet), or waits for its turn. `jobs`: the numbers of all jobs that were submitted for it, including gates.
+    run yet), or waits for its turn. `jobs`: the numbers of all jobs that were submitted for it, including gates.
     `running`, `queued`: how many jobs and array tasks are running and waiting, without gates."""
 
     name: str

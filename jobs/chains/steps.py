@@ -140,7 +140,7 @@ class ChainConfig:
 
 
 def read_chain(path: Path) -> ChainConfig:
-    """Reads a chain from a YAML file. Raises UserError with the line of a mistake."""
+    """Reads a chain from a YAML file. Raises UserError with the line of each mistake."""
     example = "the output of `patchline example chain.yaml`"
     of_step = tuple(each.name for each in fields(StepConfig) if each.name not in ("name", "stage"))
     optional = {"StepConfig": of_step, "ChainConfig": ("rounds",)}
@@ -335,9 +335,9 @@ def _refuse_shared(units: Sequence[Unit]) -> None:
 
 
 def resolved(unit: Unit, override: Override) -> Unit:
-    """Returns the unit. If it repeats the best try of a sweep, puts the best values into its arguments, and moves aside
-    the runs that repeated an earlier best. Raises WillNotSucceedError if no try has a score, or if an existing run has
-    other values."""
+    """Returns the unit. If it repeats the best try of a sweep, the returned unit has the best values in its arguments,
+    and runs that repeated an earlier best are moved aside. Raises WillNotSucceedError if no try has a score, or if an
+    existing run has other values."""
     if not unit.best_of:
         return unit
     plan = sweep_of(unit.best_of)

@@ -212,7 +212,7 @@ def _refuse_wrong_numbers(flags: SubmitFlags, stage: str, *, has_ranks: bool) ->
 
 def read_settings(path: str, environ: Mapping[str, str], *, is_full: bool) -> ClusterConfig:
     """Reads the cluster's settings, and adds the command that runs patchline there. Logs the variables that jobs do not
-    get: all of them if `is_full`, otherwise the first few. Raises UserError for a mistake in the settings."""
+    get: all of them if `is_full`, otherwise the first three. Raises UserError for a mistake in the settings."""
     if not path:
         raise UserError(
             "--cluster is missing: the YAML file of your cluster's settings; for one to edit: patchline example "
@@ -277,8 +277,8 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
 
 
 def _recorded(request: Request) -> dict[str, str]:
-    """Returns the jobs that files record for the run, each with its name: its own, and those of its chain. The files
-    are read because jobs that were submitted through another path to the folder have another name in the queue."""
+    """Returns the recorded jobs of the run and of its chain, each with its name in the queue. A job that was submitted
+    through another path to the folder has another name, so a search of the queue for one name would miss it."""
     if request.folder.name != SUBMIT_FOLDER:
         return {}  # all commands of a stage share this folder
     return submitted_in(request.folder) | {task.job: task.life for task in chain_tasks(request.folder.parent)}

@@ -67,8 +67,8 @@ def submit_chain(
 ) -> int:
     """Submits or shows a chain, and returns the exit code. `copies`: texts to keep beside the chain, by name.
     `is_full`: whether a dry run shows whole scripts. `names`: what messages call the settings of a step. Raises
-    UserError for what a stage or Slurm would refuse. With `has_checks`, also raises it if a store cannot be reached or
-    a check of a job fails."""
+    UserError for what a stage or Slurm would refuse. With `has_checks`, also raises it if a check of a job fails or,
+    unless `is_dry`, if a store cannot be reached."""
     silent = silence(environ) if is_dry else ""
     if silent:
         environ = {**environ, "PATH": ""}  # no Slurm program is called from here on
@@ -147,8 +147,9 @@ def _make_folder(state: Path) -> None:
 
 
 def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
-    """Freezes the chain and begins it. If the chain's jobs are in the queue, says so and returns False instead. A chain
-    that gave up begins again even if some of its jobs are still running."""
+    """Freezes the chain and begins it. If the chain's jobs are in the queue, says so and returns False instead; raises
+    UserError if they belong to another or a cancelled chain. A chain that gave up begins again even if some of its jobs
+    are still running."""
     state, text, how = chain.state, plan_json(chain.plan), ending(chain.state)
     frozen = (state / PLAN).read_text() if is_there(state / PLAN) else ""
     waiting = settled_with(chain.plan.name, chain.environ, recorded=jobs_begun_here(state))
@@ -187,7 +188,7 @@ def _advance(chain: Chain) -> int:
 
 def _first_requests(chain: Chain) -> list[Request]:
     """Returns the jobs of every unit, each unit followed by its gate. If nothing fails, the chain submits no other
-    jobs."""
+    jobs, except each unit's second gate on a cluster that does not requeue."""
     requests = []
     most = most_array_tasks(chain.environ) if shutil.which("scontrol", path=chain.environ.get("PATH")) else 1001
     for unit in chain.plan.units:
@@ -199,8 +200,8 @@ def _first_requests(chain: Chain) -> list[Request]:
 
 
 def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) -> str:
-    """Returns a table of what a chain does. It has each unit below the one that it waits for, with its jobs, their
-    size, and the GPU-hours of one run up to the time limit."""
+    """Returns a table of what a chain does. It has each unit below the last one that it waits for, with its jobs, their
+    size, and the GPU-hours of all of them if each runs up to its time limit."""
     head = ("step", "stage", "jobs", "nodes each", "GPUs each", "time limit", "GPU-hours", "")
     rows, num_jobs, total = [head], 0, 0.0
     for unit, place in _placed(units):

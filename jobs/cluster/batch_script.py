@@ -238,7 +238,8 @@ def _site(cluster: ClusterConfig, *, has_ranks: bool) -> list[str]:
 
 
 def names_of(words: Sequence[str]) -> str:
-    """Returns a job's name made of its stage and recipe, in characters that need no quotes in Slurm and the shell."""
+    """Returns a job's name made of its stage and recipe: at most 60 characters that need no quotes in Slurm and the
+    shell."""
     text = "-".join(Path(word).name for word in words[:2])
     return "".join(letter if letter.isascii() and (letter.isalnum() or letter in "_.-") else "_" for letter in text)[
         :60

@@ -94,8 +94,8 @@ def _renew(lock: Path, has_ended: threading.Event) -> None:
 
 
 def _remove_if_dead(lock: Path) -> None:
-    """Removes the lock of a dead owner. If several processes try this, only the one that removes the owner's name
-    continues."""
+    """Removes the lock of a dead owner. If several processes try this, only the one that removes the owner's file goes
+    on to remove the folder."""
     try:
         owner = next((path.name for path in lock.iterdir()), "")
         host, _, rest = owner.rpartition("-")[0].rpartition("-")

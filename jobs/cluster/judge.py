@@ -49,9 +49,10 @@ class NextTry:
 class TryFacts:
     """A try that ended, but did not complete its stage.
 
-    `codes`: the exit code of each rank that left one, the first rank to end first; None if the disk had no room for the
-    code. `nodes`: the ranks' nodes, in the order of the ranks. `has_marker`: whether the stage writes RUN/DONE when it
-    is done. `full`: the folder of the records, if no file could be written to it, so that the ranks were not started.
+    `codes`: the exit code of each rank that left one, in the order in which the ranks ended; None if the disk had no
+    room for the code. `nodes`: the ranks' nodes, in the order of the ranks. `has_marker`: whether the stage writes
+    RUN/DONE when it is done. `full`: the folder of the records, if no file could be written to it, so that the ranks
+    were not started.
     `stop`: RUN/STOP, if it exists. `is_asked`: whether the job was asked to stop. `has_saved`: whether the try saved
     anything new. `idle`: how many tries in a row had saved nothing new before this one. `number`: the try's number in
     this allocation, from 0.
@@ -83,7 +84,7 @@ class TryFacts:
 class Partition:
     """What Slurm says about a job and the nodes of its partition. `job`: what squeue prints for `%P|%f|%n|%v|%x`.
     `own`: the job's nodes. `excluded`: the nodes that the job avoids already. `nodes`: what sinfo prints for `%N %T %f
-    %c/%m/%G`, with a line for each partition of a node."""
+    %c/%m/%G`, one line for each node in each of its partitions."""
 
     job: str = ""
     own: tuple[str, ...] = ()
@@ -116,9 +117,9 @@ class CheckFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The nodes that the ranks use, the nodes that are left out, and lines for the log. `store`: whether a node has
-    reached the store ("answers") or none has ("away"); empty if the store was not checked. `decision`: what to do if
-    the try cannot begin; None if it can."""
+    """The nodes that the ranks use, the nodes that are left out, and lines for the log. `store`: "answers" if a node
+    has reached the store, "away" if none has; empty if the store was not checked. `decision`: what to do if the try
+    cannot begin; None if it can."""
 
     nodes: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -185,8 +186,8 @@ def _given_up(why: str, *, idle: int | None = None, crashed_on: str = "") -> Nex
 
 def crashed_node(facts: TryFacts) -> str:
     """Returns the one node whose ranks crashed by themselves in this try. Returns an empty string if no rank did, if
-    ranks on several nodes did (as with a bug), or if the only node of a run crashed, but the run saves checkpoints in
-    between. A killed rank counts only if it was the first to crash, since srun kills the others later."""
+    ranks on several nodes did (as with a bug), or if the run uses only one node and the try saved something new. A
+    killed rank counts only if it was the first to crash, since srun kills the others later."""
     found: list[str] = []
     for rank, code in facts.codes.items():
         if code is None or code in _OF_OTHERS or (code == _KILLED and found):

@@ -1,7 +1,8 @@
 """Runs the short jobs of `patchline preflight`: two nodes read each other's files, and with --deep every node
 multiplies matrices and all ranks exchange data. Pure functions judge what the nodes print.
 
-A job waits for nodes no longer than `wait_seconds` (`srun --immediate`), and Slurm ends it after a few minutes.
+A job waits for nodes no longer than `wait_seconds` (`srun --immediate`), and Slurm ends it after 3 minutes, or 5 with
+--deep.
 """
 
 import json
@@ -95,7 +96,7 @@ def shared_checks(
     cluster: ClusterConfig, folder: Path, *, wait_seconds: int, environ: Mapping[str, str]
 ) -> list[Finding]:
     """Lets this machine and two nodes write to a new folder in `folder` (or in the nearest folder above it that
-    exists), and checks that each node sees the files of the others."""
+    exists), and checks that each node sees the files of the others and can run patchline."""
     below = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.is_dir())
     place = below / f".patchline-preflight-{secrets.token_hex(8)}"
     try:
@@ -117,7 +118,7 @@ def shared_checks(
 
 
 def judge_shared(text: str, *, where: str, command: str) -> list[Finding]:
-    """Judges what the nodes have printed about the shared folder. Pure."""
+    """Judges what the nodes have printed about the shared folder and the command. Pure."""
     said: dict[str, dict[str, str]] = {}
     for match in _LINE.finditer(text):
         said.setdefault(printable_name(match["node"]), {})[match["what"]] = match["more"]
@@ -158,7 +159,7 @@ def deep_checks(cluster: ClusterConfig, *, nodes: int, wait_seconds: int, enviro
 
 def probe_node(words: Sequence[str], *, environ: Mapping[str, str]) -> int:
     """Runs `patchline __probe NODE`, the command of each rank of the deep job. Prints a line of JSON after the product,
-    and another after the exchange. `words` has the node's name in Slurm."""
+    and another after the exchange. `words` has the node's name in Slurm. Returns 1 if the exchange failed, else 0."""
     if len(words) != 1:
         raise UserError(f"__probe takes the name of the node, got {len(words)} words")
     # The imports are timed before this process loads torch itself. The second import finds the files in the node's

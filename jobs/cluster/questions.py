@@ -208,7 +208,8 @@ def _idle(facts: Facts, state: Path) -> int:
 
 
 def _nodes(facts: Facts) -> list[str]:
-    """Returns the nodes that the ranks use, and a port that is free on this node and on the ranks' first node."""
+    """Returns the lines that name the ranks' nodes, and a port that is free on this node and on the ranks' first
+    node."""
     choice = chosen(_check_facts(facts))
     lines = [f"say {line}" for line in choice.says]
     lines += [f"nodes {' '.join(choice.nodes)}", f"left-out {','.join(choice.left_out)}", f"store {choice.store}"]

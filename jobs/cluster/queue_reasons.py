@@ -1,7 +1,8 @@
 """Says in plain words why a job waits or ended, with the command that fixes it. All functions are pure.
 
 squeue's manual page lists Slurm's words under "JOB REASON CODES" and "JOB STATE CODES", and sinfo's page lists the
-words for nodes. A job array may have thousands of tasks; they are described in a few lines.
+words for nodes. A job array may have thousands of tasks, so pending or ended tasks share a line if their state, reason
+and exit code are equal.
 """
 
 import re

@@ -144,14 +144,14 @@ class ClusterConfig:
         return f"{self.gpu_type}:{number}" if self.gpu_type else number
 
     def partition_for(self, *, has_ranks: bool) -> str:
-        """Returns the partition for jobs with ranks, or for jobs without GPUs. An empty text stands for Slurm's default
-        partition."""
+        """Returns the partition for jobs with ranks, or for jobs without GPUs. An empty string stands for Slurm's
+        default partition."""
         return (self.cpu_partition if not has_ranks else "") or self.partition
 
 
 def _refuse_ours(option: str) -> None:
-    """Raises UserError for an option that patchline sets itself, even in an abbreviated form that sbatch would
-    accept."""
+    """Raises UserError for an option that patchline sets itself, that has its own setting, or that changes how sbatch
+    answers, even in an abbreviated form that sbatch would accept."""
     name = option.removeprefix("--").partition("=")[0]
     names = sorted((*_OURS, *_SETTINGS, *_OF_THE_ANSWER))  # an exact name sorts before longer ones
     full = next((one for one in names if one.startswith(name)), "")
@@ -178,8 +178,8 @@ def refuse_wrong_limit(text: str, *, what: str) -> None:
 
 
 def seconds_of(limit: str) -> int | None:
-    """Returns a limit in seconds, from the form that Slurm shows, such as 1-00:00:00. Returns None for UNLIMITED.
-    Pure."""
+    """Returns a limit in seconds, from the form that Slurm shows, such as 1-00:00:00. Returns None for UNLIMITED and
+    other text. Pure."""
     match = _SHOWN_LIMIT.fullmatch(limit)
     if not match:
         return None

@@ -24,6 +24,7 @@ from jobs.cluster.settings import Names
 from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import object_in, read_tail
+from shards.files.looks import patiently
 from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
@@ -134,9 +135,10 @@ def ran(
     inherited: Collection[str] = (),
 ) -> "subprocess.CompletedProcess[str]":
     """Runs one of Slurm's programs, with `text` as its input. Slurm stores the environment that sbatch and srun pass on
-    to jobs, so only variables that are known to hold no secret, and those in `inherited`, are passed on. The user's
-    preferences for these programs are left out. `seconds`: how long the program may take; 0: two minutes. Raises
-    UserError if the program is missing or does not answer in time."""
+    to jobs, so these two get only variables that are known to hold no secret, and those in `inherited`. The other
+    programs get all variables that do not look like secrets. The user's preferences for Slurm's programs are left out.
+    `seconds`: how long the program may take; 0: two minutes. Raises UserError if the program is missing or does not
+    answer in time."""
     limit = seconds or _ANSWER_SECONDS
     clean = {
         name: value
@@ -252,7 +254,7 @@ def settled_with(name: str, environ: Mapping[str, str], *, recorded: Mapping[str
 
 def silence(environ: Mapping[str, str]) -> str:
     """Returns the reason why Slurm cannot be asked from here: there is no sbatch, or no controller answers. Returns an
-    empty text if Slurm can be asked."""
+    empty string if Slurm can be asked."""
     if shutil.which("sbatch", path=environ.get("PATH")) is None:
         return "no sbatch on this machine"
     try:
@@ -274,13 +276,14 @@ def cancelled(jobs: list[str], environ: Mapping[str, str]) -> None:
 
 def partitions(environ: Mapping[str, str], name: str = "") -> list[dict[str, str]]:
     """Returns the fields that scontrol shows for every partition, or for the partition with this name. Returns an empty
-    list if Slurm does not answer."""
+    list if scontrol fails. Raises UserError if scontrol is missing or does not answer in time."""
     done = ran(["scontrol", "--oneliner", "show", "partition", *([name] if name else [])], environ)
     return [dict(_FIELD.findall(line)) for line in done.stdout.splitlines()] if done.returncode == 0 else []
 
 
 def most_array_tasks(environ: Mapping[str, str]) -> int:
-    """Returns how many tasks one array may have: Slurm's MaxArraySize, or 1,001 if Slurm does not answer."""
+    """Returns how many tasks one array may have: Slurm's MaxArraySize, or 1,001 if scontrol does not show it. Raises
+    UserError if scontrol is missing or does not answer in time."""
     answer = ran(["scontrol", "show", "config"], environ)
     found = re.search(r"^MaxArraySize\s*=\s*([0-9]{1,9})\s*$", answer.stdout, re.MULTILINE)
     return max(1, int(found[1])) if found else 1001
@@ -308,9 +311,9 @@ def _remedy(said: str, names: Names) -> str:
 @dataclass(frozen=True, kw_only=True)
 class JobFacts:
     """What scontrol says about a job. `number`: its number. For a task of an array, `job` is `12_3` and `number` is the
-    task's own, such as 15. `starts`: how often the job was requeued. `reason`: why it waits or how it ended, empty if
-    Slurm gives no reason. `nodes`: a list such as `n[1-2]`. Times are Slurm's text, empty if unknown. `log`: the file
-    of its error output. `comment`: the names of a job that patchline submitted, as in `QueuedJob`."""
+    task's own, such as 15. `starts`: how many times the job was requeued. `reason`: why it waits or how it ended, empty
+    if Slurm gives no reason. `nodes`: a list such as `n[1-2]`. Times are Slurm's text, empty if unknown. `log`: the
+    file of its error output. `comment`: the names of a job that patchline submitted, as in `QueuedJob`."""
 
     job: str
     number: str
@@ -334,8 +337,8 @@ class JobFacts:
 
     def is_of(self, name: str, run: str = "") -> bool:
         """Whether this is the job that was recorded with `name`, and not another job to which Slurm has given its
-        number since. If no name was recorded, as for a script that plain sbatch started, the job must not be
-        patchline's, or be of the `run` with this name."""
+        number since. If no name was recorded, as for a script that plain sbatch started, the job must either belong to
+        `run` or not be patchline's at all."""
         names = self.comment.split(",")
         if name:
             return name in names
@@ -353,26 +356,27 @@ class NodeFacts:
 
 
 def numbers_of(run_dir: Path) -> list[int]:
-    """Returns the jobs that RUN/submit mentions, newest first. Damaged lines are skipped."""
+    """Returns the jobs that RUN/submit mentions, newest first. Damaged lines are skipped, and so are files that this
+    user has no access to. Raises UserError if the storage fails for two minutes."""
     found = set(started_in(run_dir))
     for name in _RECORDS:
-        found |= {number for line in _lines(run_dir / "submit" / name) if (number := _number_in(line))}
+        found |= {number for line in _open_lines(run_dir / "submit" / name) if (number := _number_in(line))}
     return sorted(found, reverse=True)
 
 
 def names_in(folder: Path) -> dict[str, str]:
-    """Returns the jobs that were submitted from this folder or a copy of it, each with its name in the queue."""
-    lines = [line for line in _lines(folder / SUBMISSIONS) if _number_in(line)]
+    """Returns the jobs that were submitted from this folder or a copy of it, each with its name in the queue. Returns
+    no jobs if this user has no access to their record. Raises UserError if the storage fails for two minutes."""
+    lines = [line for line in _open_lines(folder / SUBMISSIONS) if _number_in(line)]
     return {str(_number_in(line)): str(line.get("name", "")) for line in lines}
 
 
 def submitted_in(folder: Path) -> dict[str, str]:
     """Returns the last 64 jobs that were submitted in a folder such as RUN/submit, newest first. Jobs submitted through
-    another path to the folder count. In a copy of a folder, jobs that were submitted in the original do not count."""
-    try:
-        here = folder.stat().st_ino
-    except OSError:
-        return {}
+    another path to the folder count. In a copy of a folder, jobs that were submitted in the original do not count.
+    Raises UserError if the folder or the record of its jobs cannot be read: a job that is not known about would be
+    submitted again."""
+    here = _inode(folder)
     lines = [line for line in _lines(folder / SUBMISSIONS) if line.get("folder") == here and _number_in(line)]
     newest = list(reversed(lines))[:_MOST_RECORDED]
     return {str(_number_in(line)): str(line.get("name", "")) for line in newest}
@@ -380,16 +384,46 @@ def submitted_in(folder: Path) -> dict[str, str]:
 
 def is_copied(folder: Path) -> bool:
     """Whether this folder is a copy of the one in which the newest job was submitted."""
-    folders = [line["folder"] for line in _lines(folder / SUBMISSIONS) if "folder" in line]
-    return bool(folders) and folders[-1] != folder.stat().st_ino
+    folders = [line["folder"] for line in _open_lines(folder / SUBMISSIONS) if "folder" in line]
+    return bool(folders) and folders[-1] != _inode(folder)
+
+
+def _inode(folder: Path) -> int:
+    """Returns the inode of a folder, or 0 if there is no folder. Raises UserError if nobody can tell."""
+    try:
+        return patiently(folder, folder.stat).st_ino
+    except (FileNotFoundError, NotADirectoryError):
+        return 0
+    except OSError as error:
+        raise _unknown_jobs(folder, error) from error
+
+
+def _open_lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the same as `_lines`, and no lines if this user has no access to the file."""
+    try:
+        return _lines(path)
+    except UserError as error:
+        if isinstance(error.__cause__, PermissionError):
+            return []
+        raise
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
+    """Returns the usable lines at the end of a file; no lines if the file is missing. Waits while the storage fails.
+    Raises UserError if the file cannot be read."""
     try:
-        tail = read_tail(path, most_bytes=_TAIL_BYTES)
-    except (OSError, InvalidDataError):
+        tail = patiently(path, lambda: read_tail(path, most_bytes=_TAIL_BYTES))
+    except (NotADirectoryError, InvalidDataError):
         return []
+    except OSError as error:
+        raise _unknown_jobs(path, error) from error
     return [found for line in tail.data.split(b"\n") if (found := object_in(line))] if tail else []
+
+
+def _unknown_jobs(path: Path, error: OSError) -> UserError:
+    is_denied = isinstance(error, PermissionError)
+    todo = "ask its owner for access" if is_denied else "try again once the storage answers"
+    return UserError(f"{str(path)!r} cannot be read ({error.strerror}), so the run's jobs are not known", todo=todo)
 
 
 def _number_in(line: Mapping[str, Any]) -> int:
@@ -462,8 +496,8 @@ def _name_of(known: Mapping[str, str]) -> str:
 
 
 def nodes_in(nodes: str, environ: Mapping[str, str]) -> list[NodeFacts]:
-    """Returns what sinfo says about the nodes of a list such as `n[1-2]`. Returns an empty list if Slurm does not
-    answer."""
+    """Returns what sinfo says about the nodes of a list such as `n[1-2]`. Returns an empty list if `nodes` is empty or
+    sinfo fails. Raises UserError if sinfo is missing or does not answer in time."""
     if not nodes:
         return []
     done = ran(["sinfo", "--noheader", "--Node", f"--nodes={nodes}", "--format=%N|%T|%E"], environ)

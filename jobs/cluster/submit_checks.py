@@ -33,7 +33,7 @@ _MOUNTS = Path("/proc/mounts")
 _LOCAL_TO_ONE_NODE = ("tmpfs", "ramfs", "devtmpfs")
 _ON_A_DISK = ("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "jfs", "reiserfs", "overlay")
 _EXPORTS = Path("/var/lib/nfs/etab")  # the folders that this machine shares by NFS
-_ROOMIEST = "b200"  # the forecast needs a GPU; checkpoints are equally large on all of them
+_ROOMIEST = "b200"  # the forecast needs a GPU; checkpoints have the same size on every kind
 _MOST_BYTES = 16 << 20
 _LEAST_GATE_MINUTES, _MOST_GATE_MINUTES = 2, 30  # a gate waits at most 10 minutes for Slurm
 _ANYWAY = "or submit with --no-check"
@@ -144,8 +144,8 @@ def _unshared(what: str, todo: str, *, nodes: int) -> Finding:
 
 
 def _refuse_uneven(asked: AskedJob, cluster: ClusterConfig) -> None:
-    """Raises UserError if the ranks on these nodes, or the lanes, do not divide the batch of a training job, or if a
-    run that has not begun has more ranks than lanes."""
+    """Raises UserError if the batch of a training job cannot be divided among the ranks on these nodes, or among the
+    lanes, or if a run that has not begun has more ranks than lanes."""
     job = asked.job
     if isinstance(job, TrainingJob):
         plan = plan_batch(
@@ -182,8 +182,8 @@ def _text(path: Path) -> str:
 
 
 def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
-    """Returns how many seconds a save takes on `nodes` nodes of `gpus` GPUs, according to the memory model and the rate
-    that `patchline plan` assumes. Returns 0 if the job cannot be planned."""
+    """Returns how many seconds a save takes on `nodes` nodes with `gpus` GPUs each, according to the memory model and
+    the rate that `patchline plan` assumes. Returns 0 if the job cannot be planned."""
     from pipeline.planning.forecast import cost_of, forecast  # noqa: PLC0415 - loads torch
 
     plan = PlanJob()
@@ -222,8 +222,8 @@ def urls_of(words: Sequence[str]) -> list[str]:
 
 
 def file_system(path: Path) -> str:
-    """Returns the kind of file system that a path is or will be on, according to /proc/mounts. It is empty if
-    unknown."""
+    """Returns the kind of file system that a path is or will be on, according to /proc/mounts. Returns an empty string
+    if it is unknown."""
     mounts = _MOUNTS.read_text(errors="replace") if _MOUNTS.is_file() else ""
     where, best, kind = path.absolute().resolve(), -1, ""
     for line in mounts.splitlines():

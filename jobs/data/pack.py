@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 def run(job: PackJob) -> int:
-    """Runs the requested phases and returns the exit code. An interruption keeps the finished parts."""
+    """Runs the requested phases and returns the exit code. An interruption keeps what is finished and returns 75."""
     if not job.out:
         raise UserError("--out is missing; give a folder or s3://bucket/prefix")
     try:
@@ -116,7 +116,7 @@ def _was_reachable() -> Iterator[None]:
 
 def spec_of(job: PackJob) -> PackSpec:
     """Returns all settings that decide the bytes of the shards. Workers and parts are not among them. With
-    --split-test, the test split is a part of the source's training split."""
+    --split-test, the test split is taken from the source's training split."""
     settings = {field.name: getattr(job, field.name) for field in fields(PackSpec)}
     settings["source"] = source_of_split(job.source, "train" if job.split_test else job.split)
     return PackSpec(**settings)
@@ -196,8 +196,8 @@ def _planned(job: PackJob, spec: PackSpec, store: Store) -> Plan:
 
 
 def _refuse_quarantine(plan: Plan, job: PackJob, store: Store) -> None:
-    """Raises UserError if too much of the source is refused. Before that, logs the first reasons and writes a list of
-    all."""
+    """Raises UserError if too much of the source is refused. Before that, writes a list of all refused samples and logs
+    the first reasons."""
     try:
         refuse_quarantine(plan, max_quarantined=job.max_quarantined, url=store.url)
     except UserError:

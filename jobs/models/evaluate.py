@@ -41,7 +41,8 @@ _SCORES, _CLASSES, _EXAMPLES = "scores.json", "classes.json", "examples.json"
 
 
 def run(job: EvaluateJob) -> int:
-    """Evaluates the weights. Rank 0 prints the scores and writes scores.json."""
+    """Evaluates the weights. Rank 0 prints the scores and, with --run-dir, writes scores.json, classes.json and
+    examples.json. Raises InvalidDataError if the loss is not finite."""
     world = current_world(job.device, threads=job.threads)
     weights, dataset = open_for_use(job.weights, say=world.is_first), _opened(job)
     refuse_no_head(weights)
@@ -132,12 +133,13 @@ def _remove_scores(run_dir: Path) -> None:
 
 
 def _write(run_dir: Path, name: str, content: object) -> None:
-    """Writes a JSON file, completely or not at all. Raises UserError if it cannot be written."""
+    """Writes a JSON file, completely or not at all. Raises UserError if the path is wrong or not writable, and OSError
+    for a fault of the storage."""
     write_out(run_dir / name, f"{json.dumps(content, allow_nan=False)}\n".encode(), todo=_OTHER_RUN_DIR)
 
 
 def score_text(job: EvaluateJob, scores: Scores, *, num_classes: int) -> str:
-    """Returns the scores, the weights and the dataset as a few lines of text or, with --json, as one JSON object."""
+    """Returns the scores, the weights and the dataset as three lines of text or, with --json, as one JSON object."""
     if job.json:
         return json.dumps({**asdict(scores), "weights": job.weights, "data_url": job.data.url}, allow_nan=False)
     where = printable_name(f"{job.weights} on {job.data.url}")
@@ -173,9 +175,9 @@ def say_weights_used(weights: str, *, scored: str = "") -> None:
 
 
 def say_other_transform(weights: str, usage: Usage, transform: EvaluationTransform) -> None:
-    """Logs a note if this evaluation prepares images differently from what the weights say. The EXIF setting (turning
-    images upright) does not count as a difference: the papers' runs are evaluated without it, and their recipes say
-    so."""
+    """Logs a note if the weights name a transform other than the default, and this evaluation prepares images with a
+    third one. The EXIF setting (turning images upright) does not count as a difference: the papers' runs are evaluated
+    without it, and their recipes say so."""
     own = replace(usage.transform, exif=transform.exif)
     if own not in (transform, replace(DEFAULT_USAGE.transform, exif=transform.exif)):
         log.info(

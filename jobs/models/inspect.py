@@ -18,9 +18,9 @@ _FACTS, FOLDER, _CURVES = "inspect.json", "inspect", "metrics.jsonl"
 
 
 def run(job: InspectJob) -> int:
-    """Writes the figures and inspect.json, and prints their names."""
+    """Writes the figures and inspect.json, and prints their paths."""
     paths = image_files(job)
-    from pipeline.evaluation.predictor import load_model  # loads torch, which help must not  # noqa: PLC0415
+    from pipeline.evaluation.predictor import load_model  # help must not load torch  # noqa: PLC0415
     from pipeline.inspection.model_figures import (  # noqa: PLC0415
         draw_attention,
         draw_filters,
@@ -68,8 +68,8 @@ def _show_in_tensorboard(folder: Path, names: list[str]) -> None:
 
 
 def image_files(job: InspectJob) -> list[Path]:
-    """Returns the folder's images in the order of their names, at most as many as requested. Raises UserError if it has
-    none."""
+    """Returns the folder's images in the order of their names, at most `max_images`. Returns an empty list without
+    --images. Raises UserError if the folder has none."""
     if not job.images:
         return []
     try:

@@ -90,7 +90,7 @@ def _of_folder(found: Evidence) -> Ranked:
 
 def _of_queue(found: Evidence) -> Ranked:
     """Yields a finding for each broken node and each job, except finished jobs older than the newest. A pending job
-    that needs the user's help is a likely cause. Running jobs are notes."""
+    that needs the user's help is a likely cause. A job that needs no help is a note."""
     for at, job in enumerate(found.jobs):
         if job.is_finished and at > 0:
             continue
@@ -189,8 +189,8 @@ def _of_disk(found: Evidence) -> Ranked:
 
 
 def _of_guard(found: Evidence) -> Ranked:
-    """Yields the guard's last finding. It is a fault only if the run failed at that step; otherwise the guard has dealt
-    with it."""
+    """Yields the guard's last finding. It is a fault if the run failed by the next step, unless it is about an
+    evaluation. Otherwise it is a note, because the guard has dealt with it."""
     for last in found.facts.findings[-1:]:
         step = last["step"]
         kind = _GUARD_FINDINGS.get(last["kind"], "a loss that is not finite")

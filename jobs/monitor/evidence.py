@@ -85,7 +85,7 @@ class Evidence:
 
     @property
     def next_job(self) -> JobFacts | None:
-        """A pending or running job, which will continue the run."""
+        """The newest pending or running job, which will continue the run; None if there is none."""
         return next((job for job in self.jobs if not job.is_finished), None)
 
 
@@ -162,7 +162,7 @@ def _of_slurm(
 
 
 def _log(path: Path) -> tuple[LogLine, ...]:
-    """Returns the log's lines since the last try began, including srun's labels."""
+    """Returns the log's non-empty lines since the last try began. They keep srun's labels."""
     try:
         tail = read_tail(path, most_bytes=_LOG_BYTES)
         if tail is None:
@@ -199,7 +199,7 @@ def _codes(folder: Path) -> Iterator[tuple[tuple[int, int], Ended]]:
 
 
 def _beats(run_dir: Path) -> tuple[tuple[Beat, float], ...]:
-    """Returns the heartbeats of the newest attempt."""
+    """Returns the heartbeats of the newest attempt, and by how many seconds each is older than the newest."""
     found = []
     for path in sorted((run_dir / HEARTBEATS).glob("rank-*.json"))[:_MOST_RANKS]:
         with suppress(OSError, ValueError, InvalidDataError):
@@ -229,7 +229,8 @@ def _missing(run_dir: Path) -> tuple[tuple[str, str], ...]:
 
 
 def _has_lost_checkpoints(run_dir: Path) -> bool:
-    """Whether the ledger names checkpoints but the run's folder has none."""
+    """Whether the ledger names checkpoints but the run's folder has none. Returns False if --checkpoint.url stores them
+    elsewhere, or if the record cannot be read."""
     if _leaves(run_dir).get("job.checkpoint.url", "-") not in ("", "null"):
         return False
     try:

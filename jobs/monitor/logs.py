@@ -148,7 +148,9 @@ def newest_log(run_dir: Path, jobs: Sequence[JobFacts] = ()) -> Path | None:
     knows."""
     pointed = dict(_pointed(run_dir))
     told = [*pointed.values(), *(Path(job.log) for job in jobs if job.log.startswith("/"))]
-    places = [*(run_dir / "submit").glob("*.out"), *told, *(task.log for task in chain_tasks(run_dir, told))]
+    places = [*(run_dir / "submit").glob("*.out"), *told]
+    with suppress(UserError):  # the chain's storage does not answer
+        places += [task.log for task in chain_tasks(run_dir, told)]
     found = []
     for path in dict.fromkeys(places):
         with suppress(OSError, ValueError):  # the log was deleted meanwhile, or its disk is not mounted here

@@ -37,7 +37,7 @@ from shards.output.terminal import columns_of, printable_name
 
 Outputs = Mapping[str, Sequence[JobFacts]]
 log = logging.getLogger(__name__)
-_MOST_JOBS = 4  # shown for a run: the newest, and all that are pending or running
+_MOST_JOBS = 4  # the newest jobs of a run that are shown, besides all pending and running ones
 _MOST_ASKED, _LOG_BYTES = 64, 1 << 16
 _PIPE_COLUMNS = 160
 
@@ -58,8 +58,8 @@ class Status:
 
 
 def run(words: list[str], *, environ: Mapping[str, str]) -> int:
-    """Prints a table, or one line of JSON per run. Returns 0 if every run could be read, else 2. Raises UserError for a
-    folder that is neither a run nor a chain."""
+    """Prints tables or, with --json, one line for each chain, run and output. Returns 0 if every run could be read,
+    else 2. Raises UserError for a folder that is neither a run nor a chain."""
     unknown = [word for word in words if word.startswith("-") and word != "--json"]
     if unknown:
         raise UserError(f"there is no flag {unknown[0]}; usage: {usage_of('status')}")
@@ -98,7 +98,7 @@ def run(words: list[str], *, environ: Mapping[str, str]) -> int:
 def _statuses(
     runs: Sequence[tuple[Run, Path]], environ: Mapping[str, str] | None, silence: str
 ) -> list[tuple[Run, Status]]:
-    """Returns the statuses of all runs. If Slurm does not answer once, it is not called again, since each call takes
+    """Returns the statuses of all runs. Once Slurm has failed to answer, it is not called again, since each call takes
     seconds. `silence` says why Slurm did not answer before (empty: it did)."""
     found = []
     for one, path in runs:
@@ -159,8 +159,8 @@ def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
 
 
 def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
-    """Returns the run's pending and running jobs and the newest of the others, newest first. Raises UserError if Slurm
-    does not answer."""
+    """Returns the run's four newest jobs, and all others that are pending or running, newest first. Raises UserError if
+    Slurm does not answer."""
     submitted, run = names_in(run_dir / SUBMIT_FOLDER), run_name(str(run_dir))
     names = {str(number): submitted.get(str(number), "") for number in numbers_of(run_dir)[:_MOST_ASKED]}
     logs = [path] if (path := newest_log(run_dir)) else []
@@ -192,8 +192,8 @@ def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
 
 
 def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[JobFacts]]:
-    """Returns the words that name neither a run nor a chain, but the output of pending or running jobs, each with these
-    jobs. Returns an empty dictionary if Slurm does not answer."""
+    """Returns the words that are outputs of pending or running jobs, each with its jobs. Runs and chains are left out.
+    Returns an empty dictionary if Slurm does not answer."""
     others = [word for word in words if not is_chain(word) and not is_begun(Path(word))]
     try:
         found = {word: queued_with(output_name(word), environ) for word in others}

@@ -36,7 +36,7 @@ Rows = list[tuple[str, str]]
 
 
 def run(job: PlanJob) -> int:
-    """Prints the plan as a table or, with --json, as one JSON object."""
+    """Prints the plan as tables or, with --json, as one JSON object. With --out, also writes a plot."""
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
     try:
         found = forecast_of(job, cost, num_gpus=job.num_gpus) if job.gpu and not job.nodes else None
@@ -106,8 +106,8 @@ def _epochs(job: PlanJob, cost: Cost) -> str:
 
 
 def _epochs_meant(recipe: str, steps: int) -> int:
-    """Returns the number of epochs of a pre-training recipe on its own dataset. Returns 0 if that is not a whole
-    number, or if `steps` is not the recipe's own."""
+    """Returns the number of epochs of a pre-training recipe on its own dataset. Returns 0 if `recipe` is not a
+    pre-training recipe, the number is not whole, or `steps` is not the recipe's own."""
     if recipe not in pretrain.RECIPES:
         return 0
     own = plan_of(recipe, pretrain.RECIPES[recipe]())
@@ -169,7 +169,7 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
 
 
 def _gigabytes(num_bytes: int) -> str:
-    """Returns the size in GB, or in a smaller unit if it is a small part of a GB."""
+    """Returns the size in GB, or in a smaller unit if it is less than 0.01 GB."""
     return f"{num_bytes / 1e9:,.2f} GB" if num_bytes >= _LEAST_GIGABYTES else size(num_bytes)
 
 

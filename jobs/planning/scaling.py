@@ -233,7 +233,8 @@ def _percent(share: float) -> str:
 
 
 def few(number: float) -> str:
-    """Returns a number as text: small and huge numbers with a few digits, and others in full."""
+    """Returns a number as text: below 0.1 with two significant digits, from a million on in short form, otherwise with
+    at most two decimals."""
     if 0 < number < _LEAST:
         return f"{number:.2g}"
     if number >= _MOST:

@@ -1,16 +1,16 @@
 """Pre-training of "How to train your ViT?" (AugReg; Steiner et al., 2021) as in big_vision's configs/vit_i21k.py and
 vit_i1k.py.
 
-NAME_i21k_augreg has the mean of all tokens, NAME_i1k_augreg a class token and the hidden tanh layer. Augmentation is
-big_vision's choice for each size. Neither has dropout or stochastic depth. All share 300 epochs, batch 4096, Adam at
-1e-3 with 10,000 steps of warm-up and cosine decay, clipping at 1, sigmoid loss, head bias -10 (ImageNet-1k: -6.9), and
-weight decay 1e-4 that follows the schedule (0.1 in PyTorch's terms). The number of steps is computed for 14.2 million
-images without the first 51,200, which are not trained on (--data.subset.first 0 trains on all), or for 99 % of
-ImageNet-1k, of which the rest is held out. For a copy of another size, give the --steps that `patchline plan RECIPE
---num-images N` names for the N images that are trained on. In vit_i1k.py the class token has no position embedding;
-here it has one, which only adds a second vector to the same token. Precision differs as in paper_imagenet.py.
-big_vision also keeps Adam's first moment in bf16 (here: --optimizer.first-moment bf16). Images are prepared as in
-paper_images.py.
+NAME_i21k_augreg pools by the mean of all tokens; NAME_i1k_augreg has a class token and a hidden tanh layer.
+Augmentation is big_vision's choice for each size. Neither kind has dropout or stochastic depth. All share 300 epochs,
+batch 4096, Adam at 1e-3 with 10,000 steps of warm-up and cosine decay, clipping at 1, sigmoid loss, head bias -10
+(ImageNet-1k: -6.9), and weight decay 1e-4 that follows the schedule (0.1 in PyTorch's terms). The number of steps is
+computed for 14.2 million images without the first 51,200, which are not trained on (--data.subset.first 0 trains on
+all), or for the 99 % of ImageNet-1k that are not held out. For a copy of another size, give the --steps that
+`patchline plan RECIPE --num-images N` names for the N images that are trained on. In vit_i1k.py the class token has no
+position embedding; here it has one, which only adds a second vector to the same token. Precision differs as in
+paper_imagenet.py. big_vision also keeps Adam's first moment in bf16 (here: --optimizer.first-moment bf16). Images are
+prepared as in paper_images.py.
 
 NAME_released are the recipes of the released checkpoints, with a class token and no hidden layer (vision_transformer's
 configs/models.py). The checkpoints' file names give the augmentation, weight decay (as a multiple of the learning

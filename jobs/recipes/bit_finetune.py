@@ -3,7 +3,7 @@ bit_hyperrule.py.
 
 All recipes have SGD with momentum 0.9 at rate .003, batch 512, no weight decay and no clipping. Everything else depends
 on the number and the size of the images. There are 500 steps below 20,000 images, 10,000 below 500,000, and 20,000
-otherwise; the learning rate falls to a tenth several times. From 20,000 images on, there is mixup of 0.1. Images below
+otherwise; the learning rate falls to a tenth three times. From 20,000 images on, there is mixup of 0.1. Images below
 96 x 96 are resized to 160 x 160 and cut to a random 128 x 128, others to 512 x 512 and 480 x 480 (the paper has 448 and
 384 for all models but R152x4). Images are flipped at random, and resized directly for an evaluation.
 The ViT paper fine-tunes its ResNets both in this way and by its own sweep (--model.name bit_r50x1 with

@@ -71,7 +71,7 @@ def plan_of(word: str, training: TrainingJob) -> PlanJob:
 
 
 def trial_of(word: str, training: TrainingJob, *, command: Literal["pretrain", "finetune"]) -> VerifyResumeJob:
-    """Returns the job that verifies in a temporary folder that a training job resumes. `word`: the recipe or file that
-    the training job is from."""
+    """Returns the verify-resume job, which checks in a temporary folder that a training job resumes. `word`: the recipe
+    or file that the training job is from."""
     own = {field.name: getattr(training, field.name) for field in fields(TrainingJob)}
     return VerifyResumeJob(**{**own, "run_dir": ""}, recipe=word, command=command)

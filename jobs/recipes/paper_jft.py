@@ -80,7 +80,7 @@ def vit_b32_jft() -> TrainingJob:
 def r50_vit_l16_jft() -> TrainingJob:
     """R50+ViT-L/16 on JFT-300M, 14 epochs: the largest hybrid.
 
-    Source: Table 3. Expected: 87.12 %, as vit_l16_jft, whose compute it exceeds a little. Cost: 1,668 exaFLOPs.
+    Source: Table 3. Expected: 87.12 %, as for vit_l16_jft, which costs slightly less. Cost: 1,668 exaFLOPs.
     """
     return _jft("r50_vit_l16", epochs=14, learning_rate=4e-4)
 

@@ -83,9 +83,9 @@ def _tiny(model: ModelConfig, *, image_size: int) -> ModelConfig:
 
 def scaled(recipe: TrainingJob, *, steps: int, keep: str) -> tuple[TrainingJob, str]:
     """Returns the recipe with its warm-up scaled to a run of `steps`, rounded to the nearest step, and a note for the
-    user. The note names the flag `keep`, which keeps the recipe's warm-up. The warm-up never grows, because a longer
-    run does not need a longer warm-up (the paper's 7 and 14 epochs have the same). Call this function if the user gave
-    steps but no warm-up."""
+    user. If the recipe's warm-up fits the run, the note names the flag `keep`, which keeps it. The warm-up never grows,
+    because a longer run does not need a longer warm-up (the paper's 7 and 14 epochs have the same). Call this function
+    if the user gave steps but no warm-up."""
     own = recipe.schedule.warmup_steps
     warmup = min(own, round(own * steps / recipe.steps))
     if steps < 1 or warmup == own:

@@ -61,7 +61,7 @@ class CompareFlags:
 
 
 def run(words: list[str]) -> int:
-    """Writes the page and prints the table. With --json, only prints one object for each point. Raises UserError if
+    """Writes the page and prints the table. With --json, prints one object for each point instead. Raises UserError if
     there is no run in the folders, or the page cannot be written."""
     flags, folders = take_own_flags(CompareFlags, words)
     if unknown := next((word for word in folders if word.startswith("-")), ""):
@@ -164,7 +164,7 @@ def _score(value: float | None, deviation: float | None) -> str:
 
 
 def _differs(settings: Sequence[str]) -> str:
-    """Returns the first few settings in which the run differs. The page lists more."""
+    """Returns the first six settings in which the run differs, as text. The page lists more."""
     more = len(settings) - _MOST_SAID
     shown = [printable_name(one) for one in settings[:_MOST_SAID]] + ([f"and {more} more"] if more > 0 else [])
     return ", ".join(shown) or "-"

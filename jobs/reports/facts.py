@@ -1,8 +1,8 @@
 """Reads what `patchline report` says about a run from the run's folder. The run may still be training.
 
 Any file except the record may be missing, half-written or damaged. Each such fault becomes a note, and the other facts
-are still shown. stage.sbatch writes a line to RUN/submit/tries.jsonl for each try of a run's jobs, which says how it
-ended.
+are still shown. stage.sbatch writes a line to RUN/submit/tries.jsonl for each try of a run's jobs, which says how the
+try ended.
 """
 
 import glob
@@ -347,8 +347,8 @@ def _bad_lines(run_dir: Path, name: str, notes: _Notes) -> Iterator[Line]:
 
 
 def _newest(run_dir: Path, notes: _Notes) -> CheckpointManifest | None:
-    """Returns the manifest of the newest checkpoint in the run's folder; None if there is none, or if checkpoints are
-    in a bucket."""
+    """Returns the manifest of the newest checkpoint in the run's folder; None if it cannot be read or there is none,
+    for example because checkpoints are in a bucket."""
     folder = run_dir / "checkpoints"
     # Unlike Path.glob in Python 3.11, glob.glob continues if a folder is removed meanwhile.
     names = glob.glob(f"step-*/attempt-*/{MANIFEST_NAME}", root_dir=folder)  # noqa: PTH207

@@ -1,9 +1,9 @@
 """Reads what `patchline compare` shows of each run from the run's files: its accuracy, and its cost in compute and
 data.
 
-The compute of a fine-tuned run includes that of the run that its weights are from, and its data is that run's. Both are
-known only if that run's folder is still where the job says. The repetitions of a sweep are one point. Facts that are
-not known are None, and the point gives the reason.
+The compute of a fine-tuned run includes the compute of the run that pre-trained its weights, and its number of images
+is that of the pre-training dataset. Both are known only if the pre-training run's folder is still where the job says.
+The repetitions of a sweep are one point. Facts that are not known are None, and the point gives the reason.
 
 If a run averages its weights, its accuracy is that of the averaged weights (those in RUN/weights), if it was measured.
 A point can have further scores: on other datasets, and few-shot accuracy, which is measured during training or by
@@ -140,7 +140,7 @@ def fewshot_of(run_dir: Path) -> tuple[list[AlsoScored], str]:
 
 
 def means_of(runs: Sequence[Sequence[AlsoScored]]) -> tuple[tuple[AlsoScored, ...], list[str]]:
-    """Returns the further scores of repetitions as means with deviations, and notes on repetitions without some
+    """Returns the further scores of repetitions as means with deviations, and notes on repetitions that lack a
     score."""
     kinds = dict.fromkeys((one.on, one.shots, one.weights) for run in runs for one in run)
     found, lacking = list[AlsoScored](), list[str]()
@@ -177,10 +177,10 @@ class Point:
     `num_images`: the size of the dataset that the model was pre-trained on. `exaflops`: the compute of the completed
     steps, including pre-training. `accuracy`: the last accuracy. `is_averaged`: whether this is the accuracy of
     averaged weights. `fewshot`: accuracy by the number of shots. `dataset`, `fewshot_dataset`: the names of the
-    datasets that these two are measured on. `also`: further scores. `label`: the model's name, with the sizes that tell
-    it from others. `losses`: means of the training loss `loss_name`, each with its last step. `settings`: values by
-    field; for repetitions, only those that all share. `differs`: the run's values of the settings in which the runs of
-    its stage differ. `reasons`: why something is not known.
+    datasets that `accuracy` and `fewshot` are measured on. `also`: further scores. `label`: the model's name, with the
+    sizes that tell it from others. `losses`: means of the training loss `loss_name`, each with its last step.
+    `settings`: values by field; for repetitions, only those that all share. `differs`: the run's values of the settings
+    in which the runs of its stage differ. `reasons`: why something is not known.
     """
 
     name: str
@@ -300,7 +300,8 @@ def _order(one: Point) -> tuple[str, bool, int, str, float, str]:
 
 def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | None = None) -> Point:
     """Returns the point of one run. Raises OSError, UserError or InvalidDataError if its record cannot be read or is
-    not a training job's. `curves`: what its metrics contain, if they have been read."""
+    not a training job's. `ancestors`: how many runs were followed from a run's weights to reach this one. `curves`:
+    what its metrics contain, if they have been read."""
     stage = read_leaves(folder / _RECORD).get("stage", "")
     if stage not in WITH_SMOKE:
         raise UserError(f"its job.yaml is of {stage or 'no stage'}; allowed: {', '.join(WITH_SMOKE)}")

@@ -4,7 +4,7 @@
 stage can read.
 
 `patchline diff [STAGE] A B`: lists the fields in which two jobs differ, one per line. As with diff(1), the exit code is
-0 if there is no difference and 1 if there are some.
+0 if there is no difference and 1 if there is any.
 """
 
 import sys
@@ -88,8 +88,7 @@ def _comparable(first: str, second: str) -> tuple[Any, Any]:
 
 
 def table(rows: list[Row]) -> str:
-    """Returns lines of three aligned columns. A row that is too long for the terminal does not widen the columns of the
-    others."""
+    """Returns lines of three aligned columns. A row that is longer than 80 columns does not widen the others."""
     name = max(len(row[0]) for row in rows)
     fitting = [len(row[1]) for row in rows if name + len(row[1]) + len(row[2]) + 2 * len(_GAP) <= _COLUMNS]
     value = max(fitting, default=0)

@@ -3,8 +3,8 @@ that explain differences.
 
 On the same topology, every loss and every tensor must have the same bits. Another topology adds numbers in another
 order, so losses may differ by rounding. They may differ by `tolerance` if it is given, otherwise by ROUNDING or, if
-that is more, by a few times the difference between unbroken runs on these topologies. Tensors are then compared, but
-not judged: if a gradient is zero in theory, such as that of a key's bias, Adam turns its rounding error into a full
+that is more, by four times the largest difference between unbroken runs on these topologies. Tensors are then compared,
+but not judged: if a gradient is zero in theory, such as that of a key's bias, Adam turns its rounding error into a full
 step.
 """
 
@@ -65,12 +65,12 @@ class ResumeOutcome:
 
     @property
     def first_above(self) -> LossDifference | None:
-        """The first loss that differs by more than `limit`."""
+        """The first loss that differs by more than `limit`; None if there is none."""
         return next((each for each in self.losses if each.relative > self.limit), None)
 
     @property
     def largest(self) -> LossDifference | None:
-        """The largest difference of losses."""
+        """The largest difference of losses; None if there is none."""
         return max(self.losses, key=lambda each: each.relative, default=None)
 
 

@@ -127,7 +127,7 @@ class _Sorted:
 
 
 def _sorted(words: Sequence[str], flags: Sequence[Flag], *, command: str) -> _Sorted:
-    """Sorts the arguments. Raises UserError if neither a sweep nor its runs have a flag."""
+    """Sorts the arguments. Raises UserError for a flag that neither a sweep nor its runs have."""
     found, known = _Sorted(), {name: flag for flag in flags for name in flag.names}
     for flag, values in _groups(words):
         name = flag.replace("_", "-")
@@ -173,7 +173,7 @@ def _different(flag: Flag, values: list[str]) -> tuple[str, ...]:
     name = flag.name
     if name in _NOT_SWEPT:
         raise UserError(f"{name} cannot be swept: {_NOT_SWEPT[name]}")
-    # two values must not share any of these: the reason -> what each value has
+    # Two values must not be equal in either of these ways. Maps the reason to what is compared for each value.
     shared = {"are the same number": [_number(flag, value) for value in values]}
     shared |= {"would share a folder": [_in_folder(value) for value in values]}
     for why, found in shared.items():
@@ -238,7 +238,7 @@ def _refuse_wrong(plan: SweepPlan, options: Mapping[str, str]) -> None:
 
 
 def _folder_name(values: Sequence[tuple[str, str]]) -> str:
-    """Returns a name such as `learning-rate=0.03,steps=500`. Flags whose last word is the same are named in full."""
+    """Returns a name such as `learning-rate=0.03,steps=500`. Flags that end in the same part are named in full."""
     short = [flag.removeprefix("--").rpartition(".")[2] for flag, _ in values]
     names = [
         one if short.count(one) == 1 else flag.removeprefix("--") for one, (flag, _) in zip(short, values, strict=True)

@@ -353,7 +353,7 @@ def _training_job(job: VerifyResumeJob) -> TrainingJob:
 @contextmanager
 def _folder(job: VerifyResumeJob) -> Iterator[tuple[Path, list[Path]]]:
     """Yields a new folder for the runs, and a list. The folder and its checkpoints are removed at the end, unless the
-    folder is put into the list or a run fails."""
+    folder is put into the list or an error other than UserError ends the block."""
     try:
         Path(job.run_dir or ".").mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix="verify-resume-", dir=job.run_dir or None)).resolve()

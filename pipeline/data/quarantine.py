@@ -26,15 +26,15 @@ class Quarantine:
 
     A sample that is replaced again in a later epoch is counted again, but this process does not list it again; a
     continued run may list it once more. `replace` raises WillNotSucceedError if more than ten samples were replaced,
-    and they are more than `max_share` of the samples that this rank has read since it started. Samples of other ranks
-    and of earlier attempts do not count.
+    and they are more than `max_share` of the samples that this rank has read since it started. Samples of other ranks,
+    of earlier attempts and of lost shards do not count: `lost_shards.py` compares the share of the latter.
     """
 
     _ALWAYS_ALLOWED = 10
 
     def __init__(self, path: Path, *, max_share: float) -> None:
         self.path, self.max_share = path, max_share
-        self.num_read = self.num_replaced = 0
+        self.num_read = self.num_replaced = self._num_lost = 0
         self._writes = KeptWrites(path)
         self._listed: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
@@ -44,11 +44,11 @@ class Quarantine:
         with self._lock:
             self.num_read += num_samples
 
-    def replace(self, sample: RawSample, *, url: str, substitute: int, is_first: bool) -> None:
-        """Records that `substitute` replaces `sample` of the dataset at `url`, which has a `fault`.
+    def replace(self, sample: RawSample, *, url: str, substitute: int, is_first: bool, is_lost: bool = False) -> None:
+        """Records that `substitute` replaces `sample`, which has a `fault`, in the dataset at `url`.
 
         `is_first`: whether `sample` comes from the sample order and is not itself a substitute. An unusable substitute
-        is listed but not counted.
+        is listed but not counted. `is_lost`: whether the sample's shard is lost.
         """
         line = {
             "url": url,
@@ -60,6 +60,7 @@ class Quarantine:
         source, place = printable_name(sample.source), printable_name(url)
         with self._lock:
             self.num_replaced += is_first
+            self._num_lost += is_first and is_lost
             if (url, sample.sample_id) not in self._listed:
                 self._writes.do(partial(_append, self.path, line))
                 self._listed.add((url, sample.sample_id))
@@ -74,7 +75,7 @@ class Quarantine:
                     self.path,
                 )
             limit = max(self._ALWAYS_ALLOWED, self.max_share * self.num_read)
-            if self.num_replaced > limit:
+            if self.num_replaced - self._num_lost > limit:
                 raise WillNotSucceedError(
                     f"{self.num_replaced} of {self.num_read} samples could not be used, more than the allowed "
                     f"{self.max_share:.2%}, the last of them sample {sample.sample_id} ({source}) of {place}: "

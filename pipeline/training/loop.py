@@ -18,6 +18,7 @@ from pipeline.checkpoints.saves import Saves
 from pipeline.checkpoints.writer.client import Writer
 from pipeline.checkpoints.writer.copies import choose_writer
 from pipeline.data.batches import Batch
+from pipeline.data.lost_shards import noting_lost_shards
 from pipeline.data.quarantine import quarantine_path
 from pipeline.data.stream import BatchStream, open_stream
 from pipeline.evaluation.scores import Scores
@@ -248,6 +249,7 @@ def open_loop(
                     job, controls.ledger, prepared.stream.data, step=step, skipped=skipped, utilisation=utilisation
                 )
                 reporter = stack.enter_context(opened)
+            stack.enter_context(noting_lost_shards(prepared.stream.data, prepared.run_dir, rank=world.rank))
             batches = stack.enter_context(
                 open_stream(
                     prepared.stream,

@@ -25,6 +25,7 @@ from pipeline.checkpoints.attempts import gone_message
 from pipeline.checkpoints.checkpoint import Checkpoints
 from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.checkpoints.writer.client import Writer
+from pipeline.data.lost_shards import without_lost_shards
 from pipeline.data.position import said_differences
 from pipeline.ranks.collectives import broadcast_json
 from pipeline.ranks.devices import refuse_missing_kernel
@@ -66,8 +67,8 @@ class RunRecord:
 
 
 class RunEnding(Enum):
-    """How a run ended. DONE: all steps are done. STOPPED: it can be continued from a committed checkpoint. INTERRUPTED
-    and UNSAVED: nothing was saved before Ctrl-C or another signal stopped it."""
+    """How a run ended. DONE: all steps are done. STOPPED: it can be continued from a committed checkpoint. INTERRUPTED:
+    Ctrl-C stopped it before anything was saved. UNSAVED: another request to stop did."""
 
     DONE = "done"
     STOPPED = "stopped"
@@ -170,6 +171,7 @@ def _start_to_end(prepared: Prepared, writer: Writer | None, controls: Controls,
             checkpoints = _checkpoints(prepared)
             left = left_behind(prepared.run_dir) if world.is_first else None
             prepared, found = _find_checkpoint(prepared, checkpoints, bf16=bf16, write_record=record.write)
+            prepared = _without_lost_shards(prepared)
             if found and world.is_first:
                 controls.ledger.complete(found.id, found.record.get("seconds"))
         if left:
@@ -258,6 +260,13 @@ def _find_checkpoint(
             write_record(job)
         if checkpoints.begin_attempt(found):
             return replace(prepared, job=job, decisions=(*prepared.decisions, precision)), found
+
+
+def _without_lost_shards(prepared: Prepared) -> Prepared:
+    """Returns the prepared job without the shards that storage can no longer read. Collective."""
+    stream, share = prepared.stream, prepared.job.data.max_quarantined
+    data = without_lost_shards(stream.data, prepared.run_dir, world=prepared.world, max_share=share)
+    return replace(prepared, stream=replace(stream, data=data))
 
 
 def _refuse_changes(prepared: Prepared, saved: CheckpointManifest | Done, *, is_done: bool = False) -> None:

@@ -95,8 +95,8 @@ class IndexTask:
 
 
 def adopt(adoption: Adoption, *, workers: int, max_quarantined: float) -> Manifest:
-    """Indexes the tars and returns the manifest. Raises UserError if more than the share `max_quarantined` of the
-    samples is refused."""
+    """Indexes the tars, unless that was done already, and returns the manifest. Raises UserError if more than the share
+    `max_quarantined` of the samples is refused."""
     store = open_store(adoption.index_url)
     if (there := _manifest_there(store, adoption)) is not None:
         _discard_descriptions(store)  # left behind if the command was killed after writing the manifest
@@ -220,8 +220,9 @@ def commonest_reason(table: pa.Table) -> tuple[str, str | None]:
 
 
 def label_names(found: set[str], meaning: Meaning) -> tuple[str, ...]:
-    """Returns the name of each class: the known names if there are any, otherwise the integers up to the largest label,
-    or the names found, sorted. Raises UserError if an integer is too large to be a class number."""
+    """Returns the name of each class: the known names if there are any, otherwise the integers up to the largest label
+    or, if a label is not an integer, the labels found, sorted. Raises UserError if an integer is too large to be a
+    class number."""
     if meaning.names is not None:
         return meaning.names
     if not all(is_integer(label) for label in found):

@@ -146,7 +146,8 @@ class TarLabels:
 
 
 def read_tar(task: TarTask) -> tuple[int, TarFacts]:
-    """Describes a tar in the work folder, unless its description is there. Returns the tar's number and its facts."""
+    """Describes a tar in the work folder, unless a valid description of it is there. Returns the tar's number and its
+    facts."""
     store = open_store(task.index_url)
     facts = _facts_there(store, task)
     if facts is None:
@@ -159,7 +160,7 @@ def read_tar(task: TarTask) -> tuple[int, TarFacts]:
 
 
 def adopted_path(number: int) -> str:
-    """Returns the path of a tar's description, which exists until the index is written."""
+    """Returns the path of a tar's description, which exists until the manifest is written."""
     return f"work/adopted-{number:06d}.parquet"
 
 
@@ -256,8 +257,8 @@ def _facts(task: TarTask, table: pa.Table, sha256: str, modified: int) -> TarFac
 
 
 def _facts_there(store: Store, task: TarTask) -> TarFacts | None:
-    """Returns the facts from a tar's description; None if there is no description, or if it is damaged or describes
-    another tar."""
+    """Returns the facts from a tar's description; None if there is no description, or if it is damaged, or is of
+    another tar or of other settings."""
     try:
         table = _read_adopted(store, task.number)
         facts = read_record(TarFacts, (table.schema.metadata or {}).get(_FACTS_KEY, b""))

@@ -98,7 +98,7 @@ class Mosaic:
     def __init__(self, shard_samples: NDArray[np.int64], *, num_tiles: int, num_classes: int) -> None:
         num_samples = int(shard_samples.sum())
         num_tiles = min(num_tiles, num_samples)
-        # Of num_tiles evenly spaced sample ids, the number in each shard is the number of its samples that are shown.
+        # Each shard shows as many samples as it contains of num_tiles evenly spaced sample ids.
         sample_ids = ((2 * np.arange(num_tiles) + 1) * num_samples) // (2 * max(num_tiles, 1))
         shards = np.searchsorted(np.cumsum(shard_samples), sample_ids, side="right")
         self._wanted: NDArray[np.int64] = np.bincount(shards, minlength=len(shard_samples))
@@ -128,7 +128,8 @@ class Mosaic:
 
 
 def read_tiles(dataset: Dataset, picks: Sequence[Pick]) -> Iterator[Tile]:
-    """Yields the pictures of the chosen samples, except those that are missing or cannot be decoded."""
+    """Yields the pictures of the chosen samples, except those that are missing, larger than MAX_IMAGE_BYTES, or cannot
+    be decoded."""
 
     def read(pick: Pick) -> bytes:
         return dataset.shard_store.read_range(dataset.shard_path(pick.shard), pick.offset, pick.offset + pick.size)

@@ -75,9 +75,9 @@ def open_local_file(path: str | Path) -> BufferedReader:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """The usable lines of a file in order, as bytes and as objects, and the number of other lines.
+    """The usable lines of a file in order, as bytes and as objects, and the number of unusable lines.
 
-    `has_half_line`: whether the last of the other lines has no line break, as if it were still being written.
+    `has_half_line`: whether the last line is unusable and has no line break, as if it were still being written.
     """
 
     texts: list[bytes]

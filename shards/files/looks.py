@@ -1,6 +1,6 @@
 """Finds out whether files exist, on storage that may fail.
 
-While a file server restarts, even a look at a file may fail, with ESTALE or EIO, whether the file exists or not.
+While a file server restarts, even the check whether a file exists may fail, with ESTALE or EIO.
 `Path.exists` raises such an error, which would end a run. The functions here distinguish three answers: there, missing
 and unknown. `is_there`, `is_a_file` and `is_a_folder` look again until they know; `look_once` returns at once;
 `RepeatedLook` is for a file that is looked for at every step.
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 class Look(Enum):
-    """The result of a look at a path. UNKNOWN: the look failed, so the file may be there or not."""
+    """Whether a path exists. UNKNOWN: the check failed, so the file may or may not exist."""
 
     THERE = "there"
     MISSING = "missing"
@@ -33,7 +33,7 @@ class Look(Enum):
 
 
 def look_once(path: Path) -> Look:
-    """Looks at a path, following links, and returns at once. Never raises OSError."""
+    """Checks whether a path exists, following links, and returns at once. Never raises OSError."""
     try:
         return Look.THERE if _status(path) else Look.MISSING
     except OSError:
@@ -64,8 +64,8 @@ def is_a_folder(path: Path) -> bool:
 
 
 class RepeatedLook:
-    """Looks for the same file again and again, without waiting. A failed look changes nothing: the last answer is kept.
-    If looks have failed for a minute, logs one warning until the storage answers again.
+    """Checks for the same file again and again, without waiting. After a failed check, the last answer is kept. If
+    checks have failed for a minute, logs a warning, once until the storage answers again.
 
     `todo`: what a person can do in the meantime, for the warning. If the file is a link, the link itself counts, not
     its target.
@@ -99,7 +99,8 @@ class RepeatedLook:
 
 
 def _status(path: Path, *, follows: bool = True) -> os.stat_result | None:
-    """Returns the status of what is at this path; None if nothing is there. Raises OSError if the look fails."""
+    """Returns the status of what is at this path; None if nothing is there. Raises OSError if that cannot be found
+    out."""
     try:
         return path.stat(follow_symlinks=follows)
     except OSError as error:

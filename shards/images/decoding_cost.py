@@ -171,8 +171,8 @@ def _check_gif(data: Data, limits: ImageLimits) -> None:
 
 
 def gif_blocks(data: bytes | memoryview) -> Iterator[int]:
-    """Yields the offset at which a GIF's palette ends, then the offset at which each extension block before its first
-    image ends. Raises IndexError if the data ends before the first image."""
+    """Yields the offset at which a GIF's palette ends, then the offset at which each data block (even an empty one) of
+    the extensions before its first image ends. Raises IndexError if the data ends before the first image."""
     position = 13 + gif_palette_bytes(data[10])
     yield position
     while data[position] == 0x21:

@@ -80,7 +80,7 @@ _LIMITS = replace(WIDEST_LIMITS, max_bytes=MAX_IMAGE_BYTES, max_pixels=MAX_IMAGE
 
 @dataclass(frozen=True, kw_only=True)
 class ImageHeader:
-    """The properties of an image that the index records. For an animation, they are those of its first frame or its
+    """The properties of an image that its header gives. For an animation, they are those of its first frame or its
     canvas.
 
     `height`, `width`: the size as stored, before the image is turned. `orientation`: the EXIF orientation (1: upright).

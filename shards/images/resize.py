@@ -185,13 +185,13 @@ class Thumbnail:
 
 def thumbnail(data: bytes) -> Thumbnail | None:
     """Returns a JPEG of at most THUMBNAIL_SIDE pixels on the shorter side, in which long images are cropped; None if
-    the bytes cannot be decoded."""
+    the bytes cannot be decoded, or only at too high a cost."""
     return _made(data, _fitted, least=THUMBNAIL_SIDE, most_bytes=MOST_BYTES)
 
 
 def picture(data: bytes) -> Thumbnail | None:
     """Returns a JPEG of the whole image, of at most PICTURE_SIDE pixels on the longer side; None if the bytes cannot be
-    decoded."""
+    decoded, or only at too high a cost."""
     return _made(data, _shrunk, least=PICTURE_SIDE, most_bytes=MOST_PICTURE_BYTES)
 
 

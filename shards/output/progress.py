@@ -19,8 +19,8 @@ _DRAW_INTERVAL_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Fact:
-    """A part of a line. Logs and live lines with enough room show all facts in full. Otherwise a live line shows the
-    short forms, and leaves out the facts of least weight first."""
+    """A part of a line. Logs and live lines with enough room show all facts in full. `as_live_line` says what a
+    narrower line leaves out."""
 
     full: str
     short: str
@@ -96,8 +96,8 @@ class Progress:
     """Counts finished units of one piece of work, such as `Progress("scan", 1797, unit="images")`. Use as a context
     manager.
 
-    `total` is 0 as long as it is not known. The last line of a log is left out if the work took no time. It is also
-    left out if `says_end` is False, for callers that log the result themselves.
+    `total` is 0 as long as it is not known. The last line of a log is left out if the work took less than 0.05 s or
+    finished no unit. It is also left out if `says_end` is False, for callers that log the result themselves.
     """
 
     def __init__(self, what: str, total: int, *, unit: str, says_end: bool = True) -> None:

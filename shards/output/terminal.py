@@ -291,7 +291,7 @@ def _flags(words: Sequence[str]) -> list[str]:
 def command_output(*, level: int = logging.INFO, rank: int = 0) -> Iterator[None]:
     """Sends the log to standard error and escapes both standard streams inside the block.
 
-    Warnings and errors that end a thread are logged, because Python would not indent their further lines. A program
+    Warnings, and errors that end a thread, are logged, because Python would not indent their further lines. A program
     with its own log keeps its handlers.
     """
     with escaped_output(), ExitStack() as stack:

@@ -38,7 +38,7 @@ SLICE_BYTES = 4 << 30
 FIRST_ENTRIES = 512
 FIRST_BYTES = 64 << 20
 _SLICES_OF_A_SIZE = 4
-_MOST_LOOKED_AT = 1000  # files that are looked at before an error message says what to do
+_MOST_LOOKED_AT = 1000  # files that are checked for tars before an error message is written
 
 _SCHEMA = pa.schema(
     [
@@ -169,7 +169,7 @@ def _cut(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
 
 
 def _size(number: int) -> tuple[int, int]:
-    """Returns the numbers of images and bytes at which a slice ends."""
+    """Returns the numbers of images and bytes at which slice `number` ends."""
     doublings = number // _SLICES_OF_A_SIZE
     return min(FIRST_ENTRIES << doublings, SLICE_ENTRIES), min(FIRST_BYTES << doublings, SLICE_BYTES)
 

@@ -30,7 +30,7 @@ class AdoptedError(ValueError):
 class Plan:
     """The content of plan.json. `files`: the sha256 of every other file below plan/.
 
-    Of the scanned images, `num_quarantined` are in no shard: `num_refused` cannot be packed, `num_unlabeled` have no
+    `num_quarantined` of the scanned images are in no shard: `num_refused` cannot be packed, `num_unlabeled` have no
     label, and the rest are copies (`num_duplicates`, `num_evaluation`) or in the other split. `num_relabelled`
     duplicates have other labels than the image that stays. `evaluation_sets`: the fingerprint of each set.
     """
@@ -111,7 +111,8 @@ def refuse_other_format(found: Any) -> None:
 
 
 def read_plan(store: Store, spec: PackSpec) -> Plan | None:
-    """Reads the plan at the store; None if there is none yet. Raises UserError if it was made with other settings."""
+    """Reads the plan at the store; None if there is none yet. Raises UserError if it cannot be used or was made with
+    other settings."""
     try:
         plan = Plan.from_bytes(store.read(PLAN_PATH))
     except MissingObjectError:

@@ -28,8 +28,8 @@ _WARNINGS = (
 
 
 def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, workers: int) -> Iterator[Result]:
-    """Yields the results as they come. Tasks are drawn only as workers become free, so that even many large tasks take
-    little memory."""
+    """Yields each result when its task ends, in any order. Tasks are drawn only as workers become free, so that even
+    many large tasks take little memory."""
     left = iter(tasks)
     first = list(islice(left, 2))
     if workers == 1 or len(first) < 2:

@@ -373,7 +373,7 @@ class StreamReader:
     ) -> SampleReader:
         """Returns a reader of the dataset's samples in this order. A sample larger than `most_sample_bytes` has a
         fault."""
-        tars = self._reads.of(dataset.shard_store)
+        tars = self._reads.of(dataset.shard_store, lost=dataset.lost_tars)
         reader = SampleReader(
             self.dataset(dataset), order, tars=tars, loaders=self._loaders, most_sample_bytes=most_sample_bytes
         )

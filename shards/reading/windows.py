@@ -274,8 +274,8 @@ def as_matrix(table: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def placed(rows: SampleRows, chosen: NDArray[np.int64], *, first_sample_id: int) -> NDArray[Any]:
-    """Returns the chosen rows as PLACED[n]. `first_sample_id`: the sample of the first of `rows`. All samples are
-    placed in piece 0, which is taken to begin where the shard begins."""
+    """Returns the chosen rows as PLACED[n]. `first_sample_id`: the id of the sample in the first of `rows`. All samples
+    are placed in piece 0, which is taken to begin where the shard begins."""
     table = np.zeros(chosen.size, dtype=PLACED)
     table["sample_id"], table["row"], table["begin"] = first_sample_id + chosen, chosen, rows.offset[chosen]
     for name in _OF_INDEX:

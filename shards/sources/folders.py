@@ -28,7 +28,7 @@ from shards.sources.tree import SYSTEM_FOLDERS, Row, Tree, list_images, refused_
 log = logging.getLogger(__name__)
 _MOST_NAMED = 12
 _FIRST_WORD = r"([^_]+)_"
-# The most stems that are kept per label, and in all. A label with more has ids in its file names.
+# The most stems that are kept per label, and in all. A label with more stems is taken to have ids in its file names.
 _MOST_OF_LABEL, _MOST_STEMS = 1000, 200_000
 _NUMBERED = re.compile(r"[\W_]*\d+$")  # a file's number within its class
 _WORDS = re.compile(r"(?:[^\W\d_]|[ _-])+")
@@ -196,8 +196,8 @@ class FlatSource:
                 yield b"", str(number).encode(), str(refusal).encode()
 
     def _entries(self, path: bytes, rows: Iterator[Row], num_bytes: int) -> Iterator[tuple[Entry, int]]:
-        """Yields the entry of a file in the table, with the number of its rows whose labels differ. If `path` is empty,
-        yields the entries of the invalid rows."""
+        """Yields the entry of a file in the table, with the number of different label lists in its rows. If `path` is
+        empty, yields the entries of the invalid rows."""
         if not path:
             table = printable(self.labels_csv.rpartition("/")[2])
             yield from ((refused_entry(f"{table} row {number.decode()}", why.decode()), 1) for _, number, why in rows)

@@ -67,8 +67,8 @@ def refuse_split_classes(root: str, classes: Collection[str], *, nested: Collect
 def splits_among(names: Collection[str]) -> dict[str, str]:
     """Returns the names that differ only in the name of a split, such as train2017 and val2017, with the split of each.
 
-    If every name is that of a split, or one that usually stands beside splits, returns all names. Class names such as
-    `test tube` and `train station` are not splits.
+    If there are none, but every name is that of a split or one that usually stands beside splits, returns all names.
+    Class names such as `test tube` and `train station` are not splits.
     """
     groups: dict[str, dict[str, str]] = {}
     for name in sorted(names):
@@ -132,8 +132,8 @@ class Splits:
         self._seen: dict[str, str] = {}
 
     def has(self, cell: Any, path: str, number: int) -> bool:
-        """Returns whether a row is packed. Raises UserError if no split is wanted and the row belongs to a second
-        one."""
+        """Returns whether a row is packed. Raises UserError if `wanted` is empty and the row belongs to a second
+        split."""
         if cell is None and not self._wanted:
             return True
         name = _split_named(cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell or "")

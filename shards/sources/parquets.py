@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from shards.parquet_pieces import ParquetPieces
 
-# A batch is in memory as a whole. It has about as many rows as fit in BATCH_BYTES, at least one.
+# A batch is in memory as a whole. It has about as many rows as fit in BATCH_BYTES, at least one and at most
+# MOST_BATCH_ROWS.
 BATCH_BYTES, MOST_BATCH_ROWS = 16 << 20, 16
 _SPLIT_ROWS = 4096
 READS_AHEAD = 16
@@ -78,7 +79,7 @@ class ParquetSource:
             yield from footer.groups
 
     def images(self, entries: Sequence[Entry], *, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
-        """Yields the images row group by row group. Reads a few rows at a time."""
+        """Yields the images row group by row group. Reads at most MOST_BATCH_ROWS rows at a time."""
         with _OpenFile(Buckets(), self._columns()) as held:
             for entry in entries:
                 yield from self._group_images(held, entry, max_bytes)
@@ -88,7 +89,8 @@ class ParquetSource:
         raise NotImplementedError("a single image cannot be read from a Parquet file: the scan keeps copies")
 
     def known_labels(self) -> tuple[str, ...] | None:
-        """Returns the given class names or, without them, those of the first file, in the order of their integers."""
+        """Returns the given class names or, without them, those of the first file, in the order of their integers; None
+        if that has none."""
         if self.label_names:
             return tuple(class_name(name) for name in self.label_names)
         ((_, first),) = self._footers(self.paths()[:1], Buckets())
@@ -199,8 +201,8 @@ class ParquetSource:
                 yield Entry(locator=locator, name=name), OSError(reason)
 
     def _batches(self, file: "ParquetPieces", number: int) -> "Iterator[pa.RecordBatch]":
-        """Yields a few rows at a time. The reader still holds a whole page of the file, because a page is compressed as
-        a whole."""
+        """Yields at most MOST_BATCH_ROWS rows at a time. The reader still holds a whole page of the file, because a
+        page is compressed as a whole."""
         from shards.parquet_pieces import MOST_BATCH_BYTES
 
         group, columns = file.groups[number], self._columns()

@@ -238,7 +238,7 @@ def written_labels(value: Any, *, separator: str = "") -> tuple[str, ...]:
     anything else.
 
     Bytes come from a CSV and are split at `separator` if it is given. A whole number becomes its digits, even if pandas
-    has stored it as a float. None, empty text and NaN are not labels, but keep their place in a vector of 0 and 1.
+    has stored it as a float. None, an empty string and NaN are not labels, but keep their place in a vector of 0 and 1.
     `shards.class_labels` decides what the labels mean.
     """
     values = value if isinstance(value, list) else _cut(value, separator) if isinstance(value, bytes) else [value]
@@ -290,7 +290,8 @@ def _written(value: Any, *, in_list: bool) -> str:
 
 
 def weighted(labels: tuple[str, ...], value: Any, *, separator: str) -> Weighted:
-    """Returns the labels with the weights in another cell. Raises ImageRefusedError if their numbers differ."""
+    """Returns the labels with the weights in another cell. Raises ImageRefusedError if their numbers differ, or if a
+    weight is not a number of 0 or more."""
     numbers = _numbers(value, separator)
     if not numbers:
         return labels, ()

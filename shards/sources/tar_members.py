@@ -288,8 +288,8 @@ class _Headers:
             header.name = header.name[:100]
 
     def _extend(self, header: Header) -> None:
-        """Keeps what an extended header says about the next member or all members. If two for one member set the same
-        field, the first wins."""
+        """Keeps what an extended header says about the next member or all members. If two extended headers of one
+        member set the same field, the first wins."""
         self._num_extensions += 1
         if self._num_extensions > MOST_EXTENSIONS:
             self._for_next[_REFUSAL] = f"it has more than {MOST_EXTENSIONS} extended headers"

@@ -86,7 +86,7 @@ def _is_odd(authority: str) -> bool:
 
 
 def fetch_url(url: str, *, max_bytes: int, hold: Hold = no_wait) -> ImageBytes:
-    """Returns the body of a GET request, which is retried up to RETRIES times, or the last error if none succeeds.
+    """Returns the body of a GET request, which is retried up to RETRIES times, or the last error if no try succeeds.
 
     Only redirects to http and https are followed. An image of more than `max_bytes` is refused.
     """
@@ -153,7 +153,7 @@ class _Deadline:
         self._until += seconds
 
     def check(self) -> None:
-        """Raises TimeoutError once the deadline is over."""
+        """Raises TimeoutError once the deadline has passed."""
         if time.monotonic() > self._until:
             raise TimeoutError(f"not complete after {FETCH_SECONDS:.0f} s")
 

@@ -1,6 +1,6 @@
 """Works ahead of the caller in threads: applies a function to many items, or reads one object in large pieces.
 
-Results come in order, and only a few of them are in memory at a time.
+Results come in order. The number or the bytes of those in memory are limited.
 """
 
 import threading
@@ -45,8 +45,8 @@ def in_order(
 def in_order_within(
     function: Callable[[Item, Hold], Result], items: Iterable[Item], *, threads: int, most_bytes: int
 ) -> Generator[Result | Exception, None, None]:
-    """Does the same as `in_order` for large results of unknown size: the results that the caller has not taken hold at
-    most `most_bytes` together.
+    """Does the same as `in_order` for large results of unknown size: results that are being computed or wait for the
+    caller occupy at most `most_bytes` together.
 
     `function` calls its `Hold` before it allocates memory. The result that is needed next never waits for room, which
     rules out a deadlock; its bytes may exceed `most_bytes`.

@@ -113,8 +113,8 @@ def _shown(folder: bytes) -> str:
 def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop: threading.Event | None) -> Result:
     """Returns what `read()` returns. Calls it again while it fails with an error that may pass.
 
-    Raises the error, with the name `what` as its path, once the deadline is over, and ReadStoppedError once `stop` is
-    set. Logs a warning after a minute.
+    Raises the error, with `what` as its path if it has none, once the deadline has passed, and ReadStoppedError once
+    `stop` is set. Logs a warning after a minute.
     """
     retries, alarm_at = None, math.inf
     while True:
@@ -183,7 +183,8 @@ def read_whole(descriptor: int, *, name: str, most_bytes: int) -> bytes:
 def open_regular(name: str, flags: int) -> int:
     """Opens a regular file, following links. It can be the `opener` of `open`.
 
-    Raises InvalidDataError for a pipe, a socket or a device: a pipe could block forever, and a device may have no end.
+    Raises IsADirectoryError for a folder, and InvalidDataError for a pipe, a socket or a device: a pipe could block
+    forever, and a device may have no end.
     """
     what, todo = f"{name} is not a regular file", "give a file, not a pipe or a device"
     try:

@@ -2,8 +2,8 @@
 
 The limit shrinks when the storage asks for fewer requests, and then slowly grows again (AIMD, as in TCP: Chiu and
 Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance", Computer Networks 17, 1989). A read
-counts as slow if it takes longer than the latest reads did, in proportion to its size. A second request for the slowest
-few percent removes most of the tail at little cost (Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013).
+counts as slow if it takes longer than 99 % of the latest reads did, in proportion to its size. A second request for the
+slowest few percent removes most of the tail at little cost (Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013).
 
 Blocks of images share a few memory mappings, which are reused. malloc would keep what a thread frees in an arena of
 that thread, and a stream reads blocks of several MB in many threads: the arenas would waste nearly as much memory as
@@ -16,7 +16,7 @@ import mmap
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -45,7 +45,8 @@ CUT_SHARE = 0.7
 
 
 class ReusedMemory:
-    """Keeps a few anonymous memory mappings and lends them to blocks. Its methods may be called from any thread.
+    """Lends anonymous memory mappings to blocks, and keeps up to MOST_FREE that are free. Its methods may be called
+    from any thread.
 
     There is no lock, because memory may be returned at any point of a thread, and in a forked child.
     """
@@ -107,7 +108,8 @@ class LatencyTracker:
         self._seconds_per_byte.append(seconds / (REQUEST_BYTES + num_bytes))
 
     def slow_after(self, num_bytes: int) -> float:
-        """Returns the number of seconds after which a read of `num_bytes` is slower than 99 of 100 reads."""
+        """Returns the number of seconds after which a read of `num_bytes` is slower than 99 of 100 reads, but at least
+        LEAST_SECONDS."""
         if len(self._seconds_per_byte) < KNOWN_READS:
             return FIRST_SECONDS + num_bytes / FIRST_BYTES_PER_SECOND
         ranked = sorted(self._seconds_per_byte)
@@ -188,9 +190,10 @@ class RangeReads:
         self.pools, self.memory = [self._requests, self._hedges], ReusedMemory()
         self.traffic.on_throttle(self._throttled)
 
-    def of(self, store: Store) -> "StreamStore":
-        """Returns a view of `store` whose reads belong to this stream."""
-        return StreamStore(store.with_traffic(self.traffic), self)
+    def of(self, store: Store, *, lost: Collection[str] = ()) -> "StreamStore":
+        """Returns a view of `store` whose reads belong to this stream. `lost`: paths that are not read; reading one
+        raises EOFError at once."""
+        return StreamStore(store.with_traffic(self.traffic), self, lost=lost)
 
     def submit(
         self, store: Store, path: str, first: int, end: int | None, *, urgent: bool = False, reused: bool = False
@@ -307,8 +310,8 @@ class StreamStore:
     """A store that is read by one stream. When the stream is closed, callers that wait for a read get a
     CancelledError."""
 
-    def __init__(self, store: Store, reads: RangeReads) -> None:
-        self._store, self._reads = store, reads
+    def __init__(self, store: Store, reads: RangeReads, *, lost: Collection[str] = ()) -> None:
+        self._store, self._reads, self._lost = store, reads, frozenset(lost)
 
     @property
     def url(self) -> str:
@@ -322,6 +325,10 @@ class StreamStore:
 
     def submit(self, path: str, first: int, end: int, *, urgent: bool = False, reused: bool = False) -> Future[Data]:
         """Reads bytes first..end-1 of an object in the background, like RangeReads.submit."""
+        if path in self._lost:
+            failed = Future[Data]()
+            failed.set_exception(self._is_lost(path))
+            return failed
         return self._reads.submit(self._store, path, first, end, urgent=urgent, reused=reused)
 
     def read(self, path: str) -> bytes:
@@ -330,4 +337,9 @@ class StreamStore:
 
     def read_range(self, path: str, first: int, end: int) -> bytes:
         """Reads bytes first..end-1 of an object."""
+        if path in self._lost:
+            raise self._is_lost(path)
         return bytes(self._reads.submit(self._store, path, first, end, urgent=True).result())
+
+    def _is_lost(self, path: str) -> EOFError:
+        return EOFError(f"{self.url}/{path} could not be read when this run started, and is left out since")

@@ -43,7 +43,7 @@ from shards.storage.temporary import temporary_file
 log = logging.getLogger(__name__)
 Read = TypeVar("Read", bytes, memoryview)
 PIECE_BYTES = 256 << 10  # fits a processor's cache: botocore copies each piece once more
-RESTARTS = 3  # how often a range is read again because its object was replaced during the read
+RESTARTS = 3  # how many times a range is read again because its object was replaced during the read
 PAGE_KEYS = 1000
 RETRIES = RetryConfig()
 

@@ -106,7 +106,8 @@ class RenewedCredentials:
     def get_frozen_credentials(self) -> Any:
         """Returns keys and a token that belong together. botocore calls this for each request.
 
-        Asks again until the deadline if the provider fails, or if its credentials have already expired.
+        If the provider fails, or if its credentials have already expired, asks again until the deadline. Does not wait
+        if the server has never accepted credentials.
         """
         began = time.monotonic()
         while True:
@@ -128,8 +129,8 @@ class RenewedCredentials:
         return found
 
     def renew(self) -> bool:
-        """Asks the chain again, at most once in PAUSE_SECONDS / 2, and says whether the credentials differ from those
-        of the latest request.
+        """Asks the chain again, at most once in PAUSE_SECONDS / 2, and returns whether the credentials differ from
+        those of the latest request.
 
         If the chain finds none, for example because their file is being replaced, the old credentials are kept.
         """

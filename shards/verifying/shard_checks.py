@@ -126,7 +126,7 @@ def check_tar(record: ShardRecord, tar: Tar) -> Iterator[str]:
 
 
 def check_checksums(rows: Sequence[IndexRow], tar: Tar) -> Iterator[str]:
-    """Checks the crc32 of every image, which is found only by its offset and size."""
+    """Checks the crc32 of every image. Images are found by offset and size alone, without the tar's headers."""
     for number, row in enumerate(rows):
         if crc32(tar[row.offset : row.offset + row.size]) != row.crc32:
             yield f"the crc32 of row {number} ({row.source}) is not the index's"

@@ -74,8 +74,8 @@ class DatasetFault:
 
 
 def strays(store: Store, manifest: Manifest) -> Iterator[DatasetFault]:
-    """Finds files that do not belong to the dataset. Other files may lie beside adopted tars, so there only index/ and
-    our own work files are checked."""
+    """Finds files that do not belong to the dataset. Adopted tars may have other files beside them, so for these only
+    index/ and our own work files are checked."""
     known = {record.path for record in manifest.shards} | set(manifest.files)
     folders = ("index",) if manifest.adopted else ("shards", "index", "plan")
     for path in (path for folder in folders for path in store.list(folder)):

@@ -48,27 +48,6 @@ def test_wishes_are_taken_off(stage: str, words: list[str], left: list[str], giv
     assert take_run_flags(stage, words) == (left, given)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--processes"], "--processes is ''; allowed: whole numbers from 1 on"),
-        (["--processes", "two"], "--processes is 'two'"),
-        (["--processes=0"], "--processes is '0'"),
-        (["--processes", "9" * 5000], r"--processes is '9{199}\.\.\.; allowed: whole numbers"),
-        (["--profile"], "--profile is ''; allowed: the first and the last step to trace, at most 100"),
-        (["--profile", "0:3"], "--profile is '0:3'; allowed"),
-        (["--profile", "5:3"], "--profile is '5:3'; allowed"),
-        (["--profile", "1:101"], "--profile is '1:101'; allowed"),
-        (["--profile", "1:2:3"], "--profile is '1:2:3'; allowed"),
-        (["--profile", "a:b"], "--profile is 'a:b'; allowed: .* for example --profile 10:12"),
-        (["--extend=yes"], "--extend takes no value, and has 'yes'"),
-    ],
-)
-def test_wrong_values(words: list[str], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        take_run_flags("pretrain", words)
-
-
 @pytest.mark.parametrize("words", [["--extend", "--profile", "3:5"], ["--profile=3"], ["--extend"], []], ids=" ".join)
 def test_ranks_get_the_wishes_again(words: list[str]) -> None:
     _, given = take_run_flags("pretrain", ["r", *words])
@@ -114,12 +93,6 @@ class Example:
 )
 def test_the_flags_of_a_tool(words: list[str], own: Example, others: list[str]) -> None:
     assert take_own_flags(Example, words) == (own, others)
-
-
-@pytest.mark.parametrize("text", ["", "0", "10000", "-1", "x", "9" * 5000])
-def test_a_number_outside_its_range(text: str) -> None:
-    with pytest.raises(UserError, match=r"--most-rows is '.*; allowed: 1 to 9,999"):
-        take_own_flags(Example, ["--most-rows", text])
 
 
 @pytest.mark.parametrize(

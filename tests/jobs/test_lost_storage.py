@@ -1,16 +1,20 @@
 """A store that goes away while a command works ends it with one line and code 74; the same command then continues."""
 
 import errno
+import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs import exit_codes
+from jobs.data import pack
+from jobs.recipes.pack import digits
 from shards.storage import local, s3
 from shards.storage.retries import RetryConfig
 from shards.store import open_store
@@ -62,13 +66,16 @@ def assert_one_line(command: Command, *texts: str) -> None:
     assert not [line for line in others if "error:" in line], command.said
 
 
-def fail_shards() -> None:
-    """For the command's process: reads of shards fail with EIO, and its patience is a second."""
+BAD = "00002.tar"
+
+
+def fail_shard(ending: str) -> None:
+    """For the command's process: reads of tars with this ending fail with EIO, and its patience is a second."""
     local.RETRIES = RetryConfig(backoff_seconds=0.01, deadline_seconds=1.0)
 
     def failing(read: Callable[..., Any]) -> Callable[..., Any]:
         def fails(descriptor: int, *arguments: Any) -> Any:
-            if str(Path(f"/proc/self/fd/{descriptor}").readlink()).endswith(".tar"):
+            if str(Path(f"/proc/self/fd/{descriptor}").readlink()).endswith(ending):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return read(descriptor, *arguments)
 
@@ -77,10 +84,54 @@ def fail_shards() -> None:
     os.pread, os.preadv = failing(os.pread), failing(os.preadv)
 
 
+def fail_all_shards() -> None:
+    """No tar can be read."""
+    fail_shard(".tar")
+
+
+def fail_one_shard() -> None:
+    """One of fifteen tars cannot be read."""
+    fail_shard(BAD)
+
+
 def test_a_shard_that_stays_unreadable_is_named_in_the_last_line(digits_url: str, tmp_path: Path) -> None:
+    """It is never given up if it has more samples than may be lost."""
     words = pretrain_words(digits_url, tmp_path / "run", *ENDLESS)
-    with started(tmp_path / "said", *words, before=fail_shards) as command:
+    with started(tmp_path / "said", *words, before=fail_all_shards) as command:
         assert_one_line(command, f"Input/output error at {digits_url}/", ".tar; check the disk")
+    with started(tmp_path / "again", *words, before=fail_all_shards) as command:
+        assert_one_line(
+            command, "are in shards that cannot be read, more than the allowed 0.10%", ".tar; check the disk"
+        )
+
+
+def test_a_run_goes_on_without_a_shard_that_stays_unreadable(tmp_path: Path) -> None:
+    """Each time with the same samples, and in later starts though it can be read again."""
+    url, runs = str(tmp_path / "digits"), [tmp_path / "one", tmp_path / "two"]
+    assert pack.run(replace(digits(), out=url, samples_per_shard=100, samples_per_block=20)) == 0
+    for run_dir in runs:
+        words = pretrain_words(url, run_dir, "--data.max-quarantined", "0.1", "--engine.precision", "fp32")
+        words += ["--checkpoint.every-steps", "100", "--steps", "50"]
+        with started(run_dir.with_suffix(".first"), *words, before=fail_one_shard) as command:
+            assert_one_line(command, f"Input/output error at {url}/", BAD)
+        with started(run_dir.with_suffix(".second"), *words, before=fail_one_shard) as command:
+            assert command.end(seconds=240) == exit_codes.DONE, command.said
+            assert f"{BAD} could not be read and is left out" in command.said
+        if run_dir == runs[0]:
+            first = losses(run_dir)
+            shutil.rmtree(run_dir / "checkpoints")
+            for name in ("DONE", "ledger.jsonl", "metrics.jsonl"):
+                (run_dir / name).unlink()
+            with started(run_dir.with_suffix(".third"), *words) as command:
+                assert command.end(seconds=240) == exit_codes.DONE, command.said
+                assert f"{BAD} could not be read and is left out" in command.said
+        assert losses(run_dir) == first
+        (recorded,) = map(json.loads, (run_dir / "quarantine" / "shards.jsonl").open())
+        assert recorded["shard"].endswith(BAD)
+        assert recorded["reason"] == "Input/output error"
+        replaced = [json.loads(line) for line in (run_dir / "quarantine" / "rank-00000.jsonl").open()]
+        assert len({line["sample_id"] for line in replaced}) > 50
+        assert all(BAD in line["reason"] for line in replaced)
 
 
 @pytest.mark.long

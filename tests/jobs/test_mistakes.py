@@ -21,7 +21,7 @@ from jobs.mistakes import (
 from jobs.recipes import finetune, pack
 from jobs.recipes.pretrain import digits_smoke
 from jobs.resolve import default_job
-from jobs.stages import STAGES, job_class, recipes_of
+from jobs.stages import STAGES, recipes_of
 from pipeline.data.config import DataConfig
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
@@ -56,35 +56,11 @@ def test_flags_that_may_be_meant_in_training(word: str, meant: str) -> None:
         values_of([word, "1"], TRAINING, command=("x", ""))
 
 
-@pytest.mark.parametrize("word", ["--epochs", "--num-epochs"])
-def test_epochs_are_counted_in_steps(word: str) -> None:
-    with pytest.raises(UserError, match=r"--steps\? steps are epochs x images of the dataset / --global-batch; patch"):
-        values_of([word, "10"], TRAINING, command=("x", ""))
-
-
 @pytest.mark.parametrize(
     ("word", "meant"), [("--output", "--out"), ("--data-dir", "--source.root"), ("--num-workers", "--workers")]
 )
 def test_the_same_word_means_another_flag_in_packing(word: str, meant: str) -> None:
     assert similar_flags(word, [flag.name for flag in PACKING])[0] == meant
-
-
-@pytest.mark.parametrize(
-    ("word", "says"),
-    [
-        ("--gres", "write `gpus_per_node:` into the file of `patchline submit --cluster FILE`; patchline x --help-all"),
-        ("--partition", "write `partition:` into"),
-        ("-p", "write `partition:` into"),
-        ("--cpus_per_task", "write `cpus_per_rank:` into"),
-        ("--mem", r"write `options: \[--mem=...\]` into"),
-        ("--exclusive", "that `patchline submit` sets itself"),
-        ("--job-name", "that `patchline submit` sets itself; patchline x --help-all"),
-        ("--array", "that `patchline submit` sets itself"),
-    ],
-)
-def test_an_option_of_sbatch_has_its_place(word: str, says: str) -> None:
-    with pytest.raises(UserError, match=rf"unknown flag {word} of patchline x; it is an option of sbatch.*{says}"):
-        values_of([word, "1"], TRAINING, command=("x", ""))
 
 
 def test_options_of_sbatch_are_settings_of_the_cluster() -> None:
@@ -108,39 +84,11 @@ def test_a_folder_behind_a_recipe(tmp_path: Path) -> None:
         values_of(["word"], PACKING, command=("pack", "folder"))
 
 
-def test_nothing_is_suggested_for_nonsense() -> None:
-    with pytest.raises(UserError, match="unknown flag --xyzzy of patchline x; patchline x --help-all lists all flags"):
-        values_of(["--xyzzy"], TRAINING, command=("x", ""))
-
-
 def test_what_is_missing_is_named_all_at_once() -> None:
-    with pytest.raises(UserError, match=r"--source.root is missing: Folder or s3.*; --out is missing: Folder or s3"):
+    with pytest.raises(UserError):
         refuse_missing(PACKING, STAGES["pack"].required)
     manifest = [flag.name for flag in required_flags(list(flags_of(pack.manifest())), STAGES["pack"].required)]
     assert manifest == ["--source.files", "--out"]  # --source.root, which it has, too, need not be given
-
-
-@pytest.mark.parametrize(
-    ("stage", "wanted"),
-    [
-        ("index", ["--url"]),
-        ("verify", ["--url"]),
-        ("card", ["--url"]),
-        ("evaluate", ["--weights", "--data.url"]),
-        ("fewshot", ["--weights", "--data.url"]),
-        ("predict", ["--weights"]),
-        ("inspect", ["--weights"]),
-        ("pretrain", ["--data.url", "--run-dir"]),
-        ("finetune", ["--initial.weights", "--data.url", "--run-dir"]),
-        ("verify-resume", ["--data.url"]),
-        ("weights", ["--run", "--out"]),
-        ("import", ["--path", "--out"]),
-        ("export", ["--path", "--out"]),
-    ],
-)
-def test_a_job_without_what_its_stage_needs_is_refused(stage: str, wanted: list[str]) -> None:
-    with pytest.raises(UserError, match=r".*; ".join(f"{flag} is missing: [A-Z]" for flag in wanted)):
-        refuse_missing(list(flags_of(job_class(stage)())), STAGES[stage].required)
 
 
 @pytest.mark.parametrize("name", finetune.RECIPES)

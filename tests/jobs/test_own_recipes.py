@@ -120,31 +120,10 @@ def test_a_failing_function_is_shown_by_its_own_lines(folder: Path) -> None:
     assert "steps is 0; allowed: 1 to 1,000,000,000" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param("def f(:\n", "line 1.*\n.*\n.*\nSyntaxError", id="no Python"),
-        pytest.param(
-            "import nothing_of_this_name\n", "line 1, in <module>\n.*\nModuleNotFoundError", id="missing import"
-        ),
-        pytest.param("x = 3\n", "It has: none", id="nothing in it"),
-    ],
-)
-def test_files_that_hold_no_recipe(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "mine.py").write_text(text)
-    with pytest.raises(UserError, match=message):
-        read(tmp_path, "f")
-
-
 def test_a_file_called_as_a_module_of_python_does_not_replace_it(tmp_path: Path) -> None:
     (tmp_path / "json.py").write_text(TEXT)
     own_job(f"{tmp_path}/json.py:fine", kinds=(TrainingJob,), has_smoke=False)
     assert sys.modules["json"] is json
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"gone\.py is not a file"):
-        own_job(f"{tmp_path}/gone.py:f", kinds=(TrainingJob,), has_smoke=False)
 
 
 OWN_RUN = """

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from jobs.mistakes import field_names
 from jobs.recipes import finetune, pack, pretrain
 from jobs.recipes.pretrain import RECIPES as PRETRAIN
 from jobs.record import (
-    MOST_BYTES,
-    MOST_DEPTH,
     Fields,
     Items,
     Scalar,
@@ -28,7 +25,7 @@ from jobs.record import (
     write_record,
 )
 from pipeline.training.settings.job import TrainingJob
-from shards.errors import InvalidDataError, UserError
+from shards.errors import UserError
 from tests.rigs.faults import differs, every_fault
 
 RECIPES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
@@ -37,9 +34,6 @@ RECIPES: Mapping[str, Mapping[str, Callable[[], Any]]] = {
     "finetune": finetune.RECIPES,
 }
 ALL = [(stage, name) for stage, recipes in RECIPES.items() for name in recipes]
-LAUGHS = "a: &a [x, x]\n" + "".join(
-    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefgh", "bcdefghi", strict=True)
-)
 
 
 @every_fault
@@ -68,28 +62,6 @@ def test_a_run_folder_of_any_name_has_a_record_that_reads_back(tmp_path: Path) -
     run_dir = tmp_path / "two\nlines: [\x1b"
     write_record(run_dir, stage="pretrain", job=job)
     assert read_record(run_dir / "job.yaml", stage="pretrain", kind=type(job)) == job
-
-
-@pytest.mark.parametrize(
-    ("folder", "why"),
-    [
-        pytest.param("file", "File exists", id="a file"),
-        pytest.param("file/run", "Not a directory", id="below a file"),
-        pytest.param("/proc/nope", "No such file", id="a file system that takes no folders"),
-        pytest.param("run" * 100, "File name too long", id="a name that is too long"),
-    ],
-)
-def test_a_run_folder_that_can_not_be_made_is_the_users_mistake(tmp_path: Path, folder: str, why: str) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    run_dir = tmp_path / folder
-    with pytest.raises(UserError, match=f"cannot write .*{re.escape(str(run_dir))}: {why}.*--run-dir"):
-        write_record(run_dir, stage="pretrain", job=pretrain.digits_smoke())
-
-
-def test_a_record_that_can_not_be_written_is_the_users_mistake(tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").mkdir()
-    with pytest.raises(UserError, match=f"cannot write .*{re.escape(str(tmp_path))}: Is a directory"):
-        write_record(tmp_path, stage="pretrain", job=pretrain.digits_smoke())
 
 
 def rewritten(folder: Path, change: dict[str, Any], *, stage: str = "pretrain") -> Path:
@@ -153,11 +125,6 @@ def test_fields_that_are_wrong_are_named(tmp_path: Path, change: dict[str, Any],
         assert message in str(caught.value)
 
 
-def test_a_field_whose_name_is_a_number_is_unknown(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"unknown 7 \(line 2\), model\.3 \(line 2\); missing run_dir, "):
-        read(written(tmp_path, "stage: pretrain\njob: {7: 8, steps: 20, model: {3: 4}}\n"))
-
-
 def test_what_a_file_says_wins_over_its_recipe(tmp_path: Path) -> None:
     text = "# mine\nrecipe: digits_smoke\nschedule: {learning_rate: 1e-4}\ndata:\n  augment: {flip: yes}\n"
     job = read(written(tmp_path, text))
@@ -215,35 +182,6 @@ def test_a_record_of_another_version_is_refused_in_one_sentence(tmp_path: Path, 
             yield f"{stage}, {name}: {said}"
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        pytest.param(b"stage: [pretrain", "is not YAML", id="not YAML"),
-        pytest.param(b"\xff\xd8\xff\xe0\x00", "is not YAML", id="an image"),
-        pytest.param(b"", "has no fields; add a line such as `recipe: digits_smoke`", id="empty"),
-        pytest.param(b"- 1\n- 2\n", "has no fields", id="a list"),
-        pytest.param(b"stage: pretrain\njob:\n", "my.yaml, line 2: `job:` has no fields", id="no job in it"),
-        pytest.param(b"job: {}\n", "has the entries job; allowed beside `job:` is `stage:`", id="a job of no stage"),
-        pytest.param(b"stage: pretrain\njob: {}\nrecipe: x\n", "entries stage, job, recipe; allowed", id="both forms"),
-        pytest.param(b"recipe: [a, b]\n", "my.yaml, line 1: recipe must be a single word", id="two recipes"),
-        pytest.param(b"recipe:\n", "my.yaml, line 1: recipe must be a single word", id="no recipe"),
-        pytest.param(b"stage: pretran\njob: {}\n", "stage is 'pretran'; allowed: pack, ", id="no stage"),
-        pytest.param(b"stage: finetune\njob: {}\n", "run: patchline finetune ", id="another stage"),
-        pytest.param(b"stage: !!python/object/apply:os.getcwd []\njob: {}\n", "is not YAML", id="code is not run"),
-    ],
-)
-def test_files_that_are_no_job(tmp_path: Path, content: bytes, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        read(written(tmp_path, content))
-
-
-@pytest.mark.parametrize("name", ["nothing.yaml", "folder"])
-def test_a_file_that_can_not_be_read(tmp_path: Path, name: str) -> None:
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(UserError, match=f"{name} cannot be read"):
-        read(tmp_path / name)
-
-
 def test_a_file_says_of_which_stage_and_recipe_it_is(tmp_path: Path) -> None:
     file = open_job(rewritten(tmp_path, {}, stage="finetune"))
     assert (file.stage, file.recipe, file.is_record) == ("finetune", "", True)
@@ -295,41 +233,6 @@ def test_what_is_nothing(tmp_path: Path, text: str, is_nothing: bool) -> None:
     assert tree.entries["a"].is_nothing is is_nothing
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param(LAUGHS, r"line 2: the alias \*a; write out what it stands for", id="billion laughs"),
-        pytest.param("a: &a [*a]\n", r"the alias \*a", id="a list in itself"),
-        pytest.param("a: !!python/object/apply:os.getcwd []\n", "line 1: the tag tag:yaml.org,2002:python", id="code"),
-        pytest.param("a: !!str 3\n", "the tag tag:yaml.org,2002:str; leave it out", id="a harmless tag"),
-        pytest.param("a: 1\nb: 2\na: 3\n", "line 3: a is given on line 1 already; remove one", id="twice"),
-        pytest.param("a: {b: 1, b: 2}\n", "line 1: b is given on line 1 already", id="twice in a group"),
-        pytest.param("[1, 2]: 3\n", "line 1: a field's name is a word", id="a list for a name"),
-        pytest.param("[" * 100_000, f"line 1: nested deeper than {MOST_DEPTH} levels", id="too deep"),
-        pytest.param("- " * 20 + "x", "nested deeper than", id="too deep in blocks"),
-        pytest.param("a: [1\nb: 2\n", "is not YAML that a job can be read from: line 2: ", id="broken"),
-        pytest.param("a: 1\n---\nb: 2\n", "line 2: but found another document", id="two documents"),
-        pytest.param(b"\xff\xd8\xff\xe0\x00", "is not YAML", id="an image"),
-        pytest.param(
-            "#" * (MOST_BYTES + 1),
-            "is larger than 262,144 bytes.*; a job is a YAML file",
-            id="too large",
-        ),
-    ],
-)
-def test_what_is_refused(tmp_path: Path, text: str | bytes, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        read_tree_of(tmp_path, text)
-
-
-@pytest.mark.parametrize("kind", ["pipe", "device"])
-def test_what_has_no_end_is_refused_at_once(tmp_path: Path, kind: str) -> None:
-    path = tmp_path / "a.yaml"
-    os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
-    with pytest.raises(UserError, match=r"a\.yaml is not a regular file; give a file, .*; a job is a YAML file"):
-        read_tree(path)
-
-
 def test_an_empty_file_is_nothing(tmp_path: Path) -> None:
     assert read_tree_of(tmp_path, "# nothing yet\n") == Scalar(text="", is_plain=True, line=1)
 
@@ -356,22 +259,3 @@ def test_items_of_lists_have_numbers(tmp_path: Path) -> None:
         "job.mix.1.1": "2",
         "job.after.c": "3",
     }
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param("", "it has no stage and job", id="empty"),
-        pytest.param("stage: pretrain\n", "it has no stage and job", id="half of it"),
-        pytest.param("stage: pretrain\njob: {a: [1\n", "it is not YAML: line", id="cut off"),
-        pytest.param("a: &x 1\nb: *x\n", r"the alias \*x", id="an alias"),
-        pytest.param("[" * 5000, "nested deeper than", id="deep"),
-        pytest.param("{" * 5000, "nested deeper than", id="groups as names"),
-        pytest.param("\x00\x01", "it is not YAML", id="binary"),
-        pytest.param("a" * (1 << 19), "larger than", id="large"),
-    ],
-)
-def test_what_is_no_record(tmp_path: Path, text: str, message: str) -> None:
-    (tmp_path / "job.yaml").write_text(text)
-    with pytest.raises(InvalidDataError, match=message):
-        read_leaves(tmp_path / "job.yaml")

@@ -113,52 +113,6 @@ def test_a_plan_takes_what_training_takes(tmp_path: Path, monkeypatch: pytest.Mo
     assert default_job("plan", word) == PlanJob(recipe=word, training=expected[word])
 
 
-@pytest.mark.parametrize(
-    ("stage", "word", "message"),
-    [
-        pytest.param(
-            "pretrain", "digit", "unknown recipe 'digit' of patchline pretrain; did you mean digits_smoke", id="none"
-        ),
-        pytest.param(
-            "pretrain",
-            "digits_smoke_smoke",
-            "unknown recipe 'digits_smoke_smoke' of patchline pretrain; did you mean digits_smoke",
-            id="already at its smoke size",
-        ),
-        pytest.param(
-            "pretrain", "digits_48", "'digits_48' is a recipe of patchline finetune, not of pretrain", id="other"
-        ),
-        pytest.param(
-            "pretrain", "cifar10", "patchline pack and of patchline finetune, not of pretrain", id="two others"
-        ),
-        pytest.param("pack", "folder_smoke", "unknown recipe 'folder_smoke'", id="packing has no smoke size"),
-        pytest.param(
-            "plan", "folder", "a recipe of the stage 'pack'; a plan is of pretrain or finetune", id="no training"
-        ),
-        pytest.param("plan", "nothing", "unknown recipe 'nothing' of patchline plan", id="no plan"),
-    ],
-)
-def test_an_unknown_word_names_what_is_allowed(stage: str, word: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        default_job(stage, word)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        pytest.param(
-            "recipe: digits_48", "my.yaml, recipe: 'digits_48' is a recipe of patchline finetune", id="other stage"
-        ),
-        pytest.param("recipe: digit", "my.yaml, recipe: unknown recipe 'digit'", id="no recipe"),
-        pytest.param("recipe: gone.py:mine", r"my.yaml, recipe: 'gone.py:mine' is Python", id="Python"),
-        pytest.param("stage: finetune\nrecipe: digits_48", "run: patchline finetune .*my.yaml", id="says its stage"),
-    ],
-)
-def test_a_file_whose_recipe_is_not_of_this_stage(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        default_job("pretrain", file(tmp_path / "my.yaml", text))
-
-
 def test_the_stages_that_a_word_may_be_of(tmp_path: Path) -> None:
     own = file(tmp_path / "my_recipes.py", OWN)
     write_record(tmp_path / "run", stage="verify", job=VerifyJob(url="data"))

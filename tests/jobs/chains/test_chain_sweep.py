@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from jobs.chains import submit
 from jobs.chains.done import failed_alone, hopeless
 from jobs.chains.state import ChainJob, ChainPlan, plan_json
 from jobs.chains.steps import ChainConfig, StepConfig, Unit, resolved, units_of
@@ -93,11 +92,6 @@ def test_a_try_that_cannot_succeed_ends_alone(tmp_path: Path) -> None:
     assert hopeless(seeds, jobs, state=tmp_path).endswith(f"see its log in {tmp_path}/jobs")
     again = [replace(jobs[0], marks=(0, 100))]
     assert failed_alone(tries, again) == set(), "it ended before these jobs were submitted"
-
-
-def test_the_spares_of_a_sweep_are_the_clusters() -> None:
-    with pytest.raises(UserError, match="a sweep takes no --spares; write `spares:` into the cluster's settings"):
-        submit.run(["sweep", "pretrain", "digits_smoke", "--spares=1", *GRID], override=override, environ={})
 
 
 def test_a_job_without_a_run_directory_has_its_log_there_too(tmp_path: Path) -> None:

@@ -139,13 +139,6 @@ def test_a_run_that_is_stopped(tmp_path: Path, slurm: dict[str, str]) -> None:
     assert not (run_dir / "submit").exists()
 
 
-def test_other_stages_are_not_stopped(tmp_path: Path) -> None:
-    (tmp_path / "STOP").touch()
-    refuse_stopped(EvaluateJob(run_dir=str(tmp_path)))
-    with pytest.raises(UserError, match="STOP keeps the run stopped"):
-        refuse_stopped(replace(RECIPES["digits_smoke"](), run_dir=str(tmp_path)))
-
-
 @pytest.mark.slow
 def test_only_a_marker_that_vouches_for_the_last_step_counts(digits_url: str, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"

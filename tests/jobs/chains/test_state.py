@@ -1,6 +1,8 @@
 """The state of a chain: what is frozen comes back, a record cut off by a crash still counts, and a run's jobs are found
 from its folder."""
 
+import errno
+import os
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +29,8 @@ from jobs.chains.state import (
 from jobs.chains.status import status_of_chain
 from jobs.chains.steps import Unit
 from shards.errors import UserError
+from shards.files.local_files import read_local_file
+from shards.storage.retries import RetryConfig
 from tests.rigs.processes import patchline
 
 UNITS = (
@@ -145,6 +149,24 @@ def test_a_link_to_the_run_and_damaged_files(chain: Path, tmp_path: Path) -> Non
     assert chain_tasks(chain / "nothing") == []
     (chain / "chain" / "plan.json").write_text("{")
     assert chain_tasks(chain / "train") == []
+
+
+@pytest.mark.parametrize("name", ["plan.json", "record.jsonl"])
+def test_a_chain_that_cannot_be_read_is_not_a_chain_without_jobs(
+    chain: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """`submit` would queue a second job over the same run."""
+    quick = RetryConfig(backoff_seconds=0.001, most_backoff_seconds=0.001, deadline_seconds=0.05)
+    monkeypatch.setattr("shards.storage.local.RETRIES", quick)
+
+    def faulty(path: Path, *, most_bytes: int) -> bytes:
+        if path.name == name:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+        return read_local_file(path, most_bytes=most_bytes)
+
+    monkeypatch.setattr("jobs.chains.state.read_local_file", faulty)
+    with pytest.raises(UserError, match=r"chain' cannot be read \(Stale file handle\), so its jobs are not known; try"):
+        chain_tasks(chain / "train")
 
 
 @pytest.mark.parametrize("command", ["stop", "save", "doctor", "logs"])

@@ -67,14 +67,6 @@ def test_mistakes(tmp_path: Path, text: str, message: str) -> None:
     assert str(path) in str(found.value)
 
 
-def test_a_file_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"none\.yaml cannot be read: No such file or directory; give a chain, such as .*patchline example",
-    ):
-        read_chain(tmp_path / "none.yaml")
-
-
 def chain(*steps: StepConfig) -> ChainConfig:
     return ChainConfig(folder="/shared/my chain", steps=steps)
 
@@ -102,60 +94,11 @@ def test_folders_that_are_given_count() -> None:
     assert units[1].words == (("report", "/elsewhere"),)
 
 
-@pytest.mark.parametrize(
-    ("steps", "message"),
-    [
-        ((PACK, StepConfig(name="r", stage="report", run="pack")), "makes no run"),
-        ((PACK, TRAIN, StepConfig(name="v", stage="verify", data="train")), "makes no dataset"),
-        ((StepConfig(name="p", stage="pack"),), "needs `recipe:`"),
-        ((PACK, StepConfig(name="v", stage="verify", data="pack", recipe="x")), "needs either `data:` or `recipe:`"),
-        (
-            (
-                PACK,
-                TRAIN,
-                SWEEP,
-                StepConfig(name="e", stage="evaluate", recipe="r", weights="sweep", variants=(("--a",), ("--b",))),
-            ),
-            "both have",
-        ),
-        (
-            tuple(StepConfig(name=n, stage="pretrain", recipe="r", flags=("--run-dir=/one",)) for n in ("a", "b")),
-            "a and b both write to /one",
-        ),
-        (
-            tuple(
-                StepConfig(name=n, stage="pretrain", recipe="r", flags=(f"--run-dir={path}",))
-                for n, path in (("a", "/one/"), ("b", "/x/../one"))
-            ),
-            "a and b both write to /x/../one",
-        ),
-        (
-            tuple(
-                StepConfig(name=n, stage="pack", recipe="digits", tasks=tasks, flags=(f"--out={url}",))
-                for n, tasks, url in (("a", 2, "s3://b/x"), ("b", 1, "s3://b/x/"))
-            ),
-            "a and b both write to s3://b/x/",
-        ),
-        (
-            (
-                StepConfig(
-                    name="a", stage="pretrain", recipe="r", flags=("--run-dir=/z",), variants=(("--x",), ("--y",))
-                ),
-            ),
-            "two variants of a write to /z",
-        ),
-    ],
-)
-def test_steps_that_do_not_fit(steps: tuple[StepConfig, ...], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        units_of(chain(*steps))
-
-
 @pytest.mark.parametrize("run_dir", ["chain", "chain/", "x/../chain/jobs", "link"])
 def test_no_step_writes_to_the_folder_of_the_chains_state(tmp_path: Path, run_dir: str) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "chain")
     step = StepConfig(name="a", stage="pretrain", recipe="r", flags=(f"--run-dir={tmp_path}/{run_dir}",))
-    with pytest.raises(UserError, match=r"step a writes to .*, where the chain keeps its state; give another --run"):
+    with pytest.raises(UserError):
         units_of(ChainConfig(folder=str(tmp_path), steps=(step,)))
     beside = StepConfig(name="a", stage="pretrain", recipe="r", flags=(f"--run-dir={tmp_path}/chains",))
     assert units_of(ChainConfig(folder=str(tmp_path), steps=(beside,)))

@@ -66,14 +66,6 @@ def test_what_is_refused(tmp_path: Path, line: str, message: str) -> None:
     assert str(path) in str(error.value)
 
 
-def test_a_file_that_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError,
-        match=r"none\.yaml cannot be read: No such file or directory; give --cluster your copy of .*patchline example",
-    ):
-        read_cluster(tmp_path / "none.yaml")
-
-
 def test_other_options_pass() -> None:
     """Options that begin like one of patchline's own are refused, too."""
     options = (

@@ -184,7 +184,7 @@ def test_vectors(kind: str, write: Callable[[list[int]], Any], tmp_path: Path) -
 @pytest.mark.parametrize("number", [bool, float])
 def test_vectors_of_other_types(kind: str, number: Callable[[int], Any], tmp_path: Path) -> None:
     made = Dataset(kind, tmp_path, [list(map(number, vector)) for vector in VECTORS])
-    with pytest.raises(UserError, match=r"--labels\.lists positions"):
+    with pytest.raises(UserError):
         made.classes(names=NAMES)
     assert made.classes(names=NAMES, lists="positions") == [("ant", 1), ("bee", 1), ("cat", 2)]
 

@@ -207,13 +207,6 @@ def test_a_dataset_does_not_go_among_its_images(job: PackJob) -> None:
     assert not (root / "manifest.json").exists()
 
 
-def test_an_empty_source_is_a_mistake(tmp_path: Path) -> None:
-    (tmp_path / "none").mkdir()
-    source = FolderSource(root=str(tmp_path / "none"))
-    with pytest.raises(UserError, match="no image found"):
-        run(PackJob(out=str(tmp_path / "out"), source=source))
-
-
 def test_the_split_is_put_into_the_source() -> None:
     assert source_of_split(DigitsSource(), "test") == DigitsSource(split="test")
     files = ParquetSource(files=("a/{split}-*.parquet",))

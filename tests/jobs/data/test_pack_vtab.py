@@ -348,53 +348,6 @@ def test_a_damaged_shard_loses_only_what_cannot_be_read(
     assert all("00001-of-00003__" in name for name, why, _ in found if why)
 
 
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (lambda data: data * 2, "has more than the 3 examples"),
-        (lambda data: data[:47], "has 47 bytes, too few for the 3 examples"),  # a record without data has 16
-    ],
-)
-def test_a_shard_with_another_number_of_examples_than_is_counted_is_refused(
-    edit: Callable[[bytes], bytes], message: str, tmp_path: Path
-) -> None:
-    write(tmp_path, "dtd")
-    path = tmp_path / "dtd" / "3.0.1" / "dtd-test.tfrecord-00000-of-00003"
-    path.write_bytes(edit(path.read_bytes()))
-    with pytest.raises(UserError, match=rf"00000-of-00003 {message} that dataset_info\.json says"):
-        scanned(source("dtd", tmp_path, split="test"))
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"task": "mnist"}, r"--source\.task is 'mnist'; allowed: caltech101, cifar100, dtd"),
-        ({"task": ""}, r"--source\.task is missing; allowed: caltech101"),
-        ({"split": "val"}, r"--split is 'val'; a task of VTAB-1k has train, train800, val200, test"),
-        ({"task": "svhn"}, r"has no svhn_cropped/VERSION/dataset_info\.json; .* tfds build svhn_cropped --data_dir"),
-        ({"task": "flowers102"}, r"split 'train' has 3 examples, and flowers102 takes those from 0 to 799; prepare"),
-    ],
-)
-def test_one_message(changes: dict[str, str], message: str, tmp_path: Path) -> None:
-    few = {split: [example({})] * 3 for split in OWN}
-    write_prepared(tmp_path, "oxford_flowers102", few, version="2.1.1")
-    asked = {"task": "dtd", "split": "train"} | changes
-    with pytest.raises(UserError, match=message):
-        packed(asked["task"], tmp_path, tmp_path / "out", split=asked["split"])
-
-
-def test_no_other_test_set_is_set_aside() -> None:
-    with pytest.raises(UserError, match="--split-test is given for a task of VTAB-1k, which has a test set; pack it"):
-        PackJob(source=VtabSource(), split_test=0.2)
-
-
-def test_a_shard_that_is_missing_is_named(tmp_path: Path) -> None:
-    write(tmp_path, "dtd")
-    (tmp_path / "dtd" / "3.0.1" / "dtd-train.tfrecord-00002-of-00003").unlink()
-    with pytest.raises(UserError, match=r"dtd-train\.tfrecord-00002-of-00003 is missing, although dataset_info"):
-        list(source("dtd", tmp_path).entries())
-
-
 @pytest.mark.long
 def test_a_task_in_a_bucket(tmp_path: Path, s3_bucket: str) -> None:
     write(tmp_path, "dsprites_location")
@@ -494,28 +447,3 @@ def test_originals_in_lists_are_ordered_as_tfds_does(
     assert entries[0].labels == (least.partition("/")[0] if task == "dtd" else least.partition("_")[0],)
     assert len(source.known_labels()) == (47 if task == "dtd" else 37)
     assert all(isinstance(image, OSError) for _, image in source.images(entries[:2], max_bytes=1)), "there is no image"
-
-
-@pytest.mark.parametrize(
-    ("asked", "lists", "message"),
-    [
-        (
-            {"task": "svhn"},
-            {},
-            r"--source\.originals is given for svhn; allowed: dtd, eurosat, pets, resisc45; prepare this task with",
-        ),
-        ({"task": "dtd", "root": "x"}, {}, r"--source\.root and --source\.originals do not go together"),
-        ({"task": "dtd"}, {}, r"has no labels/train1\.txt; give the folder of the dataset as published"),
-        ({"task": "pets"}, {"annotations/trainval.txt": "A_1 1 1\n"}, r"has the line A_1 1 1; allowed: NAME CLASS"),
-        ({"task": "pets"}, {"annotations/trainval.txt": "A_1 x 1 1\n"}, r"has the line A_1 x 1 1; allowed: NAME CLASS"),
-        ({"task": "pets"}, {"annotations/trainval.txt": "A_1 1 1 1\nB_1 1 1 1\n"}, "class 1 is B and 'A'"),
-        ({"task": "eurosat"}, {"a/b/c.jpg": ""}, r"has a/b/c\.jpg; allowed: CLASS/IMAGE alone"),
-        ({"task": "eurosat"}, {"c.jpg": ""}, r"has c\.jpg; allowed: CLASS/IMAGE alone"),
-        ({"task": "resisc45"}, {"a/c.jpg": ""}, r"has 1 image of TFDS's split 'train'; resisc45 has 31,500"),
-    ],
-)
-def test_one_message_for_originals(asked: dict[str, str], lists: dict[str, str], message: str, tmp_path: Path) -> None:
-    for path, text in lists.items():
-        write_text(tmp_path / path, text)
-    with pytest.raises(UserError, match=message):
-        list(VtabSource(originals=str(tmp_path), **asked).entries())  # type: ignore[arg-type]

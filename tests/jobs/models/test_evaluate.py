@@ -95,21 +95,6 @@ def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, digits: 
     assert json.loads((tmp_path / "again" / "scores.json").read_text()) == scores
 
 
-@pytest.mark.parametrize(
-    ("job", "message"),
-    [
-        pytest.param(
-            EvaluateJob(weights="/nowhere", data=EvaluatedData(url="/nowhere")),
-            "no weights at '/nowhere'",
-            id="gone",
-        ),
-    ],
-)
-def test_flags_that_are_missing(job: EvaluateJob, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        run(job)
-
-
 def test_answers_that_a_class_map_allows(tmp_path: Path, digits: str) -> None:
     """Of the labels 7 and 8 every answer 7 is right; the others do not count."""
     path = tmp_path / "map.json"
@@ -150,11 +135,6 @@ def test_images_without_a_label_are_packed_and_do_not_count_also_in_training(tmp
     also = json.loads(ended.output)
     assert also["num_images"] == 10
     assert [line[f"eval/packed/{name}"] for name in names] == [also[name] for name in names]
-
-
-def test_threads_below_none_are_refused() -> None:
-    with pytest.raises(UserError, match="threads is -1; allowed: 0"):
-        EvaluateJob(threads=-1)
 
 
 def test_weights_that_know_fewer_classes_are_refused(tmp_path: Path, digits: str) -> None:

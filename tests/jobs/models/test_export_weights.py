@@ -137,7 +137,7 @@ def test_the_weights_of_a_run_are_not_replaced_by_their_export(tmp_path: Path, o
     state = build_model(CONFIG).state_dict()
     save_weights(tmp_path / "weights", config=CONFIG, labels=LABELS, tensor=lambda name: state[name])
     job = ExportJob(path=str(tmp_path), out=str(tmp_path / "weights"), format="patchline", image_size=48)
-    with pytest.raises(UserError, match="where the weights are read from; give another"):
+    with pytest.raises(UserError):
         run(job, overwrite=overwrite)
     assert open_weights(str(tmp_path)).config.image_size == 32
 

@@ -118,17 +118,6 @@ def test_a_cancel_that_fails_leaves_no_marker(run_dir: Path, tmp_path: Path, sca
     assert (run_dir / "submit" / "cancelled").exists()
 
 
-@pytest.mark.parametrize("words", [[], ["a", "b"]])
-def test_one_folder_is_needed(words: list[str]) -> None:
-    with pytest.raises(UserError, match="usage: patchline cancel"):
-        ask.cancel(words, environ={})
-
-
-def test_a_folder_that_is_neither(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is neither a run nor a chain that was submitted; give its folder"):
-        ask.cancel([str(tmp_path)], environ={})
-
-
 def test_what_a_job_is_to_write(run_dir: Path, tmp_path: Path) -> None:
     """The output of a stage without a run directory, which may be a URL, and not be there yet."""
     environ = cluster(tmp_path, f"7 PENDING {output_name('s3://b/pk')}", f"8 RUNNING {run_name(str(run_dir))}")

@@ -10,7 +10,6 @@ import pytest
 
 from jobs.planning.scaling import at_sizes
 from jobs.resolve import default_job
-from shards.errors import UserError
 from tests.rigs.processes import patchline
 
 NODES = ("plan", "vit_h14_jft", "--gpu", "h200", "--nodes", "32", "1", "8")
@@ -142,8 +141,3 @@ def test_mistakes(sizes: tuple[str, ...], message: str) -> None:
     ended = patchline("plan", "vit_b16_i21k", "--image-sizes", *sizes)
     assert ended.code == 2
     assert message in " ".join(ended.errors.split())
-
-
-def test_a_job_says_the_same() -> None:
-    with pytest.raises(UserError, match="--image-sizes has 230"):
-        at_sizes(replace(default_job("plan", "vit_b16_i21k"), image_sizes=(224, 230)))

@@ -110,21 +110,6 @@ def test_an_index_elsewhere_is_found_from_any_folder(
     assert verify_dataset(str(tmp_path / "elsewhere")) == []
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({}, "the URL of the tars is missing"),
-        ({"workers": 0}, "workers is 0"),
-        ({"max_quarantined": 2.0}, "max_quarantined is 2"),
-        ({"url": "x", "samples_per_block": 0}, "samples_per_block is 0"),
-        ({"url": "/nowhere"}, r"no \*.tar is below /nowhere"),
-    ],
-)
-def test_mistakes(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        index(IndexJob(**fields))  # type: ignore[arg-type]
-
-
 def test_description_and_licence(tars_url: str) -> None:
     plain = IndexJob(url=tars_url)
     for job in (plain, replace(plain, description="Birds.", licence="CC0"), plain):
@@ -150,8 +135,3 @@ def test_faults_are_listed_and_end_with_1(tmp_path: Path, caplog: pytest.LogCapt
         assert verify(VerifyJob(url=str(out))) == 1
     assert "shards/shard-000001.tar: its sha256 is not the manifest's" in caplog.text
     assert "crc32 of row 0" in caplog.text
-
-
-def test_no_dataset_is_the_users_mistake() -> None:
-    with pytest.raises(UserError, match="there is nothing at '/nowhere'"):
-        verify(VerifyJob(url="/nowhere"))

@@ -1,28 +1,10 @@
 """`patchline finetune` needs initial weights; everything else is the same as in pre-training."""
 
 from collections.abc import Iterator
-from dataclasses import replace
-
-import pytest
 
 from jobs.recipes import bit_finetune
 from jobs.recipes.finetune import RECIPES
-from jobs.train.pretrain import run
-from pipeline.training.settings.job import InitialConfig, TrainingJob
-from shards.errors import UserError
 from tests.rigs.faults import differs, every_fault
-
-
-@pytest.mark.parametrize(
-    ("job", "message"),
-    [
-        pytest.param(TrainingJob(), "--run-dir is missing", id="no run directory"),
-        pytest.param(TrainingJob(run_dir="x"), r"--data\.url is missing", id="no dataset"),
-    ],
-)
-def test_what_pretraining_needs_is_needed_too(job: TrainingJob, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        run(replace(job, initial=InitialConfig(weights="somewhere"), device="cpu"), stage="finetune")
 
 
 @every_fault

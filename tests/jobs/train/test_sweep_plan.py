@@ -1,6 +1,5 @@
 """What a sweep runs, from its words."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -85,49 +84,6 @@ def test_the_tasks_of_an_array_share_the_tries() -> None:
     parts = [plan(*RATES, "--steps", "1", "2", "3", "--phase=tries", f"--part={part}/4") for part in range(4)]
     assert [len(one.own(one.tries())) for one in parts] == [2, 2, 1, 1]
     assert {trial.name for one in parts for trial in one.own(one.tries())} == {one.name for one in parts[0].tries()}
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ((), "--run-dir is missing: the folder of the sweep"),
-        (("--run-dir", "a", "b"), "--run-dir takes one value, and 2 were given; the sweep has one folder"),
-        (("--run-dir",), "--run-dir takes one value, and 0 were given"),
-        (("x", "--run-dir", "s"), "unexpected word 'x'; a value follows its flag"),
-        (("--run-dir", "s", "--seeds", "0"), "--seeds is '0'; allowed: 1 to 1000"),
-        (("--run-dir", "s", "--seed", "1", "2"), "--seed cannot be swept: the best is repeated with --seeds N"),
-        (
-            ("--run-dir", "s", "--steps", "1", "2"),
-            "the tries need one thing to be compared on: --data.held-out.share .02",
-        ),
-        (("--run-dir", "s", "--select-on", "x"), "--select-on says nothing without a grid; give a flag several values"),
-        ((*RATES, "--data.held-out.share", ".1"), "the tries need one thing to be compared on"),
-        (("--run-dir", "s", "--data.held-out.share=.1"), "--data.held-out says nothing without a grid; give a flag"),
-        ((*RATES, "--data.url", "a/b", "a_b"), "'a/b' and 'a_b', which would share a folder"),
-        ((*RATES, "--steps", "5", "5"), "'5' and '5', which are the same number"),
-        (
-            (*RATES, "--optimizer.weight-decay", "0.50", ".5"),
-            "'0.50' and '.5', which are the same number; leave one out",
-        ),
-        ((*RATES, "--steps", "5", "5.0"), "'5' and '5.0', which are the same number; leave one out"),
-        (
-            ("--run-dir", "s", "--schedule.learning-rates", ".003", "1", "--data.held-out.share", ".1"),
-            "unknown flag --schedule.learning-rates of patchline finetune digits_48; did you mean "
-            "--schedule.learning-rate or ",
-        ),
-        (
-            (*RATES, "--seed-s=3"),
-            "unknown flag --seed-s of patchline finetune digits_48; did you mean --seeds or --seed or ",
-        ),
-        ((*RATES, "--phase", "all"), "--phase is 'all'; allowed: tries, seeds"),
-        ((*RATES, "--part", "0/2"), "--part says nothing without --phase"),
-        ((*RATES, "--part", "2/2"), "--part is '2/2'; allowed: I/N with I from 0 to N-1"),
-        ((*RATES, "--steps", *map(str, range(1, 502))), "the grid has 1,002 points; allowed: at most 1,000"),
-    ],
-)
-def test_what_is_not_allowed(words: tuple[str, ...], message: str) -> None:
-    with pytest.raises(UserError, match=re.escape(message)):
-        plan(*words)
 
 
 def test_values_of_text_may_look_like_one_number() -> None:

@@ -29,7 +29,7 @@ from jobs.settings.runs import VerifyResumeJob
 from jobs.train.verify_resume import TrialTopology, planned_moments, verify
 from pipeline.checkpoints.manifest import MANIFEST_NAME
 from pipeline.training.settings.job import LoggersConfig, TrainingJob
-from shards.errors import TransientError, UserError
+from shards.errors import TransientError
 from shards.files.typed_json import sealed, unsealed
 from shards.store import open_store
 from tests.rigs.forked_ranks import fork_ranks
@@ -205,12 +205,6 @@ def test_no_service_gets_the_runs_of_a_trial(tmp_path: Path) -> None:
     with pytest.raises(TransientError):
         verify(trial("x", tmp_path / "runs", loggers=loggers), start=start)
     assert seen == [LoggersConfig()]
-
-
-def test_no_runs_to_a_folder_that_is_a_file(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot make a folder in .*file'"):
-        verify(trial("x", tmp_path / "file"), start=Starts())
 
 
 @pytest.mark.slow
