@@ -13,11 +13,9 @@ from jobs.cluster.settings import ClusterConfig, read_cluster
 from jobs.cluster.slurm import slurms_answer, submitted, tasks_of
 from jobs.cluster.submit_checks import AskedJob, refuse_job, refuse_unprintable
 from jobs.recipes.pretrain import RECIPES
-from tests.jobs.cluster.test_slurm import programs
+from tests.jobs.cluster.test_slurm import SILENT, programs
 from tests.jobs.cluster.test_submit_checks import TINY, check
 from tests.rigs.messages import Row, row, table
-
-SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
 
 
 def setup_line(_: Path, line: str) -> None:

@@ -36,6 +36,7 @@ from jobs.cluster.slurm import (
 from shards.errors import UserError
 from shards.storage.retries import RetryConfig
 
+SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
 UNKNOWN = "{ echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1; }"  # scontrol of a job it forgot
 RUNNING = (
     "JobId=2 JobName=pretrain-x UserId=root(0) Priority=42 Account=(null) QOS=(null) JobState=RUNNING Reason=None "
