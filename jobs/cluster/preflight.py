@@ -39,7 +39,8 @@ _COMMAND_SECONDS = 60
 
 
 def run(job: PreflightJob, *, environ: Mapping[str, str]) -> int:
-    """Prints the checks as a table or, with --json, as one JSON object. Returns 0 if there is no fault, else 1."""
+    """Prints the checks as a table or, with --json, as one JSON object, which --out also writes to a file. Returns 0 if
+    there is no fault, else 1."""
     cluster = with_command(read_cluster(Path(job.cluster)) if job.cluster else ClusterConfig(), environ)
     findings = environment_checks(cluster, environ)
     if job.run_dir:

@@ -41,7 +41,8 @@ _SCORES, _CLASSES, _EXAMPLES = "scores.json", "classes.json", "examples.json"
 
 
 def run(job: EvaluateJob) -> int:
-    """Evaluates the weights. Rank 0 prints the scores and writes scores.json."""
+    """Evaluates the weights. Rank 0 prints the scores and, with --run-dir, writes scores.json, classes.json and
+    examples.json. Raises InvalidDataError if the loss is not finite."""
     world = current_world(job.device, threads=job.threads)
     weights, dataset = open_for_use(job.weights, say=world.is_first), _opened(job)
     refuse_no_head(weights)
@@ -132,7 +133,8 @@ def _remove_scores(run_dir: Path) -> None:
 
 
 def _write(run_dir: Path, name: str, content: object) -> None:
-    """Writes a JSON file, completely or not at all. Raises UserError if it cannot be written."""
+    """Writes a JSON file, completely or not at all. Raises UserError if the path is wrong or not writable, and OSError
+    for a fault of the storage."""
     write_out(run_dir / name, f"{json.dumps(content, allow_nan=False)}\n".encode(), todo=_OTHER_RUN_DIR)
 
 

@@ -29,7 +29,8 @@ __all__ = ["FewshotJob", "run"]
 
 
 def run(job: FewshotJob) -> int:
-    """Measures the accuracy. Rank 0 prints a table of the scores and writes fewshot.json."""
+    """Measures the accuracy. Rank 0 prints the scores as a table or, with --json, as one JSON object; with --run-dir,
+    it also writes fewshot.json. Raises InvalidDataError if a representation is not finite."""
     world = current_world(job.device, threads=job.threads)
     weights = open_for_use(job.weights, say=world.is_first)
     data = chosen_data(*open_splits(job.data, group="data"), job)

@@ -18,7 +18,7 @@ _FACTS, FOLDER, _CURVES = "inspect.json", "inspect", "metrics.jsonl"
 
 
 def run(job: InspectJob) -> int:
-    """Writes the figures and inspect.json, and prints their names."""
+    """Writes the figures and inspect.json, and prints their paths."""
     paths = image_files(job)
     from pipeline.evaluation.predictor import load_model  # help must not load torch  # noqa: PLC0415
     from pipeline.inspection.model_figures import (  # noqa: PLC0415

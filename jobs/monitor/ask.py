@@ -31,7 +31,7 @@ from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
 
-_PAUSE_SECONDS, _MOST_SECONDS = 1.0, 120.0  # for cancel: the pause between two looks at the queue, and the limit
+_PAUSE_SECONDS, _MOST_SECONDS = 1.0, 120.0  # for cancel: the pause between two queries of the queue, and the limit
 
 
 def run(words: list[str], *, command: str, environ: Mapping[str, str]) -> int:
@@ -67,8 +67,8 @@ def _save(run_dir: Path, facts: RunFacts) -> None:
 
 
 def _refuse_copy(run_dir: Path, facts: RunFacts) -> None:
-    """Raises UserError for the copy of a run that was running when it was copied. Its files still say that it is
-    running."""
+    """Raises UserError for the copy of a run that was running when it was copied. The copy's files still say that the
+    run is running."""
     if facts.state == "running" and (original := _original_of(run_dir)):
         raise UserError(
             f"{str(run_dir)!r} is a copy of {original}, which is another run, and what is asked here does not reach "

@@ -36,7 +36,7 @@ Rows = list[tuple[str, str]]
 
 
 def run(job: PlanJob) -> int:
-    """Prints the plan as a table or, with --json, as one JSON object."""
+    """Prints the plan as tables or, with --json, as one JSON object. With --out, also writes a plot."""
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
     try:
         found = forecast_of(job, cost, num_gpus=job.num_gpus) if job.gpu and not job.nodes else None

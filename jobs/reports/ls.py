@@ -166,8 +166,8 @@ def _line(texts: Sequence[str], kept: Sequence[int], widths: Sequence[int]) -> s
 
 
 def in_order(runs: Sequence[Run], *, by: SortColumn, reverse: bool) -> list[Run]:
-    """Sorts the runs by a column. Losses and words are in ascending order, other numbers and times in descending order;
-    `reverse` reverses both. Runs without a value always come last."""
+    """Sorts the runs by a column. Losses and names are in ascending order, states in the order of `STATES`, and other
+    numbers and times in descending order; `reverse` reverses each of these. Runs without a value always come last."""
     by_name = sorted(runs, key=lambda one: one.path)
     known = [one for one in by_name if _is_known(_key(one, by))]
     known.sort(key=lambda one: _key(one, by), reverse=(by in _DESCENDING) != reverse)
@@ -195,7 +195,8 @@ def _key(one: Run, by: SortColumn) -> Any:
 
 
 def folders_below(root: Path) -> list[Path]:
-    """Returns the folders at and below the root that may be runs. Raises UserError if the root cannot be listed."""
+    """Returns the folders that may be runs: the root, or those at most `_MOST_DEPTH` levels below it. Raises UserError
+    if the root cannot be listed."""
     try:
         if _may_be_run({entry.name for entry in os.scandir(root)}):
             return [root]
@@ -248,7 +249,7 @@ def _may_be_run(names: set[str]) -> bool:
 
 
 def run_at(root: Path, path: Path, now: float) -> Run | None:
-    """Returns the run in a folder; None if its record belongs to another stage."""
+    """Returns the run in a folder; None if its record belongs to a stage that does not train."""
     reasons: list[str] = []
     leaves: Leaves = {}
     try:

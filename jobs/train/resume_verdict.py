@@ -65,12 +65,12 @@ class ResumeOutcome:
 
     @property
     def first_above(self) -> LossDifference | None:
-        """The first loss that differs by more than `limit`."""
+        """The first loss that differs by more than `limit`; None if there is none."""
         return next((each for each in self.losses if each.relative > self.limit), None)
 
     @property
     def largest(self) -> LossDifference | None:
-        """The largest difference of losses."""
+        """The largest difference of losses; None if there is none."""
         return max(self.losses, key=lambda each: each.relative, default=None)
 
 
