@@ -42,6 +42,7 @@ from shards.files.local_files import (
     read_local_file,
     read_tail,
 )
+from shards.files.looks import is_a_folder
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
@@ -243,7 +244,7 @@ def _record(run_dir: Path) -> Leaves:
     except NotADirectoryError:
         raise UserError(f"{str(run_dir)!r} is a file; {advice}") from None
     except FileNotFoundError:
-        is_there = run_dir.is_dir()
+        is_there = is_a_folder(run_dir)
         what = f"no run in {str(run_dir)!r}: it has no {_RECORD}" if is_there else f"no folder {str(run_dir)!r}"
         raise UserError(f"there is {what}; {advice}") from None
     except OSError as error:

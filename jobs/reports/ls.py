@@ -23,7 +23,8 @@ from jobs.settings.runs import LsJob, SortColumn
 from jobs.stages import WITH_SMOKE
 from pipeline.runs.facts import SIGNS_OF_A_RUN, STATES, RunFacts, read_facts
 from shards.config_values import whole_number
-from shards.errors import Finding, InvalidDataError, UserError
+from shards.errors import PASSING_FAULTS, Finding, InvalidDataError, UserError
+from shards.files.looks import is_a_folder, is_there
 from shards.output.terminal import columns_of, printable_name
 from shards.pool import Pool
 
@@ -238,8 +239,8 @@ def _inside(level: Sequence[Path]) -> Iterator[tuple[Path, bool, set[str] | None
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads back to itself
-        return False
+    except OSError as error:  # a link to itself, or failing storage, which must not hide a run
+        return error.errno in PASSING_FAULTS
 
 
 def _may_be_run(names: set[str]) -> bool:
@@ -283,7 +284,7 @@ def is_unstarted(path: Path) -> bool:
     """Whether the folder belongs to a run that was submitted and has not started. The record is written at the first
     start."""
     others = (_RECORD, *SIGNS_OF_A_RUN, "checkpoints")
-    return (path / "submit").is_dir() and not any((path / name).exists() for name in others)
+    return is_a_folder(path / "submit") and not any(is_there(path / name) for name in others)
 
 
 def as_json(one: Run) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from pipeline.runs.summary_file import read_curves
 from shards.config_values import Range
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import Line, is_finite, read_local_file
+from shards.files.looks import is_a_file, is_there
 from shards.files.typed_json import parse_json, read_record, record_from
 from shards.pages.page import data_uri, matrix, shown
 
@@ -362,7 +363,7 @@ def read_scores(run_dir: Path) -> ScoreSheet:
     """Reads RUN/scores. If it is missing, reads the newest evaluation of this run's weights in a nearby folder (see
     `_newest_evaluation`). The result is empty if there is none."""
     folder = run_dir / FOLDER
-    if not (folder / _SCORES).is_file():
+    if not is_a_file(folder / _SCORES):
         found = _newest_evaluation(run_dir)
         if found is None:
             return ScoreSheet()
@@ -371,7 +372,7 @@ def read_scores(run_dir: Path) -> ScoreSheet:
     leaves = _of_file(folder / "job.yaml", reasons, read_leaves) or {}
     scores = _of_file(folder / _SCORES, reasons, lambda path: read_record(ScoreLine, _data(path)))
     classes = _of_file(folder / "classes.json", reasons, lambda path: read_record(Classes, _data(path)))
-    examples = _of_file(folder / "examples.json", reasons, _examples) if (folder / "examples.json").exists() else ()
+    examples = _of_file(folder / "examples.json", reasons, _examples) if is_there(folder / "examples.json") else ()
     return ScoreSheet(
         dataset=leaves.get("job.data.url", ""),
         weights=_others_weights(leaves.get("job.weights", ""), run_dir),
@@ -408,7 +409,7 @@ def _others_weights(weights: str, run_dir: Path) -> str:
     exists count as the run's own if the path has the run's name: the run was probably moved."""
     own, said = run_dir.resolve(), Path(weights).resolve()
     was = said.parent if said.name == "weights" else said
-    is_own = was == own or (was.name == own.name and not was.exists())
+    is_own = was == own or (was.name == own.name and not is_there(was))
     return "" if not weights or is_own else weights
 
 
