@@ -45,10 +45,10 @@ class Quarantine:
             self.num_read += num_samples
 
     def replace(self, sample: RawSample, *, url: str, substitute: int, is_first: bool, is_lost: bool = False) -> None:
-        """Records that `substitute` replaces `sample` of the dataset at `url`, which has a `fault`.
+        """Records that `substitute` replaces `sample`, which has a `fault`, in the dataset at `url`.
 
         `is_first`: whether `sample` comes from the sample order and is not itself a substitute. An unusable substitute
-        is listed but not counted. `is_lost`: whether its shard is lost.
+        is listed but not counted. `is_lost`: whether the sample's shard is lost.
         """
         line = {
             "url": url,

@@ -1,7 +1,7 @@
 """The memory that a forward pass keeps for its backward pass, computed exactly by formula. All functions are pure.
 
-The tests compare it with what autograd saves, tensor by tensor, on models without values. The formulas are for
-uncompiled blocks; a compiled block keeps less, since torch.compile recomputes what is cheap
+The tests compare it with what autograd saves, tensor by tensor, on models whose tensors have no values. The formulas
+are for uncompiled blocks; a compiled block keeps less, since torch.compile recomputes what is cheap
 (training/fitting/memory.py). Branches that stochastic depth skips are counted, too, since all images of a micro-batch
 may happen to keep them.
 

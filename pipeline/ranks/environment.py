@@ -1,8 +1,8 @@
-"""Finds a rank's place from its environment. All functions are pure, and every value is checked before it counts.
+"""Finds a rank's place from its environment. All functions are pure, and every value is checked before it is used.
 
 There are four ways to start, with one result: a single process, `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK,
 LOCAL_WORLD_SIZE, MASTER_*), `srun` (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID; the batch script exports
-MASTER_ADDR and MASTER_PORT), or `mpirun` (Open MPI's and MPICH's names; MASTER_ADDR and MASTER_PORT are the user's).
+MASTER_ADDR and MASTER_PORT), or `mpirun` (Open MPI's and MPICH's names; the user sets MASTER_ADDR and MASTER_PORT).
 """
 
 import re

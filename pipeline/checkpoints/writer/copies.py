@@ -155,7 +155,7 @@ class _Streamed:
 
 
 class InlineWriter:
-    """Does everything at once when it is asked, and keeps the answers until they are taken."""
+    """Finishes each order before the call returns, and keeps the answers until they are taken."""
 
     is_waited_for = True  # a save ends before training continues
 

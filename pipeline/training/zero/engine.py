@@ -345,8 +345,8 @@ class Engine:
         self._deepspeed.destroy()
 
     def fragments(self) -> list[Fragment]:
-        """Returns this rank's part of the master weights and moments, as live views. Weights that are not trained have
-        no moments."""
+        """Returns this rank's part of the master weights, moments and averages, as live views. Weights that are not
+        trained have no moments."""
         return [*self._trained_fragments(), *self._frozen.fragments()]
 
     def gradients(self) -> dict[str, torch.Tensor]:
