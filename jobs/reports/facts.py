@@ -116,7 +116,14 @@ def line_breaks(path: Path, num_bytes: int) -> int:
 
 
 def try_words(line: Line) -> str:
-    """Returns how a try ended, such as `crashed (exit code 9) on n2 alone, and is to be continued`."""
+    """Returns how a try ended and which sick nodes it did not use, such as `crashed (exit code 9) on n2 alone, and is
+    to be continued; left out: n3`."""
+    nodes = line.get("left_out")
+    left_out = f"; left out: {printable_name(nodes[:_MOST_WORD])}" if isinstance(nodes, str) and nodes else ""
+    return f"{_end_words(line)}{left_out}"
+
+
+def _end_words(line: Line) -> str:
     end, codes = str(line["end"]), list(_codes(line))
     if end != "crashed":
         return _KNOWN.get(end, f"ended as: {end[:_MOST_WORD]}")
