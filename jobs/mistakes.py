@@ -16,7 +16,7 @@ from shards.errors import UserError
 from shards.output.url_secrets import has_secret, without_secrets
 
 _CLOSE_BESIDE, _CLOSE_ELSEWHERE = 0.6, 0.8
-Required = Sequence[str | tuple[str, ...]]  # like `Stage.required`
+Required = Sequence[str | tuple[str, ...]]  # the type of `Stage.required`
 HELP_WORDS = ("-h", "--help", "--help-all")
 _MOST_LISTED = 16
 _INSTEAD = {"--data.url": "--data.mix"}  # either is enough

@@ -48,10 +48,10 @@ from shards.output.terminal import printable_name
 
 _RECORD = "job.yaml"
 _MOST_MANIFEST_BYTES, _MOST_LISTED, _MOST_LINE_BYTES = 256 << 20, 20, 1 << 20
-_TAIL_BYTES = 4 << 20  # of the metrics: some 4,000 lines
+_METRICS_TAIL_BYTES = 4 << 20  # of the metrics: some 4,000 lines
 _MOST_KINDS, _MOST_SAMPLES = 1000, 1_000_000
 _BRACKETS, _NUMBERS = re.compile(r"\s*\([^()]*\)"), re.compile(r"\b(?:[0-9a-f]{8,}|[0-9][0-9,.]*)\b")
-_TAIL_BYTES, _CHUNK = 1 << 16, 1 << 20
+_TRIES_TAIL_BYTES, _CHUNK = 1 << 16, 1 << 20
 _MOST_WORD = 80
 _SAID_ALREADY = ("done", "gave up", "told to stop")
 _EXITS = re.compile(r"exits-(\d{1,10})-(\d{1,9})-(\d{1,9})")
@@ -80,7 +80,7 @@ def last_try(run_dir: Path) -> tuple[Line | None, int]:
     """Returns the last usable line of tries.jsonl and its number, counted from 1; None and 0 if there is none."""
     path = run_dir / "submit" / "tries.jsonl"
     with suppress(OSError, InvalidDataError):
-        tail = read_tail(path, most_bytes=_TAIL_BYTES)
+        tail = read_tail(path, most_bytes=_TRIES_TAIL_BYTES)
         found = tail.last(lambda line: isinstance(line.get("end"), str)) if tail else None
         if tail and found:
             lines = tail.data.split(b"\n")
@@ -271,7 +271,7 @@ def _curves(run_dir: Path, notes: _Notes, *, is_running: bool, is_whole: bool) -
     found = NO_CURVES
     with notes.judging(METRICS):
         path = run_dir / METRICS
-        found = read_curves(path) if is_whole else read_tail_of_curves(path, most_bytes=_TAIL_BYTES)
+        found = read_curves(path) if is_whole else read_tail_of_curves(path, most_bytes=_METRICS_TAIL_BYTES)
         num_unusable = found.num_unusable + (found.has_half_line and not is_running)
         if num_unusable:
             notes.fault(METRICS, f"{METRICS}: {plural(num_unusable, 'line')} cannot be used and left out")

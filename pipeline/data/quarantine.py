@@ -27,7 +27,7 @@ class Quarantine:
     A sample that is replaced again in a later epoch is counted again, but this process does not list it again; a
     continued run may list it once more. `replace` raises WillNotSucceedError if more than ten samples were replaced,
     and they are more than `max_share` of the samples that this rank has read since it started. Samples of other ranks,
-    of earlier attempts and of lost shards do not count: `lost_shards.py` compares the share of the latter.
+    of earlier attempts and of lost shards do not count: `lost_shards.py` checks the share of lost shards.
     """
 
     _ALWAYS_ALLOWED = 10

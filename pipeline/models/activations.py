@@ -251,8 +251,8 @@ def _pre_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]:
 
 
 def _standardised(channels_out: int, num_weights_each: int, how: Pass) -> int:
-    """Returns the fixed bytes of a standardised weight: its centred and its standardised values and, in bf16, an fp32
-    copy of the weight."""
+    """Returns the fixed bytes of a standardised weight: its centred and its standardised values, two fp32 statistics
+    per channel and, in bf16, an fp32 copy of the weight."""
     each = 2 * _FP32 if how.element_bytes == _FP32 else 2 * _FP32 + how.element_bytes
     return channels_out * (num_weights_each * each + 2 * _FP32)
 

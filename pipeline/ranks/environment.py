@@ -153,8 +153,8 @@ def _numbers(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int, int]
 
 
 def launch_from(environ: Mapping[str, str]) -> str:
-    """Returns an identifier of this start of the run. It is the same on all ranks of the start, and other starts on the
-    host have other identifiers."""
+    """Returns an identifier of this start of the run. It is the same on all ranks of the start. Starts with several
+    ranks that run on the host at the same time have different ones."""
     return "|".join(environ.get(name, "") for name in _OF_LAUNCH)
 
 

@@ -284,7 +284,7 @@ def hybrid_resnet(view: OurView) -> ResNetSize | None:
 
 
 def factor_of(root_channels: int) -> int:
-    """Returns how many times wider a ResNet is than one with 64 channels after the root."""
+    """Returns how many times wider a ResNet is than one with 64 channels after the root; at least 1."""
     return max(1, root_channels // ROOT_WIDTH)
 
 

@@ -34,7 +34,7 @@ from pipeline.training.zero.step_times import StepTimes
 from shards.errors import UserError
 
 _PRINT_NEVER = 2**31
-# All methods of DeepSpeed's backend that it calls in a step.
+# All methods of its backend that DeepSpeed calls in a step.
 _EXCHANGES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor")
 
 
