@@ -204,7 +204,8 @@ def _end_of_limit(error: BaseException) -> End | None:
 
 
 def _end_of_mistake(error: UserError) -> End:
-    """Returns the end for a UserError. If a disk fault caused the error, the exit code is CRASH."""
+    """Returns the end for a UserError. If a disk fault caused the error, the exit code is CRASH, unless the fault is
+    the limit on file sizes."""
     if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EFBIG:
         return End(code=USER_MISTAKE, message=f"error: {error.what}; {file_size_todo()}")
     if fault := disk_fault(error):

@@ -1,7 +1,7 @@
 """Makes the errors for wrong words on a command line. Each message says what the user may have meant.
 
-An unknown field is compared with the names of the job's fields. It is also a mistake to give a published model's name
-to a recipe with other sizes, because the name does not change the sizes.
+An unknown field is compared with the names of the job's fields. There is also a note for a published model's name that
+is given to a recipe with other sizes, because the name does not change the sizes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from shards.errors import UserError
 from shards.output.url_secrets import has_secret, without_secrets
 
 _CLOSE_BESIDE, _CLOSE_ELSEWHERE = 0.6, 0.8
-Required = Sequence[str | tuple[str, ...]]  # like `Stage.required`
+Required = Sequence[str | tuple[str, ...]]  # the type of `Stage.required`
 HELP_WORDS = ("-h", "--help", "--help-all")
 _MOST_LISTED = 16
 _INSTEAD = {"--data.url": "--data.mix"}  # either is enough
@@ -26,7 +26,7 @@ _TAKES_FOLDER = {  # the flag to suggest if a folder was given instead of a reci
     "finetune": "--data.url",
     "evaluate": "--weights",
 }
-# Names in other programs -> our flags. Where there are several flags, a job has at least one of them.
+# Names in other programs -> our flags. Only those that the command has are suggested.
 _SYNONYMS = {
     name: flags
     for flags, names in {
@@ -113,8 +113,9 @@ _STAGES = {
 
 
 def kept_sizes(job: Any, words: Sequence[str]) -> str:
-    """Returns a note for a user who gave `--model.name` to a recipe that sets the sizes itself. It is empty if the
-    words also give these sizes."""
+    """Returns a note for a user who gave `--model.name`: which sizes of the recipe it does not change, or which
+    published name it may mean. Returns an empty string if there is nothing to note, such as if the words also give the
+    sizes."""
     training = getattr(job, "training", job)  # a plan has a training job inside
     model, prefix = getattr(training, "model", None), "--model." if training is job else "--training.model."
     given = {word.partition("=")[0].replace("_", "-") for word in words if word.startswith("--")}
@@ -161,8 +162,8 @@ def field_names(kind: Any, prefix: str = "") -> Iterator[str]:
 
 
 def known_instead(given: str, prefix: str, root: type) -> str:
-    """Returns `; did you mean ...?` for a name that `root` does not have below `prefix`, or an empty string if no name
-    is similar."""
+    """Returns a hint, such as `; did you mean ...?`, for a name that `root` does not have below `prefix`, or an empty
+    string if no name is similar."""
     word = given.replace("-", "_").lower()
     every = list(dict.fromkeys(field_names(root)))
     if word in every and "." in word:

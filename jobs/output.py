@@ -108,7 +108,7 @@ def table_of_checks(found: Sequence[Finding], *, columns: int) -> str:
 
 
 def json_of_checks(found: Sequence[Finding]) -> str:
-    """Returns the checks, and how many have each status, as one JSON object."""
+    """Returns the checks, and the number of checks with each status, as one JSON object."""
     checks = [{name: value for name, value in asdict(one).items() if name != "seen"} for one in found]
     return json.dumps({"checks": checks, "counts": counts_of(found)}, allow_nan=False) + "\n"
 

@@ -299,8 +299,9 @@ def _size(path: Path) -> int:
 
 
 def _last_words(ranks: Ranks, log_dir: Path, sizes: list[int]) -> Iterator[str]:
-    """Yields the last lines of the ranks that failed first. Leaves out rank 0, whose lines are on the terminal, and
-    ranks that report the same mistake as rank 0."""
+    """Yields the last lines of the first `_MOST_TAILS` ranks that failed. Leaves out rank 0, whose lines are on the
+    terminal, ranks that report the same mistake as rank 0, and ranks that stopped to be continued or were
+    interrupted."""
     codes = [process.returncode for process in ranks.processes]
     for rank in ranks.failed[:_MOST_TAILS]:
         is_said = codes[rank] == codes[0] == exit_codes.USER_MISTAKE

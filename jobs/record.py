@@ -6,7 +6,7 @@ have every field. A record with missing or unknown fields, written by another ve
 
 Each value is read strictly by the type of its field, and each fault is reported with its line. The file becomes a tree
 that keeps line numbers and the spelling of every value, because PyYAML's own types are those of YAML 1.1, in which
-`1e-3` is a text, `on` is true and `010` is eight. Numbers may be written as in YAML or in Python (`1e-3`,
+`1e-3` is a string, `on` is true and `010` is eight. Numbers may be written as in YAML or in Python (`1e-3`,
 `16_000_000_000`); nothing is converted from another type. Files are bounded in size and depth. Aliases, tags and
 duplicate keys are refused, because they could make a value huge or hide one.
 
@@ -36,7 +36,7 @@ from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import at_home, read_local_file, write_whole
 from shards.output.terminal import printable_name
 
-MOST_BYTES = 256 * 1024  # a job has 4 kB
+MOST_BYTES = 256 * 1024  # a job's file has about 4 kB
 MOST_DEPTH = 16
 _WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
@@ -63,7 +63,7 @@ class Scalar(NamedTuple):  # a record has a hundred of these, and dataclasses wo
 
     @property
     def is_nothing(self) -> bool:
-        """YAML's null: an empty value, `~` or `null`."""
+        """Whether the value is YAML's null: empty, `~` or `null`, without quotes."""
         return self.is_plain and self.text in ("", "~", "null", "Null", "NULL")
 
 
@@ -106,8 +106,8 @@ def read_tree(path: Path, *, todo: str = "give a recipe's name or a YAML file") 
 
 
 def _tree_of(content: bytes, loader: Any) -> Tree:
-    """Returns the only document of a YAML text. Raises yaml.YAMLError if it has aliases, tags or duplicate keys, or is
-    nested deeper than a job may be."""
+    """Returns the only document of a YAML text. Raises yaml.YAMLError if it has aliases, tags, duplicate keys or a
+    second document, or is nested deeper than a job may be. An empty text gives an empty value."""
     events = yaml.parse(content, Loader=loader)
     next(events)  # the start of the stream
     if isinstance(next(events), yaml.StreamEndEvent):
@@ -342,7 +342,7 @@ def read_leaves(path: Path) -> Leaves:
     """Returns the values in a record as text, by path: `stage`, and fields such as `job.model.name`. Items of a list
     are numbered.
 
-    Raises OSError, and InvalidDataError if the file is not a record.
+    Raises OSError if the file cannot be read, and InvalidDataError if it is not a record.
     """
     data, leaves = read_local_file(path, most_bytes=MOST_BYTES), Leaves()
     try:
@@ -409,7 +409,7 @@ def record_text(stage: str, job: Any) -> str:
 def write_record(run_dir: Path, *, stage: str, job: object) -> None:
     """Writes run_dir/job.yaml, completely or not at all. The umask decides who may read the run directory.
 
-    Raises UserError if the folder cannot be made or written to.
+    Raises OSError if the disk is full, and UserError if the folder cannot be made or written to for another reason.
     """
     path = run_dir / "job.yaml"
     try:

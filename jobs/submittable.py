@@ -58,8 +58,8 @@ def submitted_stage(stage: str) -> Submitted:
 
 
 def job_of_words(words: list[str], override: Override) -> Any:
-    """Returns the job that a command's words describe. The first word is the stage. Raises UserError for everything
-    that the stage itself would refuse."""
+    """Returns the job that a command's words describe. The first word is the stage. Raises UserError for words that the
+    stage itself would refuse."""
     stage, second = words[:2]
     word = file_of(second) if STAGES[stage].recipes else second
     fields, _ = take_run_flags(stage, words[2:])
@@ -93,8 +93,8 @@ def output_name(out: str) -> str:
 
 def work_name(words: Sequence[str], job: Any) -> str:
     """Returns the name by which a command's job is found in the queue. It is made from the run directory if there is
-    one, else from the output, else from the job's fields and the current folder. It does not depend on how the command
-    is spelled."""
+    one, else from the output (and, if only one phase is packed, the phase and the part), else from the job's fields and
+    the current folder. It does not depend on how the command is spelled."""
     if run_dir := getattr(job, "run_dir", ""):
         return run_name(run_dir)
     flag = submitted_stage(words[0]).out
@@ -105,5 +105,5 @@ def work_name(words: Sequence[str], job: Any) -> str:
 
 
 def place_of(path: str) -> str:
-    """Returns one text for a folder or a URL, even if the path is spelled differently."""
+    """Returns the same string for a folder or a URL, even if the path is spelled differently."""
     return path.rstrip("/") if "://" in path else str(Path(path).resolve())

@@ -40,7 +40,7 @@ def _find_ours_first() -> None:
 
 
 def _has_such(folder: str) -> bool:
-    """Returns whether a folder contains modules with the names of our packages."""
+    """Returns whether a folder contains a module with the name of one of our packages."""
     return any(os.path.exists(f"{folder or '.'}/{name}{end}") for name in _OURS for end in ("", ".py"))  # noqa: PTH110
 
 

@@ -7,9 +7,9 @@ A key is derived from some words (seed, epoch, ...) and, last, the number of its
 same number and the same count of words, so no two kinds of draws share a key. Only the number 5 is used twice:
 rotations have one word, dropout has four. The numbers decide the results of every run and dataset: never change one.
 
-Four kinds of keys have no Purpose. Initial weights derive them from the seed and the CRC-32 of the tensor's name; the
+Five kinds of keys have no Purpose. Initial weights derive them from the seed and the CRC-32 of the tensor's name; the
 pictures of a card, from a constant and the shard; the split of the digits, from three constants; repeated tries for a
-weight of mixup or CutMix, from that weight's key and the number of the try.
+weight of mixup or CutMix, from that weight's key and the number of the try; the check of gradients, from two numbers.
 """
 
 from dataclasses import dataclass

@@ -146,9 +146,14 @@ DOORS = {
 ENVIRONMENT = ("pipeline/ranks/world.py", "jobs/cli.py", "patchline/__main__.py", "shards/reading/parallel.py")
 # Rooms that decide by looks at a run's folder, and the files of these rooms that look at nothing but this machine, or
 # only for what people read.
-LOOKS_AT_RUNS = ("pipeline/training/", "pipeline/checkpoints/", "jobs/chains/", "jobs/cluster/questions.py")
+LOOKS_AT_RUNS = (
+    *("pipeline/training/", "pipeline/checkpoints/", "jobs/chains/", "jobs/monitor/", "jobs/reports/"),
+    "jobs/cluster/questions.py",
+)
 LOOKS_ELSEWHERE = (
     *("pipeline/training/saving/save.py", "pipeline/training/summary.py", "jobs/chains/status.py"),
+    *("jobs/monitor/gpu_trial.py", "jobs/monitor/logs.py", "jobs/monitor/evidence.py", "jobs/reports/worth.py"),
+    "jobs/reports/ls.py",  # a folder that cannot be looked at is listed as unreadable
     "pipeline/training/watchdog/heartbeat_files.py",  # a look that fails is silence, and must not wait
 )
 BANNED = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}

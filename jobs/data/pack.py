@@ -124,7 +124,8 @@ def spec_of(job: PackJob) -> PackSpec:
 
 def source_of_split(source: Source, split: str) -> Source:
     """Returns the source for this split. Sets the split of a source that has splits; otherwise replaces `{split}` in
-    file names with the split's name. Raises UserError if the source does not have the split."""
+    file names with the split's name. Raises UserError if the source does not have the split, or if --source.split names
+    another one."""
     if isinstance(source, DigitsSource | VtabSource):
         if isinstance(source, DigitsSource) and split not in ("train", "test"):
             raise UserError(f"--split is {split!r}; the digits have train and test")

@@ -47,8 +47,8 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
 
 
 def refuse_misplaced(path: str, out: str, *, wanted: str) -> None:
-    """Raises UserError if `out` is missing, is the `path` that the weights are read from, or is the folder of that
-    file."""
+    """Raises UserError if `out` is missing or would replace what is read: if it is `path`, the weights folder of the
+    run at `path`, or the folder of the file at `path`. Also raises it if either path cannot be followed."""
     if not out:
         raise UserError(f"--out is missing: give {wanted} for the weights")
     try:
@@ -79,8 +79,8 @@ def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str,
 
 
 def labels_in_file(path: str, *, num_classes: int) -> tuple[str, ...]:
-    """Returns the names of a head's classes, which a file has one per line. Raises UserError unless there is exactly
-    one name for each class, without duplicates."""
+    """Returns the names of a head's classes, which a file has one per line. Raises UserError if the file cannot be
+    read, or unless there is exactly one name for each class, without duplicates."""
     try:
         labels = tuple(map(class_name, read_local_text(path, most_bytes=MOST_DESCRIPTION_BYTES).splitlines()))
     except (OSError, InvalidDataError) as error:

@@ -25,7 +25,7 @@ KINDS = (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp")
 
 def run(job: PredictJob) -> int:
     """Predicts the classes of all images. Returns 0 if every image was predicted, or 1 if some could not be used. Each
-    of these is logged."""
+    image that could not be used is logged."""
     if Path(job.weights).suffix.lower() in IMAGE_SUFFIXES:
         image = printable_name(shlex.quote(job.weights))
         raise UserError(f"the weights come first, and {image} is an image: patchline predict RUN {image}")

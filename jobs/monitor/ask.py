@@ -27,11 +27,12 @@ from pipeline.runs.facts import RunFacts
 from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file
+from shards.files.looks import is_a_folder, patiently
 from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
 
-_PAUSE_SECONDS, _MOST_SECONDS = 1.0, 120.0  # for cancel: the pause between two looks at the queue, and the limit
+_PAUSE_SECONDS, _MOST_SECONDS = 1.0, 120.0  # for cancel: the pause between two queries of the queue, and the limit
 
 
 def run(words: list[str], *, command: str, environ: Mapping[str, str]) -> int:
@@ -67,8 +68,8 @@ def _save(run_dir: Path, facts: RunFacts) -> None:
 
 
 def _refuse_copy(run_dir: Path, facts: RunFacts) -> None:
-    """Raises UserError for the copy of a run that was running when it was copied. Its files still say that it is
-    running."""
+    """Raises UserError for the copy of a run that was running when it was copied. The copy's files still say that the
+    run is running."""
     if facts.state == "running" and (original := _original_of(run_dir)):
         raise UserError(
             f"{str(run_dir)!r} is a copy of {original}, which is another run, and what is asked here does not reach "
@@ -82,7 +83,7 @@ def _original_of(run_dir: Path) -> str:
     with suppress(OSError, InvalidDataError):
         head = read_local_file(run_dir / "job.yaml", most_bytes=MOST_BYTES).decode(errors="replace").partition("\n")[0]
         named = Path(head.split(" ", 3)[-1]).parent  # `# patchline STAGE PATH`
-        if named.is_absolute() and (named / "job.yaml").exists() and not named.samefile(run_dir):
+        if named.is_absolute() and is_there(named / "job.yaml") and not named.samefile(run_dir):
             return repr(str(named))
     return "another folder" if is_copied(run_dir / SUBMIT_FOLDER) else ""
 
@@ -110,13 +111,13 @@ def cancel(words: list[str], *, environ: Mapping[str, str]) -> int:
     if is_chain(words[0]):
         lock = state_folder(words[0])
         name, marker, recorded = read_plan_of(lock).name, lock / CANCELLED, jobs_begun_here(lock)
-    elif (folder / SUBMIT_FOLDER).is_dir():
+    elif is_a_folder(folder / SUBMIT_FOLDER):
         lock = folder / SUBMIT_FOLDER
         name, marker, recorded = run_name(words[0]), lock / STOPPED_BY_HAND, submitted_in(lock)
     else:
         return _cancel_output(words[0], environ)
     work_in(folder)
-    was_there, gone = marker.exists(), dict[str, QueuedJob]()
+    was_there, gone = patiently(marker, marker.exists), dict[str, QueuedJob]()
     marker.touch()  # made first, so that a gate that runs now submits no more jobs
     try:
         _cancel_all(name, environ, recorded, gone=gone)
@@ -166,7 +167,8 @@ def _cancel_all(
 
 def facts_at(run_dir: Path) -> RunFacts:
     """Returns the facts of the run in a folder. Raises UserError if the folder is not a run."""
-    found = run_at(run_dir, run_dir, time.time()) if (run_dir / "job.yaml").exists() else None
+    record = run_dir / "job.yaml"
+    found = run_at(run_dir, run_dir, time.time()) if patiently(record, record.exists) else None
     if found is None:
         shown = shlex.quote(str(run_dir))
         refuse_chain(str(run_dir), hint=f", or cancel all of its jobs: `patchline cancel {shown}`")
@@ -182,7 +184,7 @@ def refuse_no_run(run_dir: Path) -> None:
         raise UserError(f"{str(run_dir)!r} cannot be read: {why}; ask its owner for access")
     if not is_begun(run_dir):
         refuse_chain(str(run_dir))
-    if not run_dir.is_dir() or not is_begun(run_dir):
+    if not is_a_folder(run_dir) or not is_begun(run_dir):
         raise UserError(
             f"{str(run_dir)!r} is no run: it has no job.yaml; `patchline ls DIR` lists the runs in a folder"
         )
@@ -199,7 +201,7 @@ def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)
     them can be read or do not exist."""
     try:
         for name in parts:
-            if (folder / name).is_dir():
+            if is_a_folder(folder / name):
                 os.scandir(folder / name).close()
     except PermissionError as error:
         return f"{error.strerror} at {printable_name(str(error.filename))}"
@@ -207,8 +209,9 @@ def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)
 
 
 def is_there(path: Path) -> bool:
-    """Whether a file exists. A file that this user has no access to counts as missing."""
+    """Whether a file exists. A file that this user has no access to counts as missing. Waits while the storage fails,
+    and raises its OSError after two minutes."""
     try:
-        return path.exists()
+        return patiently(path, path.exists)
     except PermissionError:
         return False

@@ -32,7 +32,8 @@ _DECODER = Probe(name="JPEG decoder", words=("decoder",), todo="run `make setup`
 
 
 def run(job: DoctorJob, *, environ: Mapping[str, str]) -> int:
-    """Prints the checks as a table or, with --json, as one JSON object. Returns 0 if there is no fault, else 1."""
+    """Checks this machine and prints a table or, with --json, one JSON object. If `job` names a run, examines that run
+    instead; with --gpu, measures training on the GPU. Returns 0 if there is no fault, else 1."""
     if job.run:
         return look_at(Path(job.run), environ, as_json=job.json)
     if job.gpu:

@@ -92,7 +92,7 @@ class Evidence:
 def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
     """Returns everything that the folder says and, on a machine with Slurm, what Slurm says. Raises UserError if there
     is no run."""
-    if not (run_dir / "job.yaml").exists():
+    if not is_there(run_dir / "job.yaml"):
         refuse_chain(str(run_dir))
     facts, damage = _gathered(run_dir)
     line, number = last_try(run_dir)
@@ -134,7 +134,7 @@ def _gathered(run_dir: Path) -> tuple[ReportFacts, str]:
     try:
         return gather(run_dir, has_whole_curves=False), ""
     except UserError as error:
-        is_run = any((run_dir / name).exists() for name in SIGNS_OF_A_RUN)
+        is_run = any(is_there(run_dir / name) for name in SIGNS_OF_A_RUN)
         if not is_run or not isinstance(error.__cause__, InvalidDataError):
             raise
         return _without_record(run_dir), str(error.__cause__)

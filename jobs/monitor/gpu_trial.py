@@ -77,8 +77,8 @@ def _plain(part: GpuPart) -> dict[str, Any]:
 
 
 def _kept(out: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parts in the file if they were measured on this device with these versions. Raises UserError if the
-    file was not written by this command."""
+    """Returns the parts in the file if they were measured on this device with these versions, otherwise an empty
+    dictionary. Raises UserError if the file was not written by this command."""
     if not out.exists():
         return {}
     try:

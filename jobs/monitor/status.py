@@ -33,6 +33,7 @@ from jobs.stages import usage_of
 from jobs.submittable import SUBMIT_FOLDER, output_name, run_name
 from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import read_tail
+from shards.files.looks import is_a_folder
 from shards.output.terminal import columns_of, printable_name
 
 Outputs = Mapping[str, Sequence[JobFacts]]
@@ -118,7 +119,7 @@ def _runs(folders: Sequence[Path], now: float) -> list[tuple[Run, Path]]:
     found = []
     for root, path in named + of_chains:
         is_below = path.is_relative_to(root.absolute()) and path != root
-        run_there = run_at(root.absolute() if is_below else path, path, now) if path.is_dir() else None
+        run_there = run_at(root.absolute() if is_below else path, path, now) if is_a_folder(path) else None
         if run_there is not None and (is_begun(path) or why_unreadable(path)):
             found.append((run_there, path))
         elif root == path:

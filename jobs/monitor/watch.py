@@ -1,5 +1,5 @@
-"""`patchline watch RUN|CHAIN`: draws a run, its jobs and its log, and updates the screen every few seconds until q or
-Ctrl-C.
+"""`patchline watch RUN|CHAIN`: draws a run, its jobs and its log, and updates the screen every two seconds
+(`--seconds`) until q or Ctrl-C.
 
 For a chain, it draws the chain's table, and below it the run that is running. Without a terminal, it writes a line
 every half minute. Only the ends of a run's files are read. A thread asks Slurm, so that the screen is still updated

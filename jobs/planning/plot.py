@@ -75,7 +75,8 @@ def _side_by_side(panels: Sequence[tuple[Frame, list[str]]], about: str) -> str:
 
 
 def _nodes(rows: Sequence[NodesPlan]) -> Axis:
-    """Returns the axis of the number of nodes: a log scale, with ticks at the requested numbers."""
+    """Returns the axis of the number of nodes: a log scale, with ticks at no more than `_MOST_TICKS` of the requested
+    numbers."""
     nodes = [plan.num_nodes for plan in rows]
     shown = nodes[:: -(-len(nodes) // _MOST_TICKS)]
     return Axis(name="nodes", low=nodes[0], high=nodes[-1], ticks=labelled(shown), is_log=True, margin=0.03)

@@ -77,7 +77,7 @@ PAPER = Views(training=_RESIZE_CROP, evaluation=_DIRECT)
 INCEPTION_448 = Views(training=_INCEPTION, evaluation=_CENTRAL_448)
 RESMALL_448 = Views(training=_RESMALL_CROP, evaluation=_CENTRAL_448)
 PRETRAINING = Views(training=_INCEPTION, evaluation=_CENTRAL)
-# How images are prepared here for every published pre-training.
+# The settings that recipes of published pre-training start from.
 PUBLISHED = TrainingJob(
     engine=EngineConfig(zero_stage=1, precision="bf16"),
     evaluation=EvaluationConfig(transform=PRETRAINING.evaluation),

@@ -12,8 +12,8 @@ from shards.config import HeldOutConfig, SubsetConfig
 from shards.output.quantities import plural
 
 _SIZES = ("patch", "depth", "width", "mlp_width", "num_heads", "resnet_units", "resnet_factor")
-# Fields that are not listed: they do not change the result, other columns show them, or they only say how a run is
-# scored.
+# These fields are not listed, because they do not change the result, other columns show them, or they only say how a
+# run is scored.
 _NOT_TOLD = (
     *("run_dir", "device", "threads", "micro_batch", "engine.", "checkpoint.", "evaluation.", "fewshot.", "hang."),
     *("loggers.", "log_every_steps", "norms_every_steps", "similarity_every_steps", "max_skipped_updates", "guard."),

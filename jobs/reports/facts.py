@@ -42,15 +42,16 @@ from shards.files.local_files import (
     read_local_file,
     read_tail,
 )
+from shards.files.looks import is_a_folder
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
 _RECORD = "job.yaml"
 _MOST_MANIFEST_BYTES, _MOST_LISTED, _MOST_LINE_BYTES = 256 << 20, 20, 1 << 20
-_TAIL_BYTES = 4 << 20  # of the metrics: some 4,000 lines
+_METRICS_TAIL_BYTES = 4 << 20  # of the metrics: some 4,000 lines
 _MOST_KINDS, _MOST_SAMPLES = 1000, 1_000_000
 _BRACKETS, _NUMBERS = re.compile(r"\s*\([^()]*\)"), re.compile(r"\b(?:[0-9a-f]{8,}|[0-9][0-9,.]*)\b")
-_TAIL_BYTES, _CHUNK = 1 << 16, 1 << 20
+_TRIES_TAIL_BYTES, _CHUNK = 1 << 16, 1 << 20
 _MOST_WORD = 80
 _SAID_ALREADY = ("done", "gave up", "told to stop")
 _EXITS = re.compile(r"exits-(\d{1,10})-(\d{1,9})-(\d{1,9})")
@@ -79,7 +80,7 @@ def last_try(run_dir: Path) -> tuple[Line | None, int]:
     """Returns the last usable line of tries.jsonl and its number, counted from 1; None and 0 if there is none."""
     path = run_dir / "submit" / "tries.jsonl"
     with suppress(OSError, InvalidDataError):
-        tail = read_tail(path, most_bytes=_TAIL_BYTES)
+        tail = read_tail(path, most_bytes=_TRIES_TAIL_BYTES)
         found = tail.last(lambda line: isinstance(line.get("end"), str)) if tail else None
         if tail and found:
             lines = tail.data.split(b"\n")
@@ -116,7 +117,14 @@ def line_breaks(path: Path, num_bytes: int) -> int:
 
 
 def try_words(line: Line) -> str:
-    """Returns how a try ended, such as `crashed (exit code 9) on n2 alone, and is to be continued`."""
+    """Returns how a try ended and which sick nodes it did not use, such as `crashed (exit code 9) on n2 alone, and is
+    to be continued; left out: n3`."""
+    nodes = line.get("left_out")
+    left_out = f"; left out: {printable_name(nodes[:_MOST_WORD])}" if isinstance(nodes, str) and nodes else ""
+    return f"{_end_words(line)}{left_out}"
+
+
+def _end_words(line: Line) -> str:
     end, codes = str(line["end"]), list(_codes(line))
     if end != "crashed":
         return _KNOWN.get(end, f"ended as: {end[:_MOST_WORD]}")
@@ -236,7 +244,7 @@ def _record(run_dir: Path) -> Leaves:
     except NotADirectoryError:
         raise UserError(f"{str(run_dir)!r} is a file; {advice}") from None
     except FileNotFoundError:
-        is_there = run_dir.is_dir()
+        is_there = is_a_folder(run_dir)
         what = f"no run in {str(run_dir)!r}: it has no {_RECORD}" if is_there else f"no folder {str(run_dir)!r}"
         raise UserError(f"there is {what}; {advice}") from None
     except OSError as error:
@@ -263,7 +271,7 @@ def _curves(run_dir: Path, notes: _Notes, *, is_running: bool, is_whole: bool) -
     found = NO_CURVES
     with notes.judging(METRICS):
         path = run_dir / METRICS
-        found = read_curves(path) if is_whole else read_tail_of_curves(path, most_bytes=_TAIL_BYTES)
+        found = read_curves(path) if is_whole else read_tail_of_curves(path, most_bytes=_METRICS_TAIL_BYTES)
         num_unusable = found.num_unusable + (found.has_half_line and not is_running)
         if num_unusable:
             notes.fault(METRICS, f"{METRICS}: {plural(num_unusable, 'line')} cannot be used and left out")

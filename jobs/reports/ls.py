@@ -23,7 +23,8 @@ from jobs.settings.runs import LsJob, SortColumn
 from jobs.stages import WITH_SMOKE
 from pipeline.runs.facts import SIGNS_OF_A_RUN, STATES, RunFacts, read_facts
 from shards.config_values import whole_number
-from shards.errors import Finding, InvalidDataError, UserError
+from shards.errors import PASSING_FAULTS, Finding, InvalidDataError, UserError
+from shards.files.looks import is_a_folder, is_there
 from shards.output.terminal import columns_of, printable_name
 from shards.pool import Pool
 
@@ -166,8 +167,8 @@ def _line(texts: Sequence[str], kept: Sequence[int], widths: Sequence[int]) -> s
 
 
 def in_order(runs: Sequence[Run], *, by: SortColumn, reverse: bool) -> list[Run]:
-    """Sorts the runs by a column. Losses and words are in ascending order, other numbers and times in descending order;
-    `reverse` reverses both. Runs without a value always come last."""
+    """Sorts the runs by a column. Losses and names are in ascending order, states in the order of `STATES`, and other
+    numbers and times in descending order; `reverse` reverses each of these. Runs without a value always come last."""
     by_name = sorted(runs, key=lambda one: one.path)
     known = [one for one in by_name if _is_known(_key(one, by))]
     known.sort(key=lambda one: _key(one, by), reverse=(by in _DESCENDING) != reverse)
@@ -195,7 +196,8 @@ def _key(one: Run, by: SortColumn) -> Any:
 
 
 def folders_below(root: Path) -> list[Path]:
-    """Returns the folders at and below the root that may be runs. Raises UserError if the root cannot be listed."""
+    """Returns the folders that may be runs: the root, or those at most `_MOST_DEPTH` levels below it. Raises UserError
+    if the root cannot be listed."""
     try:
         if _may_be_run({entry.name for entry in os.scandir(root)}):
             return [root]
@@ -237,8 +239,8 @@ def _inside(level: Sequence[Path]) -> Iterator[tuple[Path, bool, set[str] | None
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a link that leads back to itself
-        return False
+    except OSError as error:  # a link to itself, or failing storage, which must not hide a run
+        return error.errno in PASSING_FAULTS
 
 
 def _may_be_run(names: set[str]) -> bool:
@@ -248,7 +250,7 @@ def _may_be_run(names: set[str]) -> bool:
 
 
 def run_at(root: Path, path: Path, now: float) -> Run | None:
-    """Returns the run in a folder; None if its record belongs to another stage."""
+    """Returns the run in a folder; None if its record belongs to a stage that does not train."""
     reasons: list[str] = []
     leaves: Leaves = {}
     try:
@@ -282,7 +284,7 @@ def is_unstarted(path: Path) -> bool:
     """Whether the folder belongs to a run that was submitted and has not started. The record is written at the first
     start."""
     others = (_RECORD, *SIGNS_OF_A_RUN, "checkpoints")
-    return (path / "submit").is_dir() and not any((path / name).exists() for name in others)
+    return is_a_folder(path / "submit") and not any(is_there(path / name) for name in others)
 
 
 def as_json(one: Run) -> dict[str, Any]:

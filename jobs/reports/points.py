@@ -38,6 +38,7 @@ from pipeline.runs.summary_file import read_curves
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import Line, is_finite, read_local_file
+from shards.files.looks import is_a_file, is_there
 from shards.files.typed_json import parse_json
 from shards.output.quantities import plural
 
@@ -118,7 +119,7 @@ def fewshot_of(run_dir: Path) -> tuple[list[AlsoScored], str]:
     """Returns the scores that `patchline fewshot ... --run-dir RUN/fewshot` measured for this run's weights, or no
     scores and the reason why they cannot be used. Both are empty if the command was not run."""
     folder = run_dir / _FOLDER
-    if not (folder / _RESULTS).exists():
+    if not is_there(folder / _RESULTS):
         return [], ""
     try:
         job = read_record(folder / "job.yaml", stage="fewshot", kind=FewshotJob)
@@ -129,7 +130,7 @@ def fewshot_of(run_dir: Path) -> tuple[list[AlsoScored], str]:
     except (OSError, ValueError, KeyError, TypeError, UserError, InvalidDataError) as error:
         return [], f"{_FOLDER}/{_RESULTS} cannot be used: {error}"
     given, on = Path(job.weights), fewshot_on(job.data)
-    if on is None or (given.exists() and not given.resolve().is_relative_to(run_dir.resolve())):
+    if on is None or (is_there(given) and not given.resolve().is_relative_to(run_dir.resolve())):
         return [], f"{_FOLDER}/{_RESULTS} is of the weights {job.weights!r}, not of this run's"
     weights = "" if given.resolve() == run_dir.resolve() else given.name
     return [
@@ -402,8 +403,8 @@ def final_run_of(weights: str) -> Path | None:
     """Returns the run whose final weights these are (RUN or RUN/weights); None if there is none. Weights in any other
     folder of RUN may come from any checkpoint, so they do not count."""
     path = Path(weights).absolute()  # `.` has no name
-    folder = path.parent if path.name == "weights" and not (path / _RECORD).is_file() else path
-    return folder if (folder / _RECORD).is_file() else None
+    folder = path.parent if path.name == "weights" and not is_a_file(path / _RECORD) else path
+    return folder if is_a_file(folder / _RECORD) else None
 
 
 def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
@@ -411,7 +412,7 @@ def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
     known."""
     final = final_run_of(weights)
     folder = final or Path(weights).parent
-    if ancestors >= _MOST_ANCESTORS or not (folder / _RECORD).is_file():
+    if ancestors >= _MOST_ANCESTORS or not is_a_file(folder / _RECORD):
         return None, f"the run of its weights {weights!r} is not there, so its compute and data are not known"
     try:
         point = point_of(folder, name=str(folder), ancestors=ancestors + 1)

@@ -1,4 +1,4 @@
-"""`patchline report`: shows what a run did, in a few lines and on an HTML page without scripts. The run may still be
+"""`patchline report`: shows what a run did, as text and on an HTML page without scripts. The run may still be
 running.
 
 `kind_of` decides how each curve is shown: its title, its unit, and the format of its values.
@@ -23,7 +23,7 @@ from shards.files.local_files import is_finite
 from shards.output.quantities import duration, number, percent, plural, share, short_time, size
 from shards.pages.page import Axis, Frame, labelled, log_ticks, page, shown, svg, ticks
 
-_LOG_RATIO = 50  # curves that span more than this are drawn on a log scale
+_LOG_RATIO = 50  # a curve is drawn on a log scale if its highest value is more than this many times its lowest
 _BAR_WIDTH, _BAR_HEIGHT = 1100, 46
 _STEP_TITLES = {
     "time/data_wait": "Step: waiting for data",
@@ -69,7 +69,7 @@ def summary(
     facts: ReportFacts,
     scores: ScoreSheet = ScoreSheet(),  # noqa: B008 - it is frozen
 ) -> str:
-    """Returns the report as text with lines of at most 80 columns. It begins with how the run ended and what the model
+    """Returns the report as text with lines of at most 80 columns. It begins with the run's state and what the model
     confuses."""
     lacks = lacks_confusions(facts, scores)
     lines = [*_outcome(facts), *_confusions(scores), *([lacks] if lacks else []), *_time(facts)]
@@ -87,7 +87,7 @@ def summary(
 
 
 def by_cause(restarts: Sequence[Restart]) -> list[tuple[str, list[Restart]]]:
-    """Returns each kind of cause with its restarts, the one that cost the most time first."""
+    """Returns each kind of cause with its restarts, beginning with the kind that cost the most time."""
     found: dict[str, list[Restart]] = {}
     for one in restarts:
         found.setdefault(one.cause.kind, []).append(one)
@@ -95,8 +95,8 @@ def by_cause(restarts: Sequence[Restart]) -> list[tuple[str, list[Restart]]]:
 
 
 def _restart_lines(restarts: Sequence[Restart]) -> list[str]:
-    """Returns lines about restarts: one for each if there are few, otherwise one for each cause, and the last
-    restarts."""
+    """Returns lines about the last `_MOST_RESTARTS` restarts. If there are more restarts, their total cost and the cost
+    of each cause come first."""
     lines = []
     if len(restarts) > _MOST_RESTARTS:
         causes = by_cause(restarts)

@@ -2,7 +2,8 @@
 the paper's Table 2, the figures of `patchline inspect`, and the results of `patchline evaluate --run-dir RUN/scores`
 (scores, confusions, and images that the model gets right or wrong).
 
-The files may come from anyone, so they are checked. For each file that cannot be used, the result has a reason.
+The files may come from anyone, so they are checked. If a run's record or metrics, or a file of an evaluation, cannot be
+used, the result has a reason. Other files that cannot be used are left out.
 """
 
 import base64
@@ -31,6 +32,7 @@ from pipeline.runs.summary_file import read_curves
 from shards.config_values import Range
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import Line, is_finite, read_local_file
+from shards.files.looks import is_a_file, is_there
 from shards.files.typed_json import parse_json, read_record, record_from
 from shards.pages.page import data_uri, matrix, shown
 
@@ -107,9 +109,9 @@ class Repeats:
 
 @dataclass(frozen=True, kw_only=True)
 class Worth:
-    """The cost and the quality of a run. `device_days`: the sum over all ranks and all starts. `dataset`: the dataset
-    of Table 2 on which the run is scored (empty: none), and `accuracy`: the accuracy on it. `is_held_out`: whether the
-    point's accuracy is that on a held-out part of the training data instead. `repeats`: the result of all repetitions,
+    """The cost and the quality of a run. `device_days`: the sum over all ranks and all starts. `accuracy`: the accuracy
+    on --evaluation.url. `dataset`: the name of that dataset in Table 2 (empty: it is not there). `is_held_out`: whether
+    the accuracy of `point` is that on a held-out part of the training data. `repeats`: the result of all repetitions,
     if the run is one of the repetitions of a sweep. `vtab`: the means in RUN/vtab over groups of tasks and over all
     tasks, with deviations over seeds. `figures`: the title and the data URI of each figure. `reasons`: why something is
     not known."""
@@ -126,8 +128,8 @@ class Worth:
 
 
 def worth_of(run_dir: Path, *, wall_seconds: float, curves: Curves | None = None) -> Worth:
-    """Returns the cost and the quality of the run, read from its files. If something cannot be read, the result has the
-    reason. `curves`: what its metrics contain, if they have been read."""
+    """Returns the cost and the quality of the run, read from its files. If its record or metrics cannot be read, the
+    result has the reason. `curves`: what its metrics contain, if they have been read."""
     reasons: list[str] = []
     point, url, days = None, "", None
     try:
@@ -169,8 +171,8 @@ def _accuracy_on(url: str, lines: Sequence[Line]) -> float | None:
 
 
 def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None:
-    """Returns the sum over all starts of the time until the next start times the number of ranks. Returns None if no
-    start is recorded."""
+    """Returns the device-days of a run: for each start, the days until the next start (or until `wall_seconds`) times
+    the number of ranks, summed over all starts. Returns None if no start is recorded."""
     if not starts:
         return None
     ends = [*(one.total_seconds for one in starts[1:]), wall_seconds]
@@ -179,7 +181,8 @@ def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None
 
 
 def _repeats(run_dir: Path) -> Repeats | None:
-    """Returns the mean and the deviation in sweep.json, or None if the run is not a repetition of a sweep."""
+    """Returns the mean and the deviation in sweep.json, or None if the run is not a repetition of a sweep or the values
+    are not usable."""
     sweep = sweep_of(run_dir)
     found = read_sweep(sweep) if sweep else None
     if found is None or not is_repetition(run_dir, found):
@@ -270,8 +273,9 @@ class Classes:
         return self.labels[row] == self.classes[column]
 
     def confusions(self) -> list[tuple[str, str, int, float]]:
-        """Returns the most frequent confusions: label, answer, number of images, and share of the label's images. An
-        answer equal to the label is never a confusion, even if ImageNet-ReaL's lists call it wrong."""
+        """Returns the `_MOST_LISTED` most frequent confusions: label, answer, number of images, and share of the
+        label's images. An answer equal to the label is never a confusion, even if ImageNet-ReaL's lists call it
+        wrong."""
         right = self._right()
         wrong = [(row, column, count - right.get((row, column), 0)) for row, column, count in self.confusion]
         wrong = [cell for cell in wrong if cell[2] > 0 and not self._is_own(cell[0], cell[1])]
@@ -282,7 +286,7 @@ class Classes:
         ]
 
     def hardest(self) -> list[tuple[str, int, float]]:
-        """Returns the labels with the lowest accuracy: name, number of images, accuracy."""
+        """Returns the `_MOST_LISTED` labels with the lowest accuracy: name, number of images, accuracy."""
         found = [
             (name, count, right / count)
             for name, count, right in zip(self.labels, self.images, self.right, strict=True)
@@ -291,8 +295,8 @@ class Classes:
         return sorted(found, key=lambda one: one[2])[:_MOST_LISTED]
 
     def picture(self) -> Markup | None:
-        """Draws the confusion matrix; None if there are too many classes. A cell counts as right if most of its images
-        were classified correctly."""
+        """Draws the confusion matrix. Returns None if there are more than `_MOST_DRAWN` classes, or if no confusions
+        are recorded. A cell counts as right if most of its images were classified correctly."""
         rows = [row for row, count in enumerate(self.images) if count]
         if not self.confusion or max(len(rows), len(self.classes)) > _MOST_DRAWN:
             return None
@@ -359,7 +363,7 @@ def read_scores(run_dir: Path) -> ScoreSheet:
     """Reads RUN/scores. If it is missing, reads the newest evaluation of this run's weights in a nearby folder (see
     `_newest_evaluation`). The result is empty if there is none."""
     folder = run_dir / FOLDER
-    if not (folder / _SCORES).is_file():
+    if not is_a_file(folder / _SCORES):
         found = _newest_evaluation(run_dir)
         if found is None:
             return ScoreSheet()
@@ -368,7 +372,7 @@ def read_scores(run_dir: Path) -> ScoreSheet:
     leaves = _of_file(folder / "job.yaml", reasons, read_leaves) or {}
     scores = _of_file(folder / _SCORES, reasons, lambda path: read_record(ScoreLine, _data(path)))
     classes = _of_file(folder / "classes.json", reasons, lambda path: read_record(Classes, _data(path)))
-    examples = _of_file(folder / "examples.json", reasons, _examples) if (folder / "examples.json").exists() else ()
+    examples = _of_file(folder / "examples.json", reasons, _examples) if is_there(folder / "examples.json") else ()
     return ScoreSheet(
         dataset=leaves.get("job.data.url", ""),
         weights=_others_weights(leaves.get("job.weights", ""), run_dir),
@@ -405,7 +409,7 @@ def _others_weights(weights: str, run_dir: Path) -> str:
     exists count as the run's own if the path has the run's name: the run was probably moved."""
     own, said = run_dir.resolve(), Path(weights).resolve()
     was = said.parent if said.name == "weights" else said
-    is_own = was == own or (was.name == own.name and not was.exists())
+    is_own = was == own or (was.name == own.name and not is_there(was))
     return "" if not weights or is_own else weights
 
 

@@ -24,7 +24,7 @@ Phase = Literal["all", "scan", "plan", "shards", "merge"]
 class PackJob:
     """What to pack, and where to write it.
 
-    `run_dir` is not in the dataset, so its bytes do not depend on who packed it.
+    `run_dir` is not in the dataset, so the dataset's bytes do not depend on who packed it.
     """
 
     out: str = ""
@@ -92,7 +92,7 @@ class PackJob:
         return number, num_parts
 
     def about(self) -> About:
-        """Returns the texts for people in the manifest."""
+        """Returns the description and the licence, which the manifest has for readers."""
         return About(description=self.description, licence=self.licence)
 
 
@@ -127,7 +127,7 @@ class IndexJob:
         self.about()
 
     def about(self) -> About:
-        """Returns the texts for people in the manifest."""
+        """Returns the description and the licence, which the manifest has for readers."""
         return About(description=self.description, licence=self.licence)
 
 

@@ -57,8 +57,8 @@ class OnNodes:
 
 
 def refuse_wrong_nodes(job: OnNodes, *, gpu: str, is_num_gpus_given: bool, is_drawn: bool) -> None:
-    """Raises UserError if flags contradict each other, or have no effect without --nodes. `is_drawn`: whether --out has
-    an effect without --nodes."""
+    """Raises UserError if flags contradict each other or need another flag, if node counts repeat, or if --out is not
+    an .svg or .html file. `is_drawn`: whether --out has an effect without --nodes."""
     if job.out and not job.out.lower().endswith(SUFFIXES):
         raise UserError(f"--out is {job.out!r}; allowed: a name that ends in {' or '.join(SUFFIXES)}")
     for field in fields(OnNodes):

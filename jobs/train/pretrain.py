@@ -29,9 +29,9 @@ def run(
     profile: range = NO_STEPS,
     origin: Origin = NO_ORIGIN,
 ) -> int:
-    """Runs one training stage. The exit code says whether the run is done or can be continued. `extend`: whether the
-    job may have more steps than the run that it continues. `profile`: the steps to trace. `origin`: where the job comes
-    from."""
+    """Runs one training stage, and returns the exit code, which says whether the run is done or can be continued.
+    `extend`: whether the job may have more steps than the run that it continues. `profile`: the steps to trace.
+    `origin`: where the job comes from."""
     refuse_later_steps(profile, num_steps=job.steps)
     world, run_dir = current_world(job.device, threads=job.threads), Path(job.run_dir)
     try:

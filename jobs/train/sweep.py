@@ -72,7 +72,8 @@ def sweep_facts(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[Tr
 
 
 def sweep_table(plan: SweepPlan, tries: Sequence[TrialScore], seeds: Sequence[TrialScore]) -> str:
-    """Returns a line for each run, with the best marked, and the mean of the repetitions."""
+    """Returns a line for each run, with the best try marked, hints about best values at an edge of the grid, and the
+    mean of the repetitions once all have a score."""
     best = best_of(tries)
     width = max([len(printable_name(one.trial.name)) for one in (*tries, *seeds)], default=0)
     lines = [_line(one, width=width, mark="  best" if one is best else "") for one in tries]
@@ -127,7 +128,7 @@ def sweep_json(facts: dict[str, Any]) -> bytes:
 
 
 def sweep_of(run_dir: Path) -> Path | None:
-    """Returns the folder of the sweep that a run belongs to, if it has a sweep.json."""
+    """Returns the folder of the sweep that a run belongs to, or None if no sweep.json is there."""
     folder = _plain(run_dir)
     sweep = folder.parent.parent
     return sweep if folder.parent.name in _KINDS and (sweep / _SWEEP).is_file() else None
@@ -140,7 +141,7 @@ def name_in_sweep(run_dir: Path) -> str:
 
 
 def read_sweep(sweep: Path) -> dict[str, Any] | None:
-    """Returns what the sweep.json says, or None if it cannot be read."""
+    """Returns the content of sweep.json, or None if it cannot be read or has no list of seeds."""
     try:
         found = parse_json(read_local_file(sweep / _SWEEP, most_bytes=_MOST_BYTES))
     except (OSError, ValueError, InvalidDataError):
@@ -195,7 +196,7 @@ def _is_same(recorded: str | None, given: Any) -> bool:
 
 def run(words: list[str], *, override: Override, environ: Mapping[str, str]) -> int:
     """Runs the trials that are not done, writes sweep.json and prints the table. Returns the exit code of the first run
-    that failed. Runs that cannot succeed do not count as failed; they only have no score. Raises UserError if a run
+    that failed. Runs that cannot succeed do not count as failed, but they have no score. Raises UserError if a run
     would refuse its settings."""
     if len(words) < 2 or words[0] not in WITH_SMOKE or words[1].startswith("-"):
         raise UserError(f"usage: {usage_of('sweep')}")
@@ -245,7 +246,8 @@ def write(plan: SweepPlan, override: Override) -> None:
 
 
 def swept_fields(plan: SweepPlan, override: Override) -> set[str]:
-    """Returns the fields of the job in which the points of the grid differ, and fields that depend on them."""
+    """Returns the fields of the job in which the first and the last values of the grid differ, including fields that
+    depend on these values."""
     last = tuple((flag, values[-1]) for flag, values in plan.grid)
     jobs = [
         asdict(job_of_words(list(plan.repetitions(values)[0].words), override))

@@ -182,8 +182,8 @@ def _earlier(trial: Trial) -> Path:
 
 
 def run_all(trials: Sequence[Trial], environ: Mapping[str, str], override: Override) -> int:
-    """Runs the trials that are not done. Stops at the first trial that fails but may still succeed, and returns its
-    exit code. Otherwise returns 0."""
+    """Runs the trials that are not done. Skips a trial that cannot succeed (exit code 78). Stops at the first trial
+    with any other exit code than 0, and returns that code. Otherwise returns 0."""
     for number, trial in enumerate(trials, start=1):
         if _is_done(trial, override):
             log.info("run %s of %s, %s: done before", number, len(trials), printable_name(trial.name))
@@ -202,7 +202,7 @@ def run_all(trials: Sequence[Trial], environ: Mapping[str, str], override: Overr
 
 
 def _is_done(trial: Trial, override: Override) -> bool:
-    """Whether the trial is done. Returns False if its dataset has moved or it has more steps, since the command itself
-    then decides."""
+    """Whether the trial is done. Returns False if its dataset has moved or it has more steps, since the training
+    command then decides."""
     facts = _facts(trial)
     return facts is not None and facts.state == "done" and not _changes(trial, override, is_done=True, exactly=True)

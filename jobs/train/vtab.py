@@ -3,7 +3,7 @@
 A task is a dataset URL/TASK of 1,000 images with a test set URL/TASK-test, as `patchline pack vtab` makes them. The
 tasks are run one after the other, with `patchline finetune vtab_TASK` in DIR/TASK or, with --seeds N, in
 DIR/seed-0/TASK and so on. If the command is repeated, it runs missing tasks and continues interrupted ones. With
-several seeds, there is a mean for each seed, and the mean and deviation of these means, as in the last row of the
+several seeds, vtab.json has a mean for each seed, and the mean and deviation of these means, as in the VTAB row of the
 paper's Table 2.
 """
 

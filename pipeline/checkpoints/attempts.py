@@ -7,7 +7,7 @@ Processes that survive a restart of their run must not interfere with it. The fe
 and relies on no feature of the store. Attempts are numbered, and each records what it resumed from. A manifest is
 ignored if a later attempt exists that did not resume from it or from its descendant. Before a writer commits, it checks
 that no later attempt has taken over the run, and that the run was not deleted. For that it needs only the names of the
-records: one listing and one request, no matter how often the run was started.
+records: one listing and one request, no matter how many times the run was started.
 """
 
 import re
@@ -27,13 +27,13 @@ from shards.store import MissingObjectError, Store
 ATTEMPTS = "attempts"
 MOST_TOKEN_DIGITS = 18  # the most digits of an attempt's number
 _RECORD = re.compile(rf"{ATTEMPTS}/([0-9]{{4,{MOST_TOKEN_DIGITS}}}-[0-9a-f]{{8}})\.json")
-# The errors that reading a damaged object raises. Faults of the store raise others.
+# The errors that reading a damaged object raises. A store that fails raises other errors.
 FAULTS = (ValueError, EOFError, MissingObjectError, InvalidDataError, IsADirectoryError, NotADirectoryError)
 _MOST_BYTES = 1 << 16  # the largest record of an attempt
 
 
 def gone_message(what: object, *, is_run: bool = False) -> str:
-    """Returns the message of a run that cannot be continued because its files were deleted while it ran. `is_run`:
+    """Returns the message about a run that cannot be continued because its files were deleted while it ran. `is_run`:
     whether the whole folder of the run was deleted, so that the same command starts from the beginning. If only the
     checkpoints were deleted, the ledger is still there, and the command is refused."""
     again = "run the same command to start from the beginning" if is_run else "start again in another --run-dir"
@@ -105,8 +105,9 @@ def read_attempts(store: Store, *, recorded: CheckpointId | None = None) -> list
 
 
 def read_attempt(store: Store, path: str) -> Attempt:
-    """Returns the recorded attempt. It is marked as unreadable if the record is damaged or names another attempt. Its
-    number still counts: otherwise, the next attempt could get the same or a lower number and would not overtake it."""
+    """Returns the recorded attempt. It is marked as unreadable if the record is damaged or missing, or names another
+    attempt. Its number still counts: otherwise, the next attempt could get the same or a lower number and would not
+    overtake it."""
     token = token_from_path(path)
     unreadable = Attempt(token=token, resumed_from=None, skipped=(), is_unreadable=True)
     try:
@@ -135,9 +136,9 @@ def next_token(attempts: list[Attempt], *, nonce: str) -> str:
 def next_attempt(
     attempts: list[Attempt], *, token: str, origin: CheckpointManifest | None, skip: StepRange | None
 ) -> Attempt:
-    """Returns a new attempt that resumes from `origin`. It leaves out the data steps that this checkpoint left out,
-    those that the latest attempt was going to leave out after this checkpoint (it may have ended before it saved
-    anything), and `skip`."""
+    """Returns a new attempt that resumes from `origin`; None: it starts from scratch and leaves out nothing. It leaves
+    out the data steps that this checkpoint left out, those that the latest attempt was going to leave out after this
+    checkpoint (it may have ended before it saved anything), and `skip`."""
     if origin is None:
         return Attempt(token=token, resumed_from=None, skipped=())
     found, recorded = origin.position, [each for each in attempts if not each.is_unreadable]
@@ -181,8 +182,8 @@ def foreign_to(committed: list[CheckpointId], attempts: list[Attempt]) -> list[s
 
 
 def _before(token: str, by_token: dict[str, Attempt]) -> str | None:
-    """Returns the attempt before an unreadable one. The line continues with it, but only up to the first checkpoint of
-    the unreadable attempt, so that no later checkpoint of an overtaken attempt stands."""
+    """Returns the token of the attempt before an unreadable one. The line continues with that attempt, but only up to
+    the first checkpoint of the unreadable attempt, so that no later checkpoint of an overtaken attempt stands."""
     return max((t for t in by_token if token_order(t) < token_order(token)), key=token_order, default=None)
 
 

@@ -102,11 +102,11 @@ class Checkpoints:
 
     def newest(self, *, at_most: int | None = None) -> CheckpointManifest | None:
         """Returns the newest standing checkpoint that every rank can verify. Returns None if none was ever committed;
-        raises an error if there are checkpoints but none can be used. `at_most`: only checkpoints of this step or an
+        raises an error if some were but none can be used. `at_most`: only checkpoints of this step or an
         earlier one count, and None is returned if none of them can be used.
 
-        A checkpoint that storage has failed to read for longer than a read's patience counts as damaged. Raises
-        StorageError if it was the last hope, or if the store can no longer be listed: then the fault may pass."""
+        A checkpoint that storage cannot read, even after retries, is skipped like a damaged one. Raises StorageError if
+        no other can be used, or if the store can no longer be listed, since such a fault may pass."""
         candidates, foreign = list[str](), list[str]()
         if self.world.is_first:
             recorded = self._recorded()
@@ -151,8 +151,8 @@ class Checkpoints:
         return None
 
     def _recorded(self) -> CheckpointId | None:
-        """Returns the last checkpoint in the run's ledger if its manifest is in the store, whose listing may be late;
-        else None."""
+        """Returns the last checkpoint in the run's ledger if its manifest is in the store, even if the store does not
+        list it yet; else None."""
         last = self._last_recorded()
         if last is None or self.store.exists(f"{last.folder}/{MANIFEST_NAME}"):
             return last
@@ -161,7 +161,7 @@ class Checkpoints:
 
     def _usable(self, folder: str) -> tuple[CheckpointManifest | None, str]:
         """Returns the manifest in a folder if every rank can verify it and its share of the files, else None and logs
-        why not. Also returns the fault of storage that kept a rank from reading; empty if the files are damaged. Raises
+        why not. Also returns the fault of storage that kept a rank from reading; empty if storage had no fault. Raises
         WillNotSucceedError if another version of Patchline wrote the checkpoint. Collective."""
         data, fault, manifest, is_read, other_format = b"", "", None, True, ""
         try:
@@ -187,7 +187,7 @@ class Checkpoints:
         if all_agree(not fault, device=self.world.device) and manifest:
             return manifest, ""
         self.loaded()
-        if all_agree(bool(other_format), device=self.world.device):  # an older checkpoint would give this one up
+        if all_agree(bool(other_format), device=self.world.device):  # an older checkpoint would abandon this one
             raise WillNotSucceedError(f"checkpoint {folder} in {self.store.url}: {other_format}, or another --run-dir")
         faults = [
             (text, was_read) for text, was_read in gather_json([fault, is_read], device=self.world.device) if text
@@ -288,7 +288,7 @@ def folder_id(folder: Path) -> tuple[int, int] | None:
 
 
 def _words(error: OSError | StorageError) -> str:
-    """Returns what failed, with the path."""
+    """Returns what failed, with the path if it is known."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.strerror} at {error.filename}"
     return str(error)

@@ -1,8 +1,8 @@
 """Commits a checkpoint whose files are all written, and deletes checkpoints that the run no longer keeps.
 
 Rank 0's writer does this. It checks that no later attempt has taken over, makes the manifest from every rank's report
-(many are read at once), and writes MANIFEST.json last. After a commit, one listing shows the older checkpoints. The
-checkpoint that was just committed is never deleted.
+(many are read at once), and writes MANIFEST.json last. After a commit, it lists the store once to find older
+checkpoints. The checkpoint that was just committed is never deleted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,7 +42,7 @@ from shards.errors import StorageError
 from shards.pool import each_at_once
 from shards.store import Store
 
-_FENCE = -1  # stands for no rank, but for the question whether this attempt may still commit
+_FENCE = -1  # not a rank: the check whether this attempt may still commit
 
 
 def retire(
@@ -89,7 +89,7 @@ def kept_folders(standing: list[CheckpointId], retention: Retention) -> set[str]
 
 
 def _may_be_written(path: str, attempt: Attempt, newest: CheckpointId | None) -> bool:
-    """Returns whether a checkpoint's file belongs to a later attempt, or to a later save of this attempt."""
+    """Returns whether a checkpoint's file belongs to a later attempt, or to a step of this attempt after `newest`."""
     token = _token_of(path)
     if token == attempt.token:
         return newest is not None and int(path.partition("/")[0].removeprefix("step-")) > newest.step
@@ -180,8 +180,8 @@ class OvertakenError(Exception):
 
 
 def commit(store: Store, order: CommitOrder) -> CheckpointId:
-    """Writes the manifest. Raises OvertakenError if the attempt is over, StorageError for a report that cannot be used,
-    or what the store raises."""
+    """Writes the manifest and returns the checkpoint's id. Raises OvertakenError if the attempt is over, StorageError
+    if the reports cannot be used, or what the store raises."""
     draft = draft_from_json(order.draft.encode())
     folder = draft.id.folder
 

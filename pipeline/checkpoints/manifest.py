@@ -4,8 +4,8 @@
     step-00000120/attempt-0003-5f1c2a9e/rank-00000.json          what this rank wrote, for the manifest
     step-00000120/attempt-0003-5f1c2a9e/MANIFEST.json            written last: the checkpoint exists from then on
 
-A manifest contains its own digest (shards/files/typed_json.py), which is checked before anything in the manifest
-counts. Fragments of equal length and offset in the files of consecutive ranks share one entry, so 550,000 fragments of
+A manifest contains its own digest (shards/files/typed_json.py), which is checked before anything in the manifest is
+used. Fragments of equal length and offset in the files of consecutive ranks share one entry, so 550,000 fragments of
 ViT-H/14 on 512 ranks take only 4,400 entries. Each parameter is saved with the moments that the optimiser keeps for it,
 under PyTorch's names. Muon keeps different moments for the matrices of the blocks than for the remaining parameters.
 """
@@ -46,8 +46,8 @@ Loss = Annotated[float, Field(allow_inf_nan=False)]
 @dataclass(frozen=True, kw_only=True)
 class SavedJob:
     """What a manifest says about the job. `model` has the fields of the model's configuration, `job` those of the whole
-    resolved job, and `optimizer` is the optimiser's name. Raises ValueError for a model that this version cannot build,
-    or whose fields are not the fields that this version knows."""
+    resolved job, and `optimizer` is the optimiser's name. Raises ValueError if this version cannot build the model or
+    knows other fields, or if the job's `steps` is not a whole number of 1 or more."""
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
 
@@ -104,7 +104,8 @@ class LogicalTensor:
     slots: dict[str, tuple[FragmentLocation, ...]]
 
     def locations(self, slot: str) -> tuple[FragmentLocation, ...]:
-        """Returns the locations of a slot's fragments. The average of a tensor that is not trained is its master."""
+        """Returns the locations of a slot's fragments. For the average of a tensor that has none, returns the
+        master's."""
         return self.slots[MASTER if slot == AVERAGE and AVERAGE not in self.slots else slot]
 
 
@@ -127,8 +128,8 @@ class CheckpointId:
 class CheckpointManifest:
     """Everything that a run needs to continue. `position`: the position of the stream of batches. `job`: what
     determines which jobs may continue the run. `losses`: the latest losses, by which the guard judges the next ones.
-    `record` is for people and reports; a run that continues takes only its micro-batch, its attention kernel and its
-    seconds so far from the record."""
+    `record` is for people and reports; a run that continues takes only the micro-batch, the attention kernel and the
+    seconds so far from it."""
 
     __pydantic_config__ = _STRICT
 

@@ -184,7 +184,7 @@ class Targets:
 
 class RankFiles:
     """The files of the checkpoint with this manifest. `names`: the names of all files, in the order of their ranks.
-    `most_held_bytes`: how much of what was verified may be kept in memory for later reads."""
+    `most_held_bytes`: how much of what was verified may be kept in memory for later reads; never less than 1 GiB."""
 
     def __init__(self, store: Store, manifest: CheckpointManifest, *, most_held_bytes: int = 0) -> None:
         self._store, self._manifest = store, manifest
@@ -393,7 +393,7 @@ class RetiredError(Exception):
 def open_checkpoint(store: Store, checkpoint: CheckpointId) -> tuple[CheckpointManifest, RankFiles]:
     """Returns the manifest and the files of a checkpoint, after it has verified all of them.
 
-    Raises InvalidDataError if a file does not have the bytes that the manifest says, and RetiredError if the checkpoint
+    Raises InvalidDataError if the manifest is damaged or a file does not match it, and RetiredError if the checkpoint
     was deleted.
     """
     try:

@@ -163,9 +163,9 @@ def report_name(rank: int) -> str:
 def write_rank_file(
     store: Store, folder: str, data: RankFileBytes, *, rank: int, save: int, progress: Progress
 ) -> Generator[None, None, RankReport]:
-    """Writes the file of one rank and then its report, and returns the report. It is a generator that writes one piece
-    of the file per step, so that another thread can take over between two steps. `progress` is called after each
-    piece."""
+    """Writes the file of one rank and then its report, and returns the report. It is a generator that writes (before an
+    upload: hashes) one piece of the file per step, so that another thread can take over between two steps. `progress`
+    is called after each piece."""
     digests, path = PartDigests(), f"{folder}/{file_name(rank)}"
     is_local = store.local_path(path) is not None
     ready = None if is_local else data.file()

@@ -194,7 +194,8 @@ class Saves:
 
     def advance(self, found: Mapping[str, float]) -> Saved | None:
         """Takes the sums of a step, and returns how the save ended, or None if it is still running. Raises
-        WillNotSucceedError if this attempt was overtaken. Collective only if a save has failed."""
+        WillNotSucceedError if this attempt is over, unless all checkpoints were deleted and the state can be saved
+        again. Collective only if the save was not committed."""
         save, world = self._save, self.checkpoints.world
         decided = verdict(self.phase, found, num_ranks=world.num_ranks)
         if save is None or decided is StepDecision.OPEN:

@@ -4,10 +4,10 @@ If the number of ranks or the ZeRO stage has changed, a rank needs many short pi
 holds 13 KB of each of a thousand tensors. To verify a piece, a rank must read the 1 MiB part that contains it, because
 checksums are per part. If every rank read its pieces by itself, the ranks would read the checkpoint a hundred times
 over. So each rank reads and verifies a share: consecutive whole parts of the files, about the same number for every
-rank. If nothing has changed, its share is its own file. It also reads what it needs from other shares, if that is
-little for all ranks together. Otherwise, the shares are gathered on all ranks, some megabytes at a time, and each rank
-copies what it needs. For ViT-H/14, each rank then receives 8 GB. An all-to-all would send less, but NCCL keeps buffers
-for each pair of ranks that has ever exchanged anything: gigabytes of a GPU's memory at 512 ranks.
+rank. If nothing has changed, its share is its own file. It also reads what it needs from other shares, if that is at
+most 40 % of the checkpoint for all ranks together. Otherwise, the shares are gathered on all ranks, 64 MiB at a time,
+and each rank copies what it needs. For ViT-H/14, each rank then receives 8 GB. An all-to-all would send less, but NCCL
+keeps buffers for each pair of ranks that has ever exchanged anything: gigabytes of a GPU's memory at 512 ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -32,11 +32,12 @@ from pipeline.ranks.collectives import gather_into, sums
 from pipeline.ranks.world import World
 
 _GATHERED_BYTES = 64 << 20  # bytes of all ranks' shares that are gathered at once
-MOST_AGAIN = 0.4  # the ranks read from each other's shares up to this part of all bytes
+MOST_AGAIN = 0.4  # up to this fraction of all bytes is read from other ranks' shares
 
 
 class Shares:
-    """Cuts all files of a checkpoint, put end to end in the order of their ranks, into a share for each of `num_ranks`.
+    """Cuts all files of a checkpoint, put end to end in the order of their ranks, into a share for each of `num_ranks`
+    ranks.
 
     Shares consist of whole parts, and of whole files if `num_ranks` divides the number of files. `bounds`,
     int64[num_ranks + 1]: the byte at which each share begins, and the end of the last. `bases`, int64[files]: the byte
@@ -60,7 +61,7 @@ class Shares:
         )
 
     def _cut(self, number: int, num_ranks: int) -> tuple[int, int]:
-        """Returns the number of the file, and of its part, at which a share begins."""
+        """Returns the number of the file, and of its part, at which share `number` begins."""
         file, rest = divmod(number * len(self.names), num_ranks)
         return file, len(self._records[file].sha256) * rest // num_ranks if rest else 0
 

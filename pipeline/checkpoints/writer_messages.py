@@ -100,7 +100,7 @@ def from_line(line: bytes) -> Any:
 
 
 class LineSplitter:
-    """Cuts what arrives into lines. Raises ValueError for a line that is longer than any message."""
+    """Cuts what arrives into lines. Raises ValueError if an unfinished line is longer than any message."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []

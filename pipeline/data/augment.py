@@ -14,7 +14,7 @@ Two more crops cut a random square of the model's size out of a resized image, w
 resize_crop cuts it out of a square ("Big Transfer", section 3.3; its input_pipeline_tf2_or_jax.py). short_side_crop
 cuts it out of an image whose short side was resized (big_vision, pp/ops_image.py: resize_small and random_crop).
 simple_random is DeiT III's form of short_side_crop (augment.py with --src, by torchvision's Resize and RandomCrop): the
-image's short side has the model's size, and 4 pixels are reflected at each edge.
+image's short side has the model's size (or `resize_pixels`, if that is more), and 4 pixels are reflected at each edge.
 
 For evaluation, the image is resized directly (vision_transformer), or its short side is resized and the centre is
 cropped (big_vision: resize_small and central_crop).
@@ -89,8 +89,8 @@ def draws_of(
 
 
 def draw_crop(height: int, width: int, draws: NDArray[np.float64], *, config: AugmentConfig) -> Crop:
-    """Returns the crop of an image of this size. It is the whole image if the random part is cut out after the
-    resize."""
+    """Returns the crop of an image of this size. It is the whole image if nothing is cut out before the resize, or if
+    no try of `inception` fits."""
     flip = config.flip and float(draws[-1]) < 0.5
     if config.crop == "random_resized":
         return _random_resized_crop(height, width, draws, config=config, flip=flip)
@@ -125,7 +125,7 @@ def _inception_sides(height: int, width: int, ratio: float, draw: float, *, conf
 def _random_resized_crop(
     height: int, width: int, draws: NDArray[np.float64], *, config: AugmentConfig, flip: bool
 ) -> Crop:
-    """Returns the first of ten random crops that fits, else the largest centred crop."""
+    """Returns the first of ten random crops that fits, else the largest centred crop of an allowed ratio."""
     low, high = math.log(config.min_ratio), math.log(config.max_ratio)
     for entry in range(0, 4 * _TRIES, 4):
         area_draw, ratio_draw, top_draw, left_draw = draws[entry : entry + 4].tolist()

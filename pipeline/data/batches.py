@@ -1,4 +1,4 @@
-"""Batches of uint8 images in the planned order, decoded and augmented in threads a few steps ahead.
+"""Batches of uint8 images in the planned order, decoded and augmented ahead of time in threads.
 
 One thread plans: it takes the samples of a step from the reader and hands them to the decoding threads in small chunks.
 Each chunk is one call of the library of crop_decoder.py, which writes directly into the batch's buffer, without the
@@ -162,10 +162,10 @@ class _Coming:
 
 
 class _Pace:
-    """Chooses how many decoding threads work. A few threads over the whole step disturb the thread that launches it
-    less than all threads in one burst. All threads work until several batches in a row were complete when they were
-    requested. Then the number is chosen to fit the shortest of these steps, with a margin. If a batch is late with
-    fewer threads, that number is not tried again."""
+    """Chooses how many decoding threads work. A few threads that work during the whole step disturb the thread that
+    launches the step less than all threads in one burst. All threads work until `_NUM_WATCHED` batches in a row were
+    complete when they were requested. Then the number is chosen to fit the shortest of these steps, with a margin. If a
+    batch is late with fewer threads, that number and smaller ones are not tried again."""
 
     _NUM_WATCHED = 8  # consecutive batches
     _MARGIN = 1.5
@@ -402,7 +402,7 @@ class TrainBatches:
 
     def _fill(self, source: _Source, sample: RawSample, draws: _Draws, view: Pixels) -> RawSample:
         """Writes the view of the sample into `view` and returns the sample. An unusable sample is replaced by a
-        substitute, which depends only on the seed and the sample's id. Raises WillNotSucceedError if many substitutes
+        substitute, which depends only on the seed and the sample's id. Raises WillNotSucceedError if _MAX_SUBSTITUTES
         in a row are unusable."""
         url, original = source.dataset.url, sample.sample_id
         for number in range(_MAX_SUBSTITUTES + 1):

@@ -11,7 +11,7 @@ from shards.config import HeldOutConfig, ReadConfig, SubsetConfig
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 
-# RandAugment's highest magnitude in big_vision's recipes. Above it, Posterize would keep more than 8 bits.
+# RandAugment's highest magnitude in big_vision's recipes. At 20, Posterize keeps all 8 bits.
 MAX_MAGNITUDE = 20
 DRAWS_PER_OP = 4  # the number of uniform draws for one RandAugment operation
 COLOUR_DRAWS = 6  # the number of uniform draws for 3-Augment and the colour jitter

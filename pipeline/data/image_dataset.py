@@ -169,11 +169,11 @@ class ImageDataset(Sequence[LabelledImage]):
         transform: EvaluationTransform = _UPRIGHT,
     ) -> "Generator[tuple[Batch, torch.Tensor], None, None]":
         """Returns an iterator over pairs (batch, mask) that hold every image once over all ranks, resized as in
-        `patchline evaluate`. Each rank gets equally many batches of `batch_size` images. `rank` and `num_ranks` are as
-        in `train_batches`: by default, several ranks share the images, so sum your counts over the ranks; with rank=0,
-        num_ranks=1, this rank gets all images. `mask`, bool[batch_size], is False for the entries of the last batches
-        that hold no image. A damaged image ends the evaluation with an error. Raises UserError if a size is not
-        allowed.
+        `patchline evaluate`. Each rank gets the same number of batches of `batch_size` images. `rank` and `num_ranks`
+        are as in `train_batches`: by default, several ranks share the images, so sum your counts over the ranks; with
+        rank=0, num_ranks=1, this rank gets all images. `mask`, bool[batch_size], is False for the entries of the last
+        batches that hold no image. A damaged image ends the evaluation with an error. Raises UserError if a size is
+        below 1.
         """
         from pipeline.data.config import Share, refuse_wrong_sizes  # noqa: PLC0415 - as above
         from pipeline.data.evaluation import evaluation_batches  # noqa: PLC0415

@@ -10,11 +10,11 @@ micro-batches, pixels would have to move between devices, or the result would ch
 distribution for each image, and varies within a batch.
 
 CutMix (Yun et al., arXiv 1905.04899), as in timm's Mixup (data/mixup.py), with which DeiT III trains. With a from
-Beta(alpha, alpha), the box covers the share 1 - a of the image: its sides are S sqrt(1 - a), rounded down. Its centre
-is uniform in the image, and it is cut off at the image's edges. The two images of a pair exchange their pixels in the
-box, and an image's target keeps the share of the pixels that the image keeps. If mixup is on, too, each pair gets mixup
-or CutMix with equal chances. timm chooses once per step, and draws one box for the whole batch; here, each image has
-the same distribution.
+Beta(alpha, alpha), the box covers the share 1 - a of the image: its sides are S sqrt(1 - a), rounded down to an even
+number. Its centre is uniform in the image, and it is cut off at the image's edges. The two images of a pair exchange
+their pixels in the box, and an image's target keeps the share of the pixels that the image keeps. If mixup is on, too,
+each pair gets mixup or CutMix with equal chances. timm chooses once per step, and draws one box for the whole batch;
+here, each image has the same distribution as in timm.
 
 Weights are multiples of 2 ** -16. Products with 8-bit pixels are then exact in fp32, so that mixed images have the same
 bits on any device. Rounding also removes the last bits of log and exp, which differ between processors and libraries.

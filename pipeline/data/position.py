@@ -138,8 +138,9 @@ class StreamPosition:
         return values
 
     def differences(self, now: "StreamPosition", *, allow_other_decoder: bool) -> list[Difference]:
-        """Returns the differences between this position and `now`, except for the step. If there are none, both streams
-        give the same batches."""
+        """Returns the differences between this position and `now`, except for the step and for those that change no
+        pixel. `allow_other_decoder` also leaves out the decoder's. If there are none without it, both streams give the
+        same batches."""
         return differences_of(self.to_json(), now, allow_other_decoder=allow_other_decoder)
 
 
@@ -165,7 +166,8 @@ def _whole(value: object) -> int:
 
 
 def differences_of(saved: Mapping[str, Any], now: StreamPosition, *, allow_other_decoder: bool) -> list[Difference]:
-    """Returns the same as `StreamPosition.differences`, but for stored plain values, which may not be a position."""
+    """Returns the same as `StreamPosition.differences`, but for stored plain values, which need not form a valid
+    position."""
     found = differences(_by_field(saved), _by_field(now.to_json()))
     refused = [change for change in found if not _is_without_effect(change)]
     return [change for change in refused if not (allow_other_decoder and is_of_decoder(change))]

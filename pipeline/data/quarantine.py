@@ -27,7 +27,7 @@ class Quarantine:
     A sample that is replaced again in a later epoch is counted again, but this process does not list it again; a
     continued run may list it once more. `replace` raises WillNotSucceedError if more than ten samples were replaced,
     and they are more than `max_share` of the samples that this rank has read since it started. Samples of other ranks,
-    of earlier attempts and of lost shards do not count: `lost_shards.py` compares the share of the latter.
+    of earlier attempts and of lost shards do not count: `lost_shards.py` checks the share of lost shards.
     """
 
     _ALWAYS_ALLOWED = 10
@@ -45,10 +45,10 @@ class Quarantine:
             self.num_read += num_samples
 
     def replace(self, sample: RawSample, *, url: str, substitute: int, is_first: bool, is_lost: bool = False) -> None:
-        """Records that `substitute` replaces `sample` of the dataset at `url`, which has a `fault`.
+        """Records that `substitute` replaces `sample`, which has a `fault`, in the dataset at `url`.
 
         `is_first`: whether `sample` comes from the sample order and is not itself a substitute. An unusable substitute
-        is listed but not counted. `is_lost`: whether its shard is lost.
+        is listed but not counted. `is_lost`: whether the sample's shard is lost.
         """
         line = {
             "url": url,

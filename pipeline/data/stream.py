@@ -176,16 +176,17 @@ def train_batches(
 
     The `with` block closes the stream when it is left. Without one, the stream is closed by garbage collection.
 
-    global_batch    images in a batch, over all ranks; `num_ranks` divides it
+    global_batch    images in a batch, over all ranks; a multiple of `num_ranks`
     image_size      height and width of the images, in pixels
     seed            draws the order and the crops; equal seeds and settings give equal batches
-    rank, num_ranks which of how many processes this one is; None: as torch.distributed says if it is initialised, else
-                    as torchrun, srun or mpirun does in the environment, else 0 of 1
+    rank, num_ranks this process's rank and the number of processes; None: from torch.distributed if it is initialised,
+                    else as torchrun, srun or mpirun set them in the environment, else 0 and 1
     position        another stream's `.position`, to continue after its last batch with any number of ranks
     config          how to shuffle, read and augment; None: the defaults, with gcd(global_batch, 64) lanes. Its
                     num_threads 0 means all cores of this process, and its memory_limit_bytes is for this rank
     quarantine      the file that lists replaced samples, created with the first of them
-    pin_memory      buffers from which a GPU copies asynchronously, before two more batches have been requested
+    pin_memory      whether to pin the buffers, so that a GPU can copy from them asynchronously; the copy must end
+                    before two more batches have been requested
 
     Raises UserError for arguments that are wrong or contradict each other, before anything is read ahead. The `url` may
     be in `config` instead.

@@ -74,7 +74,7 @@ class TrainingData:
 
     @property
     def part_text(self) -> str:
-        """A text that says which part of the datasets is trained on; empty if all samples are."""
+        """A text that says which part of the datasets is trained on; empty if the whole is."""
         packed = sum(dataset.manifest.num_samples for dataset in self.datasets)
         used = sum(dataset.num_samples for dataset in self.datasets)
         held_out = f"; {self.held_out.num_samples:,} are held out" if self.held_out else ""

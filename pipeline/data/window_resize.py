@@ -3,9 +3,9 @@ computed.
 
 - The plain resize is OpenCV's INTER_LINEAR, with half-pixel centres. It equals torch's interpolate(antialias=False)
   within 1 grey level. Since its weights have 11 bits, it is 0.13 levels lower on average.
-- The antialiased resize is Pillow's crop and resize(BILINEAR). Pillow gives the same bits up to version 12.
-  Pillow 13 resizes the height first if it shrinks more, and may differ by 1 grey level. The same holds for the bicubic
-  resize.
+- The antialiased resize is Pillow's BILINEAR, always the width first and then the height. A single call of Pillow gives
+  the same bits up to version 12; Pillow 13 resizes the height first if it shrinks more, and may differ by 1 grey level.
+  The same holds for the bicubic resize.
 - `area_resize`: each output pixel is the average of the input pixels that it covers; a pixel that is covered in part
   counts by that share. This is TensorFlow's tf.image.resize(method="area"), with which big_vision's resize_small
   (pp/ops_image.py) prepares images for short_side_crop and for the central crop of its evaluations. TensorFlow computes
@@ -42,7 +42,8 @@ _MOST_WHOLE_PIXELS = 1 << 24  # the most pixels of a resized image that is compu
 
 
 def show(pixels: Pixels, viewport: Viewport, *, out: Pixels) -> None:
-    """Resizes, cuts and mirrors the pixels of a crop into `out`, uint8[height, width, 3]. Raises DecodeError."""
+    """Resizes, cuts and mirrors the pixels of a crop into `out`, uint8[height, width, 3]. Raises DecodeError if that
+    fails."""
     with image_faults():
         rows = _shown(viewport.top, out.shape[0], viewport.height, num_reflected=viewport.num_reflected)
         columns = _shown(viewport.left, out.shape[1], viewport.width, num_reflected=viewport.num_reflected)

@@ -196,8 +196,8 @@ def features_of(
     world: World,
     before_batch: BeforeBatch = raised,
 ) -> torch.Tensor:
-    """Returns the features on the CPU of rank 0, float32[N, D], a row for each id, in the order of the ids; [0, 0] on
-    the other ranks.
+    """Returns the features on the CPU of rank 0, float32[N, D], a row for each id, in the order of the ids. Returns an
+    empty tensor, [0, 0], on the other ranks.
 
     This is a collective: all ranks must call it, and they share the work. `batch_size`: the number of images per batch
     on each rank. `before_batch` is explained at BeforeBatch.

@@ -75,8 +75,8 @@ class Predictor:
 
         An image is the path of a JPEG, PNG or WebP file, a Pillow image, or pixels, uint8[height, width, 3] in RGB. It
         may have any size. Its EXIF orientation is applied. Probabilities are 0 to 1. With a softmax they add up to 1
-        over all classes; with sigmoids each class has its own. Raises a UserError that names the image if one cannot be
-        used, and if `top` is below 1.
+        over all classes; with sigmoids each class has its own. Raises UserError if an image cannot be used (naming its
+        file) or if `top` is below 1.
         """
         if top < 1:
             raise UserError(f"top is {top}; allowed: 1 or more: how many classes are given for an image")
@@ -190,7 +190,8 @@ def _pixels(image: Image.Image) -> Pixels:
     try:
         with image_faults():
             flat = flattened(image)
-            # Pillow would also turn an image as other tags say, which neither packing nor the prediction of files does.
+            # Pillow would also apply an orientation in other tags, which neither packing nor the prediction of files
+            # does.
             others = {name: flat.info.pop(name) for name in _OTHER_ORIENTATIONS if name in flat.info}
             try:
                 upright = ImageOps.exif_transpose(flat)

@@ -53,8 +53,8 @@ class Counts:
         self.of_group = torch.zeros(2, num_groups, dtype=torch.float64)  # images, right ones
         self.of_bin = torch.zeros(3, _BINS, dtype=torch.float64)  # images, summed confidence, right ones
         cells = num_groups * num_classes
-        # For each pair of a label and an answer: all images, and those that are right. With lists or several labels,
-        # only some images of a pair may be right.
+        # For each pair of a label and an answer: all images, and those that are right. With ReaL's lists or several
+        # labels, only some images of a pair may be right.
         self.confusion, self.confusion_right = torch.zeros(2, cells if cells <= _MOST_CELLS else 0, dtype=torch.float64)
         self.num_groups, self.num_classes = num_groups, num_classes
 

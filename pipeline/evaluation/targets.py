@@ -24,7 +24,7 @@ from shards.files.typed_json import parse_json
 from shards.reading.samples import locate_row
 
 Targets = Callable[[Batch], torch.Tensor]
-"""The model's classes that are right for each image of a batch: int64[B, most of one image], padded with -1."""
+"""The model's classes that are right for each image of a batch: int64[B, most classes of any image], padded with -1."""
 _MOST_BYTES = 64 << 20
 _VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})\b")
 # The share of lists that must have the image's own label. It is 0.9 for ReaL's lists, and would be below 0.01 by
@@ -48,8 +48,8 @@ def counted_labels(batch: Batch) -> torch.Tensor:
 
 
 def read_class_map(path: str) -> dict[str, tuple[str, ...]]:
-    """Reads a JSON object that gives, for labels of the dataset, the name or names of the model's classes that stand
-    for it. Raises UserError if the file is anything else."""
+    """Reads a JSON object that maps labels of the dataset to the name or names of the model's classes that stand for
+    them. Raises UserError if the file holds anything else."""
     found = _read(path, "--class-map")
     if not isinstance(found, dict) or not found:
         raise UserError(f'--class-map {path} has no classes; allowed: {{"label": ["class of the model", ...], ...}}')
@@ -90,7 +90,8 @@ def by_class_map(dataset: Dataset, labels: Sequence[str], classes: Mapping[str, 
 
 
 def read_lists(path: str) -> list[list[int]]:
-    """Reads a JSON list with a list of class numbers for each image. Raises UserError if the file is anything else."""
+    """Reads a JSON list with a list of class numbers for each image. Raises UserError if the file holds anything
+    else."""
     found = _read(path, "--real")
     if not isinstance(found, list) or not found:
         raise UserError(f"--real {path} has no lists; allowed: real.json of ImageNet-ReaL, [[65], [970, 795], [], ...]")
@@ -103,8 +104,8 @@ def read_lists(path: str) -> list[list[int]]:
 def by_lists(dataset: Dataset, labels: Sequence[str], lists: Sequence[Sequence[int]]) -> Targets:
     """Takes the classes in an image's list as targets. The list is found by the number in the name of the image's file.
 
-    Raises UserError if the lists belong to other images or classes: if a number is out of range, or if less than half
-    of the non-empty lists have the image's own label.
+    Raises UserError if the lists belong to other images or classes: if a class or the number of an image is missing or
+    out of range, or if less than half of the non-empty lists have the image's own label.
     """
     highest = max((number for own in lists for number in own), default=-1)
     if highest >= len(labels):

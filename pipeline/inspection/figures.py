@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("png", "svg")
 _ACROSS = 7  # components in a row, as in Figure 7 of the ViT paper (arXiv 2010.11929)
-_INCH = 100  # pixels per inch
+_INCH = 100  # pixels per inch of a figure; PNG files have 1.5 times as many
 # The width is in inches, and the sizes of titles and text are in points. Figures are narrow and their text is large, so
 # that a report can be read on a phone.
 _WIDTH, _TITLE, _TEXT = 5.2, 11, 10

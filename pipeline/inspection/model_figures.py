@@ -35,7 +35,7 @@ Facts = dict[str, Any]
 MOST_SHOWN = 8  # images with their rollout
 _MOST_BYTES = 256 << 20  # the most bytes of one layer's attention weights
 _MOST_BATCH = 16
-_MOST_SHIFTED = 32  # images, each of which is computed 17 times
+_MOST_SHIFTED = 32  # images, each of which is computed up to 17 times
 _PAPERS_RATIO = 384 / 224  # the paper's image size in fine-tuning, relative to pre-training
 
 
@@ -162,7 +162,7 @@ def draw_shifts(predictor: Predictor, paths: Sequence[Path], folder: Path) -> Fa
 
 
 def _batch_size(model: ViT) -> int:
-    """Returns the number of images whose attention weights of one layer, and their product over the layers, fit in
-    memory."""
+    """Returns how many images to compute at a time, so that the attention weights of one layer take at most
+    _MOST_BYTES: from 1 to _MOST_BATCH."""
     num_tokens = model.config.num_prefix_tokens + model.config.grid[0] * model.config.grid[1]
     return max(1, min(_MOST_BATCH, _MOST_BYTES // (4 * model.config.size.num_heads * num_tokens**2)))

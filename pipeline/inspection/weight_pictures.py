@@ -63,8 +63,8 @@ def similarities(table_ND: torch.Tensor, *, grid: Grid) -> torch.Tensor:
     """Returns the cosine similarities of each tile's position embedding with all patches' embeddings: float32[T, U, H,
     W]. `table_ND`: the embeddings, float[N, D].
 
-    The class token, which comes first, has no position in the image. In a large grid only every second (third ...)
-    patch has a tile, so that the picture fits MOST_SIDE.
+    The class token, which comes first, has no position in the image and is left out. In a large grid only every second
+    (third ...) patch has a tile, so that the picture fits MOST_SIDE.
     """
     height, width = grid
     grid_HWD = table_ND.float()[-height * width :].reshape(height, width, -1)

@@ -303,8 +303,8 @@ class _Run:
 
 
 def _job(part: GpuPart, place: world.World) -> TrainingJob:
-    """Returns the job whose step is measured. It has the part's micro-batch or, by default, the largest power of two
-    that fits the GPU according to the plan."""
+    """Returns the job whose step is measured. It has the part's micro-batch or, by default, the largest of
+    _MICRO_BATCHES that fits the GPU according to the plan. Raises RuntimeError if none fits."""
     precision: Any = "bf16" if _is_gpu(place) or part.float8 != "off" else "fp32"
     job = TrainingJob(
         model=ModelConfig(name=part.model, image_size=part.image_size, num_classes=1000),
@@ -329,7 +329,7 @@ def _job(part: GpuPart, place: world.World) -> TrainingJob:
 
 
 def _beside_plan(job: TrainingJob, rate: float, place: world.World) -> Result:
-    """Returns the share of the GPU's nominal operations that `rate` reaches, and the rate that the plan predicts. Both
+    """Returns the share of the GPU's nominal speed that `rate` reaches, and the rate that the plan predicts. Both
     are None for a device that the plan does not know."""
     gpu = gpu_of_device(torch.cuda.get_device_name(place.device)) if _is_gpu(place) else None
     if gpu is None:

@@ -129,7 +129,7 @@ def main(words: list[str]) -> int:
 def torch_checks() -> Iterator[Finding]:
     """Checks GPU, driver, bf16 and threads as a run on one rank would find them and, if there is a GPU,
     torch.compile."""
-    import torch  # noqa: PLC0415 - seconds, and what is probed here
+    import torch  # noqa: PLC0415 - takes seconds, and is what is probed here
 
     from pipeline.ranks.world import bf16_of, current_world  # noqa: PLC0415
 

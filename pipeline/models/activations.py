@@ -1,7 +1,7 @@
 """The memory that a forward pass keeps for its backward pass, computed exactly by formula. All functions are pure.
 
-The tests compare it with what autograd saves, tensor by tensor, on models without values. The formulas are for
-uncompiled blocks; a compiled block keeps less, since torch.compile recomputes what is cheap
+The tests compare it with what autograd saves, tensor by tensor, on models whose tensors have no values. The formulas
+are for uncompiled blocks; a compiled block keeps less, since torch.compile recomputes what is cheap
 (training/fitting/memory.py). Branches that stochastic depth skips are counted, too, since all images of a micro-batch
 may happen to keep them.
 
@@ -251,8 +251,8 @@ def _pre_activation(unit: UnitSize, before: int, after: int) -> tuple[int, int]:
 
 
 def _standardised(channels_out: int, num_weights_each: int, how: Pass) -> int:
-    """Returns the fixed bytes of a standardised weight: its centred and its standardised values and, in bf16, an fp32
-    copy of the weight."""
+    """Returns the fixed bytes of a standardised weight: its centred and its standardised values, two fp32 statistics
+    per channel and, in bf16, an fp32 copy of the weight."""
     each = 2 * _FP32 if how.element_bytes == _FP32 else 2 * _FP32 + how.element_bytes
     return channels_out * (num_weights_each * each + 2 * _FP32)
 

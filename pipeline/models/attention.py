@@ -1,9 +1,9 @@
 """Scaled-dot-product attention ("An Image is Worth 16x16 Words", appendix A) with the fastest kernels of each device.
 
-On a GPU, PyTorch chooses the kernel. On a CPU, PyTorch's forward pass is fast enough, but it computes bf16 gradients in
-pieces too small for the matrix units. Here they are computed as whole matrices, for as many heads and images at a time
-as fit the cache. This takes half to two thirds of PyTorch's time for up to 577 tokens and the same time for 1025, and
-is as exact (benchmarks/kernels.py).
+On a GPU, PyTorch chooses the kernel unless `use_kernel` was called. On a CPU, PyTorch's forward pass is fast enough,
+but it computes bf16 gradients in pieces too small for the matrix units. Here they are computed as whole matrices, for
+as many heads and images at a time as fit the cache. This takes half to two thirds of PyTorch's time for up to 577
+tokens and the same time for 1025, and is as exact (benchmarks/kernels.py).
 
 Shape letters: B images, h heads, N tokens, d width of a head, S = B x h.
 """
@@ -147,7 +147,7 @@ def key_caches_by_kernel(name: str) -> None:
     PyTorch leaves this out (pytorch #185449), so a process would otherwise run the kernel that an earlier process
     chose.
 
-    The instruction set of this CPU is added, too: code for wider vectors computes something else. All other state that
+    The instruction set of this CPU is added, too: code for wider vectors gives other bits. All other state that
     is set before compiling is in the key already (deterministic algorithms, the precision of products, reductions in
     bf16 and fp16, threads, the compiler's options), or is read when a kernel runs (cuDNN's switches).
     """
@@ -217,7 +217,7 @@ def _forward(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
 def _backward(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
     """Returns the gradient of `qkv_3BhNd`. It recomputes the attention weights, so that nothing that grows with N^2 is
     kept from the forward pass."""
-    # With the same strides, so that the three gradients need not be joined by a copy.
+    # It has the same strides, so that the three gradients need not be joined by a copy.
     dqkv_3BhNd = torch.empty_like(qkv_3BhNd)
     _, batch, heads, tokens, _ = qkv_3BhNd.shape
     num_heads = min(heads, max(1, _CACHED_BYTES // (4 * tokens**2)))

@@ -58,7 +58,8 @@ class ResNetSize:
 
     @property
     def num_halvings(self) -> int:
-        """How often the size of the feature map is halved: twice by the root, once by each stage after the first."""
+        """The number of times that the size of the feature map is halved: twice by the root, once by each stage after
+        the first."""
         return max(2, 1 + len(self.units))
 
     @property
@@ -244,7 +245,8 @@ class ModelConfig:
 
     @property
     def resnet(self) -> ResNetSize | None:
-        """The ResNet of a hybrid or of BiT; None for a plain Vision Transformer."""
+        """The ResNet of a hybrid or of BiT; None for a plain Vision Transformer. Raises UserError for a factor without
+        a ResNet."""
         known = RESNETS.get(self.name)
         units = self.resnet_units if self.resnet_units is not None else known.units if known else None
         if units is None:

@@ -75,7 +75,7 @@ def masked_targets(images_BHW3: torch.Tensor, config: ModelConfig) -> torch.Tens
 
 def masked_loss(outputs_BNK: torch.Tensor, targets_BNT: torch.Tensor, *, target: MaskedTarget) -> torch.Tensor:
     """Returns the mean loss in fp32: the cross-entropy of colours, or the squared error of pixels in [-1, 1]. Targets
-    that are NOT_PREDICTED do not count. Each image has the same number of other targets."""
+    that are NOT_PREDICTED do not count. The number of targets that count is the same for each image."""
     if target != "pixels":
         logits = outputs_BNK.float().reshape(-1, MEAN_COLOURS)  # (B, N, T * 512) -> (B * N * T, 512)
         return F.cross_entropy(logits, targets_BNT.flatten(), ignore_index=NOT_PREDICTED)

@@ -85,8 +85,8 @@ class RelativePositions(nn.Module):
     """1-D relative attention. It adds a term to the logits of each pair of tokens: the query times an embedding of its
     distance to the key in the sequence.
 
-    The paper does not say whether heads share embeddings. Here each head has its own, so that an embedding of all heads
-    has D numbers, and the class token is the first of the sequence.
+    The paper does not say whether heads share embeddings. Here each head has its own, so the embeddings of one distance
+    have D numbers over all heads. The class token is the first token of the sequence.
     """
 
     def __init__(self, config: ModelConfig) -> None:

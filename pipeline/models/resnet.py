@@ -4,9 +4,9 @@ Both have group norm and standardised weights: "Weight Standardization" (Qiao et
 implementations differ in the position and size of epsilon; weights reproduce their logits only with the epsilons of
 their implementation.
 
-A hybrid ("An Image is Worth 16x16 Words", section 3.1) takes each position of the ResNet's map as a patch. Its units
-are post-activation bottlenecks with SAME padding, as in vision_transformer's models_resnet.py; the transformer that
-follows is in vit.py.
+A hybrid ("An Image is Worth 16x16 Words", section 3.1) cuts its patches, usually single positions, out of the ResNet's
+map. Its units are post-activation bottlenecks with SAME padding, as in vision_transformer's models_resnet.py; the
+transformer that follows is in vit.py.
 
 BiT ("Big Transfer", Kolesnikov et al., 2020) has pre-activation bottlenecks (ResNet-v2) and equal padding on all sides,
 as in BiT's models.py. This includes the root, where the map is padded with zeros, not with minus infinity, before

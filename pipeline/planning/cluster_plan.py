@@ -2,8 +2,8 @@
 pure.
 
 The plan adds to a forecast (forecast.py) the traffic that feeds a run and the events that interrupt it. The share of
-the wall time that trains, while nodes fail and the queue ends jobs, is an expected value in closed form. The times
-between failures are exponentially distributed with the mean M (Young 1974, Daly 2006; see
+the wall time spent on training, while nodes fail and the queue ends jobs, is an expected value in closed form. The
+times between failures are exponentially distributed with the mean M (Young 1974, Daly 2006; see
 pipeline/checkpoints/config.py). A job starts up for S seconds, then trains t seconds at a time. Each time it saves,
 training waits C seconds for the copy, and the save is committed W seconds after it began, while training continues. A
 failure sets the run back to the newest commit. So commit k = 0, 1, ... of a job

@@ -103,8 +103,8 @@ def forecast(
     their nominal operations while they compute.
 
     `num_classes`: the dataset's number of classes; if it is 0 (not known), the head's memory is left out. Raises
-    UserError for an unknown GPU, for a number of GPUs that does not divide the batch, and for a job that does not fit
-    the GPUs.
+    UserError for an unknown GPU, for an `mfu` out of range, for a number of GPUs that does not divide the batch, and
+    for a job that does not fit the GPUs.
     """
     if not 0 < mfu <= 1:
         raise UserError(f"--mfu is {mfu}; allowed: above 0, up to 1")

@@ -157,8 +157,8 @@ def host_seconds(job: TrainingJob, *, num_ranks: int) -> tuple[float, float]:
 
 
 def slow_stage_3(job: TrainingJob, *, num_ranks: int) -> str:
-    """Returns a text that says what ZeRO-3 costs the host on many ranks, and what to do. Returns "" if it costs little,
-    and for other stages."""
+    """Returns a text that says what ZeRO-3 costs the host on many ranks, and what to do. Returns "" below 0.3 s per
+    micro-batch, and for other stages."""
     if job.engine.zero_stage < _STAGE_3:
         return ""
     launch, _ = host_seconds(job, num_ranks=num_ranks)

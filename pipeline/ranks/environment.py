@@ -1,8 +1,8 @@
-"""Finds a rank's place from its environment. All functions are pure, and every value is checked before it counts.
+"""Finds a rank's place from its environment. All functions are pure, and every value is checked before it is used.
 
 There are four ways to start, with one result: a single process, `torchrun` (RANK, WORLD_SIZE, LOCAL_RANK,
 LOCAL_WORLD_SIZE, MASTER_*), `srun` (SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID; the batch script exports
-MASTER_ADDR and MASTER_PORT), or `mpirun` (Open MPI's and MPICH's names; MASTER_ADDR and MASTER_PORT are the user's).
+MASTER_ADDR and MASTER_PORT), or `mpirun` (Open MPI's and MPICH's names; the user sets MASTER_ADDR and MASTER_PORT).
 """
 
 import re
@@ -153,8 +153,8 @@ def _numbers(environ: Mapping[str, str], launcher: _Launcher) -> tuple[int, int]
 
 
 def launch_from(environ: Mapping[str, str]) -> str:
-    """Returns an identifier of this start of the run. It is the same on all ranks of the start, and other starts on the
-    host have other identifiers."""
+    """Returns an identifier of this start of the run. It is the same on all ranks of the start. Starts with several
+    ranks that run on the host at the same time have different ones."""
     return "|".join(environ.get(name, "") for name in _OF_LAUNCH)
 
 

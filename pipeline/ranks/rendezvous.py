@@ -35,7 +35,7 @@ from shards.errors import TransientError
 _NAME = "alone"
 _DEVICES = ["cpu", "cuda"]
 log = logging.getLogger("patchline")
-# The pauses between a rank's tries to connect until rank 0 listens. There may be 512 ranks.
+# How long a rank pauses between its tries to connect, until rank 0 listens; 512 ranks may be trying.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.02, 0.5
 _BACKLOG = 4096  # connections that may wait; the kernel's limit is net.core.somaxconn
 _SIOCGIFADDR = 0x8915  # linux/sockios.h

@@ -67,8 +67,8 @@ def current_world(device: Device = "auto", *, threads: int = 0) -> World:
     """Returns this process's world, from the environment of torchrun, srun or mpirun; a world of one rank if none of
     them started it.
 
-    `threads`: the number of threads of each rank; 0: as in `world_from`. Makes this rank's GPU the current one. Using
-    CUDA before that call would take memory on the first GPU.
+    `threads`: the number of threads of each rank; 0: as in `world_from`. Makes this rank's GPU the current one. Call
+    this before any use of CUDA, which would take memory on the first GPU.
     """
     world = world_from(os.environ, device=device, num_cpus=len(os.sched_getaffinity(0)))
     if world.device.type == "cuda":
@@ -112,7 +112,7 @@ def rank_and_size(rank: int | None = None, num_ranks: int | None = None) -> tupl
     (0, 1).
 
     Raises UserError for numbers that are out of range, if torch.distributed and the environment contradict each other,
-    or if only `num_ranks` is given and another number is known.
+    or if only `num_ranks` is given and it is neither 1 nor the number found.
     """
     if num_ranks is not None and num_ranks < 1:
         raise UserError(f"num_ranks is {num_ranks}; allowed: 1 or more")

@@ -1,7 +1,7 @@
 """Reads a run's metrics.jsonl in bounded memory: its curves, the means of its loss, and the lines with its scores. Does
 not load torch.
 
-The file is read line by line. Of a curve with more than MOST_POINTS points, only the first, the smallest, the largest
+The file is read line by line. For a curve with more than MOST_POINTS points, only the first, the smallest, the largest
 and the last of each stretch of steps are kept. No spike is lost, because a spike is the largest value of its stretch. A
 picture shows the same four points of each of its columns.
 
@@ -41,7 +41,7 @@ _MOST_NAMES = 4096
 _MOST_LINE_BYTES = 1 << 20
 MOST_KEPT_BYTES = 1 << 16  # longer lines are not kept
 _LEAST = 1e-250  # smaller values become 0, because scales cannot divide by them
-_MOST = 1e300  # as `is_finite` has it
+_MOST = 1e300  # the limit of `is_finite`
 _MISSING = object()
 
 
@@ -56,7 +56,8 @@ class Curve:
     num_not_finite: int
 
     def envelope(self, columns: int = COLUMNS) -> list[tuple[int, float]]:
-        """Returns at most four points of every column, in order: its first, smallest, largest and last."""
+        """Returns at most four points of every column, in order: its first, smallest, largest and last. Returns all
+        points if there are at most 2 x `columns`."""
         first, last = self.steps[0], self.steps[-1]
         if len(self.steps) <= 2 * columns:
             return list(zip(self.steps, self.values, strict=True))
@@ -70,7 +71,7 @@ class Curve:
         return [(self.steps[at], self.values[at]) for at in kept]
 
     def samples(self, number: int = 8) -> list[tuple[int, float]]:
-        """Returns `number` points for a table, including the first and the last."""
+        """Returns up to `number` points for a table, including the first and the last."""
         count = len(self.steps)
         places = sorted({round(at * (count - 1) / max(number - 1, 1)) for at in range(number)})
         return [(self.steps[at], self.values[at]) for at in places]
@@ -191,7 +192,8 @@ class Curves:
     `has_half_line`: whether the file ends within a line, because it is being written or the run was killed.
 
     `lines`: the lines that say how far the run has come and how it scored, in the order of the file: the last one, the
-    last one with an epoch, the last one with each score, and the best one. `losses`: sums of the training loss.
+    last one with an epoch, the last one with each score, and the best one by each main score. `losses`: sums of the
+    training loss.
     """
 
     curves: tuple[Curve, ...]

@@ -1,13 +1,13 @@
 """Reads the facts about a run from its folder, and derives its state. This module does not load torch.
 
-Only the ends of long files are read. Any file may be missing, half-written or damaged, or be written meanwhile: each
-fault becomes a reason beside the other facts. The state is a pure function of the facts (`state_of`):
+Only the ends of long files are read. Any file may be missing, half-written, damaged or just being written: each fault
+becomes a reason beside the other facts. The state is a pure function of the facts (`state_of`):
 
-    done the DONE marker names at least the recorded number of steps
-    running the process of its first rank exists, or wrote a heartbeat a moment ago, and has not ended
-    stopped it ended with a checkpoint of its last step; the same command continues it
-    failed it ended otherwise, hangs, or has not written a heartbeat for longer than a running one can take
-    never started the folder has nothing but the run's record
+    done           the DONE marker names at least the recorded number of steps
+    running        the process of its first rank exists, or wrote a heartbeat a moment ago, and has not ended
+    stopped        it ended with a checkpoint of its last step; the same command continues it
+    failed         it ended otherwise, hangs, or has written no heartbeat for longer than a running process ever takes
+    never started  the folder has nothing but the run's record
 
 Rank 0 writes everything that a reader needs, because a run ends when any of its ranks ends. On the host of rank 0, the
 state depends on whether its process exists; elsewhere, only on what it has written.

@@ -1,9 +1,9 @@
-"""Keeps what the long metrics.jsonl of a run contains (`curves.py`) beside it, in metrics.summary.
+"""Keeps a summary of a run's long metrics.jsonl (what `curves.py` reads from it) beside it, in metrics.summary.
 
 The file's first line is the sha256 of everything after it. The second is a JSON object. Arrays follow, as little-endian
-int64 and float64. A summary is used only if metrics.jsonl still begins with the bytes that it was made of; then the
-lines after them are added. Otherwise it is made again. A reader that may not write there reads the whole file each
-time.
+int64 and float64. A summary is used only if metrics.jsonl still begins with the bytes that the summary was made from;
+the lines after those bytes are then added. Otherwise the summary is made again. A reader that may not write to the
+folder reads the whole file each time.
 """
 
 import hashlib
@@ -68,8 +68,9 @@ class _Kept:
 
 @dataclass(frozen=True, kw_only=True)
 class _Header:
-    """What a summary says of itself, and of the bytes that it was made of: their number, their crc32, and `edges`, the
-    sha256 of the first and the last of them. `inode` and `modified_ns` are those of metrics.jsonl when it was read."""
+    """What a summary says about itself, and about the bytes that it was made from: their number, their crc32, and
+    `edges`, the sha256 of the first and the last of them. `inode` and `modified_ns` are those of metrics.jsonl when it
+    was read."""
 
     format: Annotated[int, Range(_FORMAT, _FORMAT)]
     inode: int
@@ -88,8 +89,8 @@ class _Header:
 
 
 def read_curves(path: Path) -> Curves:
-    """Returns what a run's metrics.jsonl contains, which may be written meanwhile; no curves if it is missing. Raises
-    OSError if it cannot be read, and InvalidDataError if it is not a regular file.
+    """Returns the curves in a run's metrics.jsonl, which another process may be writing; no curves if it is missing.
+    Raises OSError if it cannot be read, and InvalidDataError if it is not a regular file.
 
     If the file is long, its summary is used, and written if the folder allows that."""
     summary = path.with_name(NAME)
@@ -109,7 +110,8 @@ def read_curves(path: Path) -> Curves:
 
 
 def _from_summary(path: Path, file: BufferedReader) -> Reading | None:
-    """Returns what the summary says; None if it is missing, damaged, or was not made of the beginning of this file."""
+    """Returns what the summary says; None if it is missing, damaged, or was not made from the beginning of this
+    file."""
     try:
         header, reading = _decoded(read_local_file(path, most_bytes=_MOST_BYTES))
     except FileNotFoundError:
@@ -180,7 +182,8 @@ def _encoded(reading: Reading, file: BufferedReader) -> bytes:
 
 
 def _little(values: "array[Any]") -> "array[Any]":
-    """Returns the values in little-endian order, or those read in it, in the machine's."""
+    """Converts values from the machine's byte order to little-endian, or back: on a big-endian machine, swaps their
+    bytes."""
     if sys.byteorder == "big":
         values = values[:]
         values.byteswap()

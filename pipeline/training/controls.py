@@ -26,7 +26,7 @@ from shards.output.quantities import duration, plural
 log = logging.getLogger(__name__)
 FIRST_SECONDS = 60.0  # with `auto_interval`: the seconds until the first checkpoint, whose duration is measured
 _NEXT_SECONDS = 600.0  # with `auto_interval`: the interval after that, until a checkpoint is committed
-_NUM_MEASURED = 5  # the interval depends on the median over this many newest checkpoints
+_NUM_MEASURED = 5  # the interval depends on the median over this many of the newest checkpoints
 _MUCH = 1.5  # a change of the interval by this factor is logged
 _PARTS: Mapping[Account, Part] = {"data_wait": "data_wait", "checkpoint": "checkpoint", "evaluation": "evaluation"}
 

@@ -85,8 +85,8 @@ def decide_classes(
     job: TrainingJob, data: TrainingData, held_out: Sequence[Dataset], *, say: bool
 ) -> tuple[TrainingJob, Decision]:
     """Returns the job with the data's number of classes, unless the job names one, and the decision. Raises UserError
-    if the job has fewer classes than the data, or if a held-out dataset has other labels. `say`: whether to log
-    warnings, for example about classes that the data does not have."""
+    if the job has fewer classes than the data, or if a held-out dataset has labels that the data lacks. `say`: whether
+    to log warnings, for example about classes that the data does not have."""
     setting = "model.num_classes"
     if job.model.masked_patches:
         return job, Decision(setting=setting, value=job.model.num_classes, why="the model predicts colours of patches")
@@ -262,8 +262,8 @@ def with_attention(
     """Returns the job with its attention kernel decided, and makes this process use that kernel. "auto" stays "auto" on
     CPUs, for ResNets and for deterministic runs. The job's precision must be decided. `is_compiled`: whether the blocks
     are compiled. `record`: the record of the checkpoint to continue, if there is one; "auto" keeps its kernel if that
-    is still about as fast as the fastest. Raises UserError if a rank cannot compute the kernel that the job names.
-    Collective."""
+    is still about as fast as the fastest. Raises UserError if a rank's device or the model does not allow the kernel
+    that the job names. Collective."""
     wanted, model = job.engine.attention, job.model
     if world.device.type != "cuda":
         if wanted != "auto":
@@ -323,8 +323,8 @@ def recorded_kernel(record: Mapping[str, Any]) -> str:
 
 
 def with_checked_overlap(job: TrainingJob, plan: BatchPlan, world: World) -> TrainingJob:
-    """Returns the job with `engine.overlap` decided, and checks its gradients if a check is due. "auto" becomes "off"
-    if the check passes only without overlap, or if nothing is checked. Raises WillNotSucceedError if the gradients are
+    """Returns the job with `engine.overlap` decided, and checks its gradients if a check is due. "auto" becomes "on"
+    only if `overlaps` returns True and the check passes with overlap. Raises WillNotSucceedError if the gradients are
     wrong. Collective."""
     is_checked = checks_gradients(job.engine, plan, world.device)
     is_asked = job.engine.overlap == "auto"

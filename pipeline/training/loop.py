@@ -314,7 +314,7 @@ def _refuse_long_file(checkpoints: Checkpoints, num_bytes: int) -> None:
 
 def _bytes_to_come(gradients: Gradients, *, is_filled: bool) -> int:
     """Returns the bytes of host memory that training on a CPU will still take: gradients, activations, and moments
-    unless they are filled already."""
+    unless they are filled already. Returns 0 on a GPU."""
     world = gradients.world
     if world.device.type != "cpu":
         return 0

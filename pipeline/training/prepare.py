@@ -219,8 +219,8 @@ def is_trained_on(scored: Dataset, data: TrainingData) -> bool:
 
 
 def _fewshot(config: FewshotInTraining, ranks: LocalRanks) -> FewshotData | None:
-    """Returns the images for few-shot scores; None if the job wants none. Raises UserError if few-shot settings are
-    given without `fewshot.url`."""
+    """Returns the images for few-shot scores; None if the job wants none. Raises UserError if settings of the few-shot
+    images or of their interval are given without `fewshot.url`."""
     if not config.url:
         if config != replace(
             FewshotInTraining(), shots=config.shots, seeds=config.seeds, l2=config.l2, probe=config.probe

@@ -67,8 +67,8 @@ class RunRecord:
 
 
 class RunEnding(Enum):
-    """How a run ended. DONE: all steps are done. STOPPED: it can be continued from a committed checkpoint. INTERRUPTED
-    and UNSAVED: nothing was saved before Ctrl-C or another signal stopped it."""
+    """How a run ended. DONE: all steps are done. STOPPED: it can be continued from a committed checkpoint. INTERRUPTED:
+    Ctrl-C stopped it before anything was saved. UNSAVED: another request to stop did."""
 
     DONE = "done"
     STOPPED = "stopped"

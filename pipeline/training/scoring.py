@@ -29,11 +29,12 @@ class EvaluationFailedError(Exception):
 
 
 class HeldOut:
-    """Scores a model on held-out datasets while it trains. `sets`: the datasets by name; the dataset that decides which
-    model is best has an empty name. `labels`: the names of the model's classes. `of_others`: further values for the
-    metrics of the step that `scores` was last called for: scores on the other datasets, few-shot scores, and at the
-    last step the scores of the averaged weights. `was_given_up`: whether an evaluation was abandoned because of a stop
-    request. `num_failed`: the number of measurements left out so far because data could not be read."""
+    """Scores a model on held-out datasets while it trains. `dataset`: the dataset that decides which model is best;
+    None if there is none. `also`: the other datasets by name. `labels`: the names of the model's classes. `of_others`:
+    further values for the metrics of the step that `scores` was last called for: scores on the other datasets, few-shot
+    scores, and at the last step the scores of the averaged weights. `was_given_up`: whether an evaluation was abandoned
+    because of a stop request. `num_failed`: the number of measurements left out so far because data could not be
+    read."""
 
     def __init__(self, prepared: Prepared, engine: Engine, controls: Controls) -> None:
         self.job, self.world, self.engine = prepared.job, prepared.world, engine

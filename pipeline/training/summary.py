@@ -158,7 +158,7 @@ def better_checkpoint(run_dir: Path, *, step: int) -> list[str]:
 
 def next_command(job: TrainingJob, weights: Path) -> list[str]:
     """Returns the command to run next: predict an image if the run has scores; otherwise evaluate on the test split, by
-    convention the folder beside the data with `-test` in its name. A model that predicts colours of masked patches is
+    convention the folder beside the data whose name ends in `-test`. A model that predicts colours of masked patches is
     not a classifier, so few-shot scores measure its representation."""
     if job.model.masked_patches:
         return ["patchline", "fewshot", str(weights), "--data.url", job.data.url or "URL"]

@@ -76,8 +76,7 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class AdoptedRecord:
-    """The part of the plan.json of adopted tars that is read after `patchline index`, with the same fields as a
-    plan."""
+    """The fields of plan.json that are read after `patchline index` has adopted tars, named as in a plan."""
 
     settings: dict[str, object]
     label_names: tuple[str, ...]

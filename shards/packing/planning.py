@@ -68,7 +68,8 @@ class _Decided:
 
 
 def make_plan(store: Store, spec: PackSpec, listing: Listing, *, workers: int) -> Plan:
-    """Deals the scanned samples to shards in the order of a keyed hash of their positions, and writes the plan."""
+    """Deals the scanned samples to shards in the order of a keyed hash of their positions, and writes the plan. Raises
+    UserError if no image can be packed."""
     meaning = settled(store, spec, len(listing.slices), workers=workers)
     sets = tuple(find_sets(spec.dedup.against))
     found = _survey(store, spec, listing, meaning, sets, workers=workers)

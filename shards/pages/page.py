@@ -111,7 +111,7 @@ def labelled(values: Iterable[float], text: Callable[[float], str] = number) -> 
 
 def ticks(low: float, high: float, *, is_whole: bool = False) -> list[float]:
     """Returns two to five round numbers from `low` to `high`. There may be fewer if `is_whole`, which allows only whole
-    numbers."""
+    numbers. Returns `low` alone if `high` is not above it."""
     if high <= low:
         return [low]
     rough = 10.0 ** math.floor(math.log10((high - low) / 5))

@@ -158,7 +158,7 @@ class VtabSource:
 
     def known_labels(self) -> tuple[str, ...]:
         """Returns the names of all classes of the task, in order, even if some have no image among the 1,000. The names
-        are the task's own, TFDS's, or the numbers."""
+        are those of the original images, the task's own, TFDS's, or the numbers."""
         task = self._task()
         if self.originals:
             return tuple(class_name(name) for name in read_originals(task.name, self.originals).names)

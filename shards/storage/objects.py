@@ -21,7 +21,7 @@ class TrafficCounts:
     """Sums over the reads since the counters were created. `seconds` is the time of all reads; concurrent reads add
     up."""
 
-    requests: int = 0  # reads that have ended; retries, hedges and stopped reads are not counted
+    requests: int = 0  # reads that have ended; retries, hedges and stopped reads of a bucket are not counted
     bytes: int = 0  # the bytes that these reads returned; wasted bytes are not counted
     seconds: float = 0.0
     retries: int = 0  # requests repeated for any reason, including broken bodies

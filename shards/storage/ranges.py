@@ -39,7 +39,7 @@ LEAST_SECONDS = 0.25  # below this, a second request gains too little
 KNOWN_READS = 16
 FIRST_SECONDS = 2.0
 FIRST_BYTES_PER_SECOND = 5e6
-REQUEST_BYTES = 1 << 20  # a request takes as long as the transfer of this many bytes
+REQUEST_BYTES = 1 << 20  # a request is assumed to take as long as the transfer of this many bytes
 CUT_SECONDS = 1.0  # at most one cut in this time
 CUT_SHARE = 0.7
 

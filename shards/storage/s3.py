@@ -107,7 +107,8 @@ class S3Store:
             except REQUEST_ERRORS as error:
                 if code_of(error) != HEAD_DENIED:
                     raise
-                # The answer to a HEAD does not say whether the key was replaced. A GET does, and waits for the new one.
+                # The answer to a HEAD does not say whether the access key was replaced. The answer to a GET does, and
+                # the client then waits for the new key.
                 self._client().get_object(**asked)["Body"].close()
                 answer = self._client().head_object(**asked)
             return int(answer["ContentLength"])

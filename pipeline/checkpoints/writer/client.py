@@ -1,5 +1,5 @@
 """The trainer's side of its checkpoint writer (process.py): starts the writer and exchanges messages with it. It waits
-only if it is asked to.
+for an answer only if told for how many seconds.
 """
 
 import fcntl
@@ -41,7 +41,8 @@ _NOT_FOR_WRITERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
 class Writer:
     """One rank's writer process, and the shared memory (`buffer`, a descriptor) from which it writes.
 
-    Close it when done; that kills the process, whatever it is doing. Only one thread may use it.
+    Close it when done; that kills the process, whatever it is doing. Only one thread may use it, but any thread may
+    read `pid` and `stopped_pid`.
     """
 
     def __init__(self, *, most_silent_seconds: float = MOST_SILENT_SECONDS) -> None:
@@ -86,12 +87,13 @@ class Writer:
         self._ask(order, "write")
 
     def commit(self, order: CommitOrder) -> None:
-        """Asks the writer for a commit. Replaces it and raises as `write` does."""
+        """Asks the writer to commit. Like `write`, replaces a dead writer and raises StorageError."""
         self._ask(order, "commit")
 
     def answers(self, *, seconds: float = 0.0) -> list[SaveResult]:
         """Returns the answers since the last call; waits up to `seconds` for the first. If the writer has died or was
-        silent for too long, the answers say that everything asked of it has failed."""
+        silent for too long, the answers say that its saves have failed (or, if only old checkpoints were left to
+        delete, are retired)."""
         found: list[SaveResult] = []
         if seconds:
             self._hurry()
@@ -186,7 +188,7 @@ class Writer:
             found.append(answer)
 
     def _lost(self, why: str, found: list[SaveResult]) -> None:
-        """Ends the process, or notes that it has ended. Adds an answer for each save to `found`: it has failed, unless
+        """Ends the process, or notes that it has ended. Adds an answer for each save to `found`: failed, or retired if
         only old checkpoints were left to delete."""
         pid, code = self.pid, self._end(is_over=not why)
         how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
@@ -252,8 +254,8 @@ def _two_pipes() -> tuple[int, int, int, int]:
 
 @contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Blocks these signals inside the `with` block. A process started there begins with the signals blocked; this
-    process receives them afterwards."""
+    """Blocks the signals in _NOT_FOR_WRITERS inside the `with` block. A process started there begins with the signals
+    blocked; this process receives them afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_WRITERS)
     try:
         yield

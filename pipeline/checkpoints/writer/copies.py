@@ -155,7 +155,7 @@ class _Streamed:
 
 
 class InlineWriter:
-    """Does everything at once when it is asked, and keeps the answers until they are taken."""
+    """Finishes each order before the call returns, and keeps the answers until they are taken."""
 
     is_waited_for = True  # a save ends before training continues
 
@@ -220,7 +220,8 @@ class BackgroundWriter:
             self._failed.append(SaveResult(save=order.save, what="failed", message=f"manifest: {error}"))
 
     def answers(self, *, seconds: float = 0.0) -> list[SaveResult]:
-        """Returns the answers since the last call; waits up to `seconds` for the first."""
+        """Returns the answers since the last call. If `seconds` is above 0, waits until the copies are complete, and
+        then up to `seconds` for the first answer."""
         if self._after_copies and seconds:
             self._copies.wait()
         self._begin()

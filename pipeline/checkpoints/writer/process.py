@@ -127,7 +127,8 @@ def do_commit(order: CommitOrder, say: Say, *, store: Store | None = None) -> No
 
 
 def said_of(error: Exception, url: str) -> str:
-    """Returns an error in a save as text for the log. If the disk is full, the text says what to do."""
+    """Returns an error in a save as text for the log. If the disk is full or the file too large, the text says what to
+    do."""
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         where = error.filename or url
         return f"{error.strerror} at {where}; make room there (a smaller --checkpoint.keep-newest needs less)"
@@ -257,7 +258,8 @@ def serve(commands: int, answers: int, buffer: int) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Makes the kernel kill this process when its parent ends, whatever ends it."""
+    """Makes the kernel kill this process when its parent ends, whatever ends it. Exits at once if the parent has
+    already ended."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)

@@ -30,8 +30,7 @@ log = logging.getLogger(__name__)
 
 
 def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName]:
-    """Returns the model after the change, and its tensors. Raises a UserError that lists everything that does not
-    fit."""
+    """Returns the model after the change, and its tensors. Raises UserError if the change does not fit the weights."""
     config = weights.config
     _refuse_impossible(config, change)
     num_classes = config.num_classes if change.num_classes is None else change.num_classes
@@ -79,8 +78,9 @@ def save_as(
 ) -> None:
     """Writes a file (.npz) or a folder, completely or not at all. The head's constant is folded into its bias.
 
-    In formats other than ours, 2-D or missing position embeddings become a learned 1-D table with the same values.
-    timm's format keeps only the transform of `usage`, and .npz files keep none of it.
+    In formats other than ours, 2-D, sine-cosine or missing position embeddings become a learned 1-D table with the same
+    values. Raises UserError if the model has parts that the format does not have. timm's format keeps only the
+    transform of `usage`, and .npz files keep none of it.
     """
     if written == "patchline":
         named = labels or tuple(str(number) for number in range(config.num_classes))

@@ -37,7 +37,8 @@ class TensorMapping:
 
 Layout = Mapping[str, TensorMapping]
 LayerTensors = Mapping[str, tuple[str, Transform]]
-"""The tensors of a layer. Each end of our names has the end of the file's names, and how values are converted."""
+"""The tensors of a layer. Maps the end of our name to the end of the file's name and to the conversion of the
+values."""
 Row = tuple[str, str | tuple[str, ...], LayerTensors]
 """The beginning of our names, the beginning of the file's names (several, if one layer of ours is several layers
 there), and the layer."""

@@ -126,8 +126,8 @@ def usage_for(path: str) -> Usage:
 
 
 def _is_ours(path: Path) -> bool:
-    """Returns whether the path is a run or a weights folder of ours, or does not exist. Otherwise, it holds weights of
-    another library."""
+    """Returns whether the path is a run or a weights folder of ours, or does not exist. Otherwise, `open_any` reads
+    it."""
     try:
         if not path.is_dir():
             return not path.is_file()

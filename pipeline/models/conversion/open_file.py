@@ -1,7 +1,8 @@
 """Opens a file of named tensors by its suffix: safetensors (one file, or several with an index), PyTorch's or .npz.
 
 A PyTorch file (torch.save) holds a state dict of dense tensors, alone or inside the dict of a training script. It is
-read with torch's restricted unpickler, which refuses all other objects.
+read with torch's restricted unpickler, which refuses all objects but tensors, plain values and a training script's
+arguments.
 """
 
 import argparse

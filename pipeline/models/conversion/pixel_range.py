@@ -4,8 +4,8 @@ Ours are 2 x / 255 - 1, as in the paper's code: mean and deviation 0.5. Many mod
 ImageNet's mean and deviation; CLIP's models take CLIP's. The patch embedding of a ViT is linear, so it absorbs the
 difference exactly: W ((x / 255 - m) / s) + b = W / (2 s) (2 x / 255 - 1) + b + W (0.5 - m) / s.
 
-Sources: timm's data/constants.py; transformers' image_processing_vit.py. Its processor file nests the entries of the
-image processor. Shape letters: D width, P patch.
+Sources: timm's data/constants.py; transformers' image_processing_vit.py. processor_config.json may nest the entries of
+the image processor. Shape letters: D width, P patch.
 """
 
 import re
@@ -106,7 +106,8 @@ def _is_of_255(given: Any, *, above: float) -> TypeGuard[Sequence[float]]:
 
 
 def name_by_words(text: str) -> PixelName | None:
-    """Returns the pixels of the model that a file or an architecture is named after."""
+    """Returns the name of the pixels of the model that a file or an architecture is named after; None if no word
+    tells."""
     words = re.split(r"[^a-z0-9]+", text.lower())
     return next((_WORDS[word] for word in words if word in _WORDS), None)
 

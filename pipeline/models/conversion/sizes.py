@@ -284,7 +284,7 @@ def hybrid_resnet(view: OurView) -> ResNetSize | None:
 
 
 def factor_of(root_channels: int) -> int:
-    """Returns how many times wider a ResNet is than one with 64 channels after the root."""
+    """Returns how many times wider a ResNet is than one with 64 channels after the root; at least 1."""
     return max(1, root_channels // ROOT_WIDTH)
 
 
@@ -337,7 +337,8 @@ def _declared_side(num_positions: int, declared: Pair, rows: tuple[bool, ...], h
 
 
 def _other_grids(shapes: TransformerShapes) -> str:
-    """Lists grids with as many patches as a position table has rows, with and without one for the class token."""
+    """Lists up to four rectangular grids that a position table's rows may belong to, with or without a row for the
+    class token."""
     found = [
         f"{height} x {num // height}"
         for num in sorted({shapes.num_positions or 0, (shapes.num_positions or 0) - shapes.class_token}, reverse=True)

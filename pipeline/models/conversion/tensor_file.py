@@ -51,7 +51,8 @@ def bare_name(name: str) -> str:
 
 @contextmanager
 def readable(what: str, *, size: str = "") -> Iterator[None]:
-    """Turns any error while `what` is read into a UserError. `size`: the shape and type of `what`, for the message."""
+    """Turns the errors in FILE_ERRORS, if they occur while `what` is read, into UserError or InvalidDataError. `size`:
+    the shape and type of `what`, for the message."""
     try:
         yield
     except MemoryError as error:

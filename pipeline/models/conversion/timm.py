@@ -350,7 +350,7 @@ def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -
     """Returns how timm's own evaluation prepares images: the inverse of `_evaluation_settings`.
 
     Returns the default if the file describes no transform, or one that ours cannot do. Raises UserError if `crop_pct`
-    is not a share.
+    is not from 0.1 to 1.
     """
     said = entries(description, "pretrained_cfg")
     crop_share, interpolation, crop_mode = (said.get(key) for key in ("crop_pct", "interpolation", "crop_mode"))
@@ -372,8 +372,8 @@ def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -
 def _architecture(config: ModelConfig) -> str:
     """Returns the name of the timm model that becomes ours with the arguments of `_arguments`."""
     if not config.is_bit and config.position == "rope2d":
-        # For a model without LayerScale, one of the same class that has none in timm's code is taken: timm ignores
-        # arguments that are None.
+        # A model without LayerScale needs a timm model of the same class that has none, since timm ignores arguments
+        # that are None.
         return "vit_base_patch16_rope_224" if config.layer_scale else "eva_giant_patch14_224"
     if not config.resnet:
         return "vit_base_patch16_224"

@@ -193,7 +193,7 @@ def of_script(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def named_architecture(description: Mapping[str, Any], arguments: Mapping[str, Any]) -> Architecture | None:
-    """Returns the model that a config.json or a script's arguments name, if it is in the table."""
+    """Returns the model that a config.json or a script's arguments name; None if neither table has it."""
     if len(arguments) == 1 and (of_moco := _MOCO_V3.get(str(arguments.get("arch")))):
         return of_moco
     return ARCHITECTURES.get(bare_architecture(description))

@@ -188,7 +188,8 @@ def _header(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, where: str) -> tup
 
 
 def _head_of(member: IO[bytes]) -> io.BytesIO:
-    """Returns the bytes before an array's values. Raises ValueError if the array declares more than NumPy allows."""
+    """Returns the bytes before an array's values. Raises ValueError if the array declares more than
+    _MOST_HEADER_BYTES."""
     start = member.read(8)  # the magic bytes and the version
     length = member.read(2 if start[6:7] == b"\x01" else 4)
     declared = int.from_bytes(length, "little")

@@ -53,10 +53,10 @@ def write_folder(
 ) -> None:
     """Writes `config.json`, `model.safetensors` and, if `pixels` is given, `preprocessor_config.json`.
 
-    `tensors` come in the order of `shapes`, and each is written before the next is read: at most two are in memory. The
-    folder is complete or absent: earlier files are removed first, and the tensors, which record the hash of their
-    config.json, come last, so that an unfinished folder has no tensors. Raises UserError if the folder cannot be made
-    or written to, and InvalidDataError for a tensor that is not finite.
+    `tensors` come in the order of `shapes`, and each is written before the next is read: at most two are in memory. An
+    unfinished folder has no tensors: earlier files are removed before the new ones are moved in, and the tensors, which
+    record the hash of their config.json, come last. Raises UserError if the folder cannot be made or written to, and
+    InvalidDataError for a tensor that is not finite.
     """
     _make_folder(folder)
     texts = {CONFIG_FILE: description} | ({PIXELS_FILE: pixels} if pixels is not None else {})
@@ -258,7 +258,7 @@ def _described(description: Any) -> tuple[ModelConfig, tuple[str, ...], Usage]:
     """Returns the model that a config.json describes, the names of its classes, and its usage.
 
     Raises ValueError or UserError if a field is missing or wrong, the names are not one per class, or the format is
-    newer.
+    another one.
     """
     if not isinstance(description, dict):
         raise ValueError(f"config.json is {shown_value(description)}; allowed: an object")

@@ -108,7 +108,8 @@ def one_pass(
 
 def refuse_lack_of_memory(error: RuntimeError, plan: BatchPlan, *, rank: int, num_steps: int) -> None:
     """Turns an out-of-memory error after `num_steps` steps, which happened although the trial fitted, into a message.
-    Raises WillNotSucceedError in the first steps of a start, and TransientError later. Ignores other errors."""
+    Raises WillNotSucceedError after at most _FIRST_STEPS steps of a start, and TransientError later. Ignores other
+    errors."""
     if not isinstance(error, torch.OutOfMemoryError):
         return
     message = (

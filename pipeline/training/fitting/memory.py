@@ -142,8 +142,8 @@ class _Gradients:
 
     @property
     def _bucket(self) -> int:
-        """The buffers for gradients that are reduced at once. Gradients in bf16 may be added up in an fp32 copy. On a
-        CPU, the unused part of a buffer takes no memory."""
+        """The bytes of the buffers for gradients that are reduced at once. Gradients in bf16 may be added up in an fp32
+        copy. On a CPU, the unused part of a buffer takes no memory."""
         filled = min(self._bucket_size, self.number)
         elements = self._bucket_size if self.topology.is_on_gpu else filled
         may_overlap = {"on": True, "off": False, "auto": self.topology.is_on_gpu and self.topology.num_ranks > 1}
@@ -162,14 +162,14 @@ class _Gradients:
 
     @property
     def _own(self) -> int:
-        """This rank's gradients. Under stage 1, gradients are summed before they are divided among ranks, so they are
-        not widened."""
+        """The bytes of this rank's gradients. Under stage 1, gradients are summed before they are divided among ranks,
+        so they are not widened."""
         is_wide = self.is_summed and self._stage > 1
         return self._part * (_FP32 if is_wide else self.weight)
 
     @property
     def gathered(self) -> int:
-        """The weights of other ranks that stage 3 keeps."""
+        """The bytes of the weights of other ranks that stage 3 keeps."""
         is_sharded = self._stage == 3 and self.topology.num_ranks > 1
         return self.weight * min(self.num_weights, _MOST_GATHERED) if is_sharded else 0
 
@@ -199,8 +199,8 @@ class _Gradients:
     def too_large(self) -> int:
         """Returns the bytes of the head's gradient if it is larger than a bucket. Every rank that owns a part of the
         head then keeps that gradient until the update, and a copy of it if sums are kept in other tensors. Measured on
-        1, 2 and 4 ranks: the total is within 10 %, but 30 % too high for four ranks with stage 2 that sum passes in
-        fp32."""
+        1, 2 and 4 ranks, the total is within 10 %, except that it is 30 % too high for four ranks with stage 2 that sum
+        micro-batches in fp32."""
         if self._stage == 3 or self.head <= self._bucket_size:
             return 0
         is_copied = self.is_summed and (self._stage == 2 or self.weight == _BF16)
@@ -218,8 +218,8 @@ class _Gradients:
 
     @property
     def _iterated(self) -> int:
-        """Muon's iteration holds three matrices as large as the largest one. With several ranks, a rank also holds the
-        two matrices that are cut at the ends of its slice."""
+        """The bytes of Muon's iteration, which holds three matrices as large as the largest one. With several ranks, a
+        rank also holds the two matrices that are cut at the ends of its slice."""
         if self.job.optimizer.name != "muon":
             return 0
         size = self.job.model.size

@@ -85,7 +85,7 @@ class Board:
         opened = partial(SummaryWriter, str(self._run_dir), purge_step=step, flush_secs=_FLUSH_SECONDS)
         try:
             return opened()
-        except FileExistsError:  # os.makedirs raises this for a folder that it cannot look at, too
+        except FileExistsError:  # os.makedirs also raises this for a folder that it cannot stat
             if not is_a_folder(self._run_dir):
                 raise
             return opened()

@@ -87,7 +87,7 @@ class MetricsReader:
     def __init__(self, path: Path, *, has: int, known: CurveLine | None = None) -> None:
         self._path, self._step = path, has
         self._offset = self._seen = 0  # the last line that was read: its offset and its step
-        self._names = set(known.values) if known and known.step == has else None  # None: it has all
+        self._names = set(known.values) if known and known.step == has else None  # None: the service has all of them
 
     def read(self) -> Iterator[list[CurveLine]]:
         """Yields the lines that are new since the last call, in lists of up to `_MOST_AT_ONCE`. Raises OSError or

@@ -1,5 +1,5 @@
-"""The ledger of a run: where its wall time went (start-up, compute, data wait, checkpoint stall, evaluation). It gets
-one line per save."""
+"""The ledger of a run: where its wall time went (restarts, start-up, compute, data wait, checkpoint stall, evaluation).
+It gets one line per save."""
 
 import logging
 import time

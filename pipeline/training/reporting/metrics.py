@@ -85,8 +85,8 @@ class Metrics:
         self._board.picture(tag, picture_HW3, step)
 
     def amend(self, step: int, values: dict[str, float]) -> None:
-        """Adds values to the last line. If the process is killed meanwhile, the file has that line with or without
-        them."""
+        """Adds values to the last line, or appends a line if the last one is not of `step`. If the process is killed
+        meanwhile, the file has the earlier line or the new one."""
         self._writes.do(partial(self._rewrite, step, values))
         self._board.points(step, {tag_of(name): value for name, value in values.items()})
 

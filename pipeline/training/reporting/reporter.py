@@ -220,7 +220,7 @@ class Reporter:
 
     def shows(self, images: torch.Tensor, labels: torch.Tensor) -> None:
         """Shows the first images as the model gets them: [n, height, width, 3] with values of 0 to 255, and labels [n,
-        most]."""
+        most labels per image], padded with numbers below 0."""
         own = [[self.label_names[label] for label in row if label >= 0] for row in labels.tolist()]
         self.metrics.show_images(self._step + 1, images, [", ".join(names) for names in own])
 

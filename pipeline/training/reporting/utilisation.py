@@ -109,8 +109,8 @@ class Utilisation:
         self.measured_peak = measured_peak(world.device, precision)
 
     def values(self, step_seconds: float) -> dict[str, float]:
-        """Returns the values since the last call. `step_seconds`: the seconds of a step, without saves and
-        evaluations."""
+        """Returns the metrics for the steps since the last call. `step_seconds`: the seconds of a step, without saves
+        and evaluations."""
         found = {"perf/mfu_of_measured_peak": self._mfu(step_seconds, self.measured_peak)}
         if self.nominal_peak:
             found["perf/mfu"] = self._mfu(step_seconds, self.nominal_peak)

@@ -33,7 +33,7 @@ from shards.files.typed_json import sealed, unsealed
 from shards.store import Store
 
 log = logging.getLogger(__name__)
-_MOST_LISTINGS = 5  # how often to list the store if the run deletes checkpoints before they are read
+_MOST_LISTINGS = 5  # how many times to list the store if the run deletes checkpoints before they are read
 Labels = tuple[str, ...]
 _MOST_BYTES = 16 << 20  # largest marker that is read
 

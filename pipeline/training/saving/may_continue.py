@@ -116,8 +116,8 @@ def other_values(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: 
 
 
 def extension(before: Mapping[str, Any], job: TrainingJob, *, step: int) -> str:
-    """Returns text about the learning rate of a run that continues at `step` with more steps than before; empty if it
-    has no more steps."""
+    """Returns text about the learning rate of a run that continues at `step` with more steps than before; empty if the
+    number of steps has not grown."""
     num_steps = before[STEPS]
     if job.steps <= num_steps:
         return ""

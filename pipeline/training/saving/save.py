@@ -3,7 +3,7 @@ on.
 
 A run that resumes on another machine reads the same samples and computes the same steps, but may add numbers in another
 order. The record says where a checkpoint was computed and with which kernels, and the log says what has changed since.
-Saves that fail several times in a row end the run.
+If `checkpoint.max_failed` saves in a row fail, the run ends.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ _GPU_ONLY = {"ranks_per_node", "deterministic"}  # they change no bits on a CPU
 
 
 def saved_job(job: TrainingJob) -> SavedJob:
-    """Returns what a checkpoint saves of a job whose precision is decided."""
+    """Returns the job as a checkpoint records it. The job's precision must be decided."""
     fields = json.loads(json.dumps(asdict(job)))
     return SavedJob(
         model=fields["model"],

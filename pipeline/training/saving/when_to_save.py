@@ -129,7 +129,7 @@ class KeptBest:
 
     def _score_of(self, manifest: CheckpointManifest) -> Best | None:
         """Returns a checkpoint's score from metrics.jsonl. Returns None if there is no such score, or if it is on other
-        data. A run that was killed right after a commit has not written the score to RUN/best.json."""
+        data. A run that was killed right after a commit may not have written the score to RUN/best.json."""
         before = manifest.job.job.get("evaluation")
         now = asdict(self.job.evaluation)
         if self.dataset is None or not isinstance(before, dict):

@@ -18,8 +18,8 @@ MOST_STEPS = 10**9
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleConfig:
-    """The learning rate at each step: a linear warm-up to `learning_rate`, then a decay that would reach
-    `final_learning_rate` (linear_end in the paper's code) at step num_steps. The last update is step num_steps - 1, one
+    """The learning rate at each step: a linear warm-up to `learning_rate`, then a decay. linear and cosine would reach
+    `final_learning_rate` (linear_end in the paper's code) at step num_steps; the last update is step num_steps - 1, one
     step short of it.
 
     rsqrt and staircase do not depend on the number of steps, so a run can be extended at full rate from a checkpoint

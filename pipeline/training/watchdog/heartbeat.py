@@ -47,8 +47,8 @@ from pipeline.training.watchdog.last_resort import LastResort, file_calls
 from pipeline.training.watchdog.stopping import NOTHING_SAVED, end_now, say
 from shards.files.looks import Look, look_once
 
-Feed = Callable[[str], None]  # tells the last resort that Python runs, and what it waits for
-_RETRY = NOTHING_SAVED  # the exit code for a fault outside the run: the same command continues it
+Feed = Callable[[str], None]  # tells the last resort that Python runs, and what the rank waits for
+_RETRY = NOTHING_SAVED  # the exit code for a fault that the run did not cause: the same command continues it
 _MOST_TICK_SECONDS, _MOST_BEAT_SECONDS = 1.0, 15.0
 # The most ticks that a pause of the heartbeat's thread counts for. In a longer pause, the machine was busy or the
 # process was suspended.
@@ -86,7 +86,7 @@ class Heartbeat:
         self._feed: Feed = lambda _: None
         self._disk = DiskWork(tick=lambda: self._feed(self._disk_words()), tick_seconds=self._tick_seconds)
         self._voice = DiskWork()
-        self._calls: dict[str, tuple[float, str]] = {}  # in which call to a file each thread is, and since when
+        self._calls: dict[str, tuple[float, str]] = {}  # the file call that each thread is in, and since when
         self._leave, self._thread = threading.Event(), threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Self:
@@ -162,7 +162,7 @@ class Heartbeat:
     def _hangs(self) -> bool:
         """Returns whether the run hangs: another rank has said so, or this rank is over its limit and no other rank is
         alive and within its own. A rank that is saving may have a longer limit, and is waited for. If the disk does not
-        answer, nothing is heard of the others."""
+        answer, only this rank's own limit counts."""
         if self._stood <= min(self._config.step_seconds / 2, self._limit):
             return False
         if self._files and self._asked(self._files.is_hanging, otherwise=False):

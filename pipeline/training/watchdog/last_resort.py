@@ -27,8 +27,8 @@ _STOPPED = ("T", "t")  # states in /proc/PID/stat: stopped by a signal, or by a 
 _MOST_WORDS = 500
 _MOST_PATH_BYTES = 4096
 _AT_FDCWD = -100
-# The calls in which a thread may wait for a disk, and their numbers on each processor (linux/unistd.h; -1: none). The
-# first argument is a path, a folder and a path, or an open file.
+# The calls in which a thread may wait for a disk, and their numbers on each processor (linux/unistd.h; -1: none). Their
+# arguments begin with a path, with a folder and a path, or with an open file.
 _PROCESSORS = ("x86_64", "aarch64")
 _OF_PATHS = {
     "open": (2, -1),
@@ -113,7 +113,7 @@ def _started(words: list[str], feed: int, stderr: int) -> subprocess.Popen[bytes
 
 def watch(pid: int, *, seconds: float, feed: int = 0) -> None:
     """Kills process `pid`, the parent, if nothing arrives on the descriptor `feed` for `seconds`. Returns when the
-    parent ends.
+    parent ends or closes the pipe.
 
     Time in which either process is stopped does not count.
     """
@@ -154,8 +154,8 @@ def file_calls(pid: int | str = "self") -> dict[str, str]:
     """Returns the call to a file that each thread of a process is in, such as `openat of /data/index`. Each call has a
     different key, so if a key stays the same, its thread waits. Files in /proc, /dev and /sys do not count.
 
-    The main thread comes first. Empty if /proc does not show the calls, as for another user's process, or if the
-    numbers of this processor's calls are not known here.
+    The main thread comes first. The result is empty if /proc does not show the calls, as for another user's process, or
+    if the numbers of this processor's calls are not known here.
     """
     if platform.machine() not in _PROCESSORS:
         return {}

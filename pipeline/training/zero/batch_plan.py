@@ -1,5 +1,5 @@
-"""Divides a batch: global batch = micro-batch x accumulation x ranks. Also says how often the ranks read the dataset.
-All functions are pure."""
+"""Divides a batch: global batch = micro-batch x accumulation x ranks. Also says how many times the ranks read the
+dataset. All functions are pure."""
 
 from dataclasses import dataclass
 from math import gcd
@@ -61,14 +61,14 @@ def plan_batch(global_batch: int, *, micro_batch: int, num_ranks: int, lanes: in
 
 
 def times_read(lanes: int, *, num_ranks: int) -> float:
-    """Returns how often the ranks together read the dataset in an epoch. Each rank reads every lane of which it has a
-    share, so R ranks read L + R - gcd(L, R) lanes, where L is the number of lanes."""
+    """Returns how many times the ranks together read the dataset in an epoch. Each rank reads every lane of which it
+    has a share, so R ranks read L + R - gcd(L, R) lanes, where L is the number of lanes."""
     return (lanes + num_ranks - gcd(lanes, num_ranks)) / lanes
 
 
 def shared_lanes(lanes: int, window_blocks: int, *, num_ranks: int) -> str:
-    """Returns what is wrong if there are more ranks than lanes, and which number of lanes to take instead; empty if
-    there are not."""
+    """Returns what is wrong if there are more ranks than lanes, and which number of lanes to take instead. Returns an
+    empty string otherwise."""
     if num_ranks <= lanes:
         return ""
     times = times_read(lanes, num_ranks=num_ranks)

@@ -34,7 +34,7 @@ from pipeline.training.zero.step_times import StepTimes
 from shards.errors import UserError
 
 _PRINT_NEVER = 2**31
-# All methods of DeepSpeed's backend that it calls in a step.
+# All methods of its backend that DeepSpeed calls in a step.
 _EXCHANGES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor")
 
 
@@ -345,8 +345,8 @@ class Engine:
         self._deepspeed.destroy()
 
     def fragments(self) -> list[Fragment]:
-        """Returns this rank's part of the master weights and moments, as live views. Weights that are not trained have
-        no moments."""
+        """Returns this rank's part of the master weights, moments and averages, as live views. Weights that are not
+        trained have no moments."""
         return [*self._trained_fragments(), *self._frozen.fragments()]
 
     def gradients(self) -> dict[str, torch.Tensor]:

@@ -314,9 +314,9 @@ def _small_plan(plan: BatchPlan) -> BatchPlan:
 
 
 def _small_job(job: TrainingJob, *, on_cpu: bool) -> TrainingJob:
-    """Returns the same job with few layers, without dropout, with buckets that are smaller in proportion, and with an
-    optimiser that has no state and the same groups of parameters (except that Muon would have separate groups for its
-    matrices)."""
+    """Returns the same job with at most two layers, without dropout, float8 and CUDA graphs, with buckets that are
+    smaller in proportion, and with an optimiser that has no state and the same groups of parameters (except that Muon
+    would have separate groups for its matrices)."""
     model, whole = _small_model(job.model), shapes_of(job.model)
     numels = [math.prod(shape) for shape in shapes_of(model).values()]
     share = sum(numels) / sum(map(math.prod, whole.values()))

@@ -7,8 +7,8 @@ decay w), and `schedule` (big_vision) by -(lr(t) u + s(t) decay w), where the de
 big_vision's 1e-4 at a peak of 1e-3 is the paper's 0.1.
 
 Layer-wise decay follows BEiT (Bao et al., 2022) and timm's param_groups_layer_decay, which has the same layers: the
-embedding (or a ResNet's root; of a hybrid, its whole ResNet); each block (or unit), of which the last includes the
-final norm; and the head with the hidden layer before it.
+embedding (in a ResNet, its root; in a hybrid, also the whole ResNet); each block (or unit), of which the last includes
+the final norm; and the head with the hidden layer before it.
 """
 
 import inspect

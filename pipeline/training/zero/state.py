@@ -66,8 +66,8 @@ def _given_memory(tensor: torch.Tensor, *, device: torch.device) -> torch.Tensor
 
 
 class _OneByOne(torch.nn.Module):
-    """A model on meta whose layers get memory when their parameters are asked for. DeepSpeed's Init replaces each
-    parameter of a module by its share before it asks for the next one."""
+    """A model on meta whose layers get memory when their parameters are iterated over. DeepSpeed's Init replaces each
+    parameter of a module by its share before it takes the next one."""
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
         super().__init__()

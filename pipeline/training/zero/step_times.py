@@ -6,13 +6,13 @@ data or a save takes no time if the GPU is still computing. Events are read once
 later, so nothing waits for them. The wall time of each step is also taken from the host's clock, so that the parts can
 be compared with a figure that does not depend on them.
 
-Exchanges between ranks are a separate part, `communication`, wherever in the step they occur: a rank that waits there
-for a slower one has little work itself. Sums that run beside the passes, on another stream, count only while the
-computing stream waits for them.
+Exchanges between ranks are a separate part, `communication`, wherever in the step they occur: a rank that waits long
+there waits for a slower one. Sums that run beside the passes, on another stream, count only while the computing stream
+waits for them.
 
-`--profile` traces a few steps with PyTorch's profiler, in Chrome's format, which ui.perfetto.dev opens. The trace has
-every operator and kernel, each step by its number, and its parts by the names of their metrics. Tracing does not change
-results. The traced steps take longer, and the first one includes the start of the profiler.
+`--profile` traces the given steps with PyTorch's profiler, in Chrome's format, which ui.perfetto.dev opens. The trace
+has every operator and kernel, each step by its number, and its parts by the names of their metrics. Tracing does not
+change results. The traced steps take longer, and the first one includes the start of the profiler.
 """
 
 import logging
@@ -197,8 +197,8 @@ class StepTimes:
             yield
 
     def since_line(self) -> dict[str, float]:
-        """Returns the mean seconds per step since the last call, for each part and by the host's clock (`step`). Empty
-        if no step has ended since then."""
+        """Returns the mean seconds per step since the last call, for each part and by the host's clock (`step`). The
+        result is empty if no step has ended since then."""
         self._add_up()
         found = _means(self._sums, self._at_line)
         if found:

@@ -74,6 +74,8 @@ def test_what_follows_from_the_end_of_a_try(facts: dict[str, Any], then: str, co
         pytest.param({"stop": "R/STOP", "idle": 1}, None, id="nor a stop"),
         pytest.param({"codes": {0: 9}, "idle": 2}, 0, id="a job that gives up: the next one starts from 0"),
         pytest.param({"is_asked": True, "idle": 2}, 0, id="also after three limits"),
+        pytest.param({"full": "/state", "idle": 1}, 2, id="there was no room"),
+        pytest.param({"full": "/state", "idle": 2}, 0, id="also after no room three times"),
     ],
 )
 def test_tries_that_save_nothing_are_counted(facts: dict[str, Any], idle: int | None) -> None:
@@ -162,6 +164,16 @@ def check(answers: Mapping[str, Answer], **facts: Any) -> CheckFacts:
 
 def without(found: dict[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in names}
+
+
+@pytest.mark.parametrize(
+    ("before", "end", "after"),
+    [(0, "too few nodes", 1), (1, "too few nodes", 2), (2, "gave up", 0), (3, "gave up", 0)],
+)
+def test_too_few_nodes_are_counted_and_the_job_after_the_last_starts_from_0(before: int, end: str, after: int) -> None:
+    decision = chosen(check({"n1": (1000, ())}, nodes=("n1", "n2"), idle=before)).decision
+    assert decision
+    assert (decision.end, decision.idle) == (end, after)
 
 
 WELL: dict[str, Answer] = dict.fromkeys(("n1", "n2", "n3"), (1000, ()))

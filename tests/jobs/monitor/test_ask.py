@@ -1,19 +1,25 @@
 """`patchline stop`, `save` and `cancel`, with Slurm's programs as scripts; tests/slurm/test_chain.py has real ones."""
 
+import errno
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from jobs import exit_codes
 from jobs.monitor import ask
+from jobs.reports.ls import is_unstarted
+from jobs.reports.points import final_run_of
 from jobs.submittable import output_name, run_name
 from shards.errors import UserError
+from shards.storage.retries import RetryConfig
 from tests.jobs.cluster.test_slurm import programs
 from tests.jobs.reports.test_ls import make
 from tests.rigs.kills import step_at_least, wait_until
 from tests.rigs.processes import patchline
 from tests.rigs.training import STEPS, pretrain_words, start
+from tests.shards.files.test_looks import failing
 
 
 def test_a_running_run_saves_and_then_stops(digits_url: str, tmp_path: Path) -> None:
@@ -103,6 +109,26 @@ def test_a_job_that_does_not_end_is_named(run_dir: Path, tmp_path: Path, monkeyp
     environ = programs(tmp_path, squeue=f"echo '7 RUNNING {run_name(str(run_dir))}'", scancel="true")
     with pytest.raises(UserError, match="7 does not end; see `scontrol show job 7`"):
         ask.cancel([str(run_dir)], environ=environ)
+
+
+@pytest.mark.parametrize(
+    ("name", "look", "found"),
+    [
+        ("", ask.refuse_no_run, None),
+        ("submit", ask.is_begun, True),
+        ("submit", is_unstarted, True),
+        ("job.yaml", is_unstarted, True),
+        ("submit", ask.why_unreadable, ""),
+        ("job.yaml", lambda run_dir: final_run_of(str(run_dir)), None),
+    ],
+)
+def test_a_look_that_fails_is_repeated(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, name: str, look: Callable[[Path], object], found: object
+) -> None:
+    quick = RetryConfig(backoff_seconds=0.001, most_backoff_seconds=0.001)
+    monkeypatch.setattr("shards.storage.local.RETRIES", quick)
+    failing(monkeypatch, run_dir / name, iter([errno.ESTALE, errno.EIO]))
+    assert look(run_dir) == found
 
 
 @pytest.mark.parametrize("scancel", ["echo 'Access/permission denied' >&2; exit 1", "exit 1"])

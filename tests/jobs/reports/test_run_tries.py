@@ -62,3 +62,29 @@ def test_the_node_that_crashed_alone_is_named() -> None:
     line = {"end": "crashed", "exit_codes": [74, 139], "crashed_on": "n2"}
     assert "(exit code 74 and 139) on n2 alone, and is to be continued" in try_words(line)
     assert "alone" not in try_words(line | {"crashed_on": 7})
+
+
+@pytest.mark.parametrize(
+    ("left_out", "words"),
+    [
+        ("n2,n3", "found too few healthy nodes, and is to be continued; left out: n2,n3"),
+        ("", "found too few healthy nodes, and is to be continued"),
+        (7, "found too few healthy nodes, and is to be continued"),
+        ("n\x1b2", r"found too few healthy nodes, and is to be continued; left out: n\x1b2"),
+    ],
+)
+def test_the_nodes_that_a_try_left_out_are_named(left_out: object, words: str) -> None:
+    assert try_words({"end": "too few nodes", "exit_codes": [], "left_out": left_out}) == words
+    crashed = try_words({"end": "crashed", "exit_codes": [9], "left_out": left_out})
+    assert crashed == "crashed (exit code 9), and is to be continued" + words.partition("continued")[2]
+
+
+def test_status_names_the_nodes_that_were_left_out(tmp_path: Path) -> None:
+    run_dir = make(tmp_path / "run", step=100)
+    (run_dir / "submit").mkdir()
+    line = {"job": 9, "start": 0, "try": 0, "left_out": "n2", "exit_codes": [], "end": "too few nodes"}
+    (run_dir / "submit" / "tries.jsonl").write_text(json.dumps(line) + "\n")
+    for command in ("status", "doctor"):
+        assert "too few healthy nodes, and is to be continued; left out: n2" in " ".join(
+            patchline(command, str(run_dir)).output.split()
+        )
