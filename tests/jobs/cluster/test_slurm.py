@@ -34,6 +34,7 @@ from jobs.cluster.slurm import (
     unused_options,
 )
 from shards.errors import UserError
+from shards.files.local_files import read_tail
 from shards.storage.retries import RetryConfig
 
 SILENT = "echo 'slurm_load_jobs error: Unable to contact slurm controller (connect failure)' >&2; exit 1"
@@ -277,14 +278,13 @@ def test_jobs_of_a_folder_and_not_of_the_one_that_it_is_a_copy_of(tmp_path: Path
 
 def failing_reads(monkeypatch: pytest.MonkeyPatch, faults: Iterator[int]) -> None:
     """The next reads of the records have these faults; 0: none. They are tried again for 0.05 s."""
-    read = slurm.read_tail
     quick = RetryConfig(backoff_seconds=0.001, most_backoff_seconds=0.001, deadline_seconds=0.05)
     monkeypatch.setattr("shards.storage.local.RETRIES", quick)
 
     def faulty(path: Path, *, most_bytes: int) -> object:
         if fault := next(faults, 0):
             raise OSError(fault, os.strerror(fault), str(path))
-        return read(path, most_bytes=most_bytes)
+        return read_tail(path, most_bytes=most_bytes)
 
     monkeypatch.setattr(slurm, "read_tail", faulty)
 
