@@ -28,7 +28,7 @@ DONE = 0
 FAULTS_FOUND = 1
 USER_MISTAKE = 2
 OUR_BUG = 70
-CRASH = 74  # an outside fault (a full disk, a lost worker, storage); the same command continues
+CRASH = 74  # an outside fault (a full disk, a lost worker, storage); to continue, run the same command
 CONTINUE = 75  # stopped with its work saved; clusters list this code in Slurm's RequeueExit
 WILL_NOT_SUCCEED = 78
 INTERRUPTED = 130  # ended by Ctrl-C; nothing was saved
@@ -192,8 +192,8 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
 
 def _end_of_limit(error: BaseException) -> End | None:
     """Returns how the command ends if it ran out of memory or reached the limit on file sizes; None for any other
-    error. If a limit of its shell is the reason, retrying does not help. (A run that lacks memory after a step ends
-    with CRASH: pipeline/training/run.py.)"""
+    error. If the cause is a limit that its shell sets, the exit code says that retrying does not help. (A run that
+    lacks memory after a step ends with CRASH: pipeline/training/run.py.)"""
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
         return End(code=WILL_NOT_SUCCEED, message=f"error: {error.strerror}{where}; {file_size_todo()}")

@@ -87,8 +87,9 @@ def arrow_faults() -> Iterator[None]:
 
 
 def refuse_values(table: pa.Table, rules: TableSchema) -> None:
-    """Raises ValueError for the first column with a null, or with a number outside its range. Every column is checked
-    for nulls unless the rules allow them, and only columns with a range are checked for it."""
+    """Raises ValueError for the first column with a null, or with a number outside its range. Nulls are refused in
+    every column for which the rules do not allow them; values are compared with a range only in columns that have
+    one."""
     with arrow_faults():
         for name, column in zip(table.column_names, table.columns, strict=True):
             if column.null_count and name not in rules.may_be_null:
@@ -173,7 +174,8 @@ def numbers(column: pa.ChunkedArray | pa.Array) -> NDArray[Any]:
     """Returns a column of numbers without nulls as a read-only array, without a copy unless the column has several
     chunks.
 
-    Arrow's own `to_numpy` is not used, since it loads pandas if it is installed, which takes every rank half a second.
+    Arrow's own `to_numpy` is not used: where pandas is installed, that method loads it, which takes half a second on
+    every rank.
     """
     if isinstance(column, pa.Array):
         return np.from_dlpack(column)

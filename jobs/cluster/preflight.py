@@ -39,8 +39,8 @@ _COMMAND_SECONDS = 60
 
 
 def run(job: PreflightJob, *, environ: Mapping[str, str]) -> int:
-    """Prints the checks as a table or, with --json, as one JSON object, which --out also writes to a file. Returns 0 if
-    there is no fault, else 1."""
+    """Prints the checks as a table or, with --json, as one JSON object. With --out, also writes the JSON object to a
+    file. Returns 0 if there is no fault, else 1."""
     cluster = with_command(read_cluster(Path(job.cluster)) if job.cluster else ClusterConfig(), environ)
     findings = environment_checks(cluster, environ)
     if job.run_dir:
@@ -128,7 +128,7 @@ def _command(cluster: ClusterConfig, environ: Mapping[str, str]) -> Finding:
 
 
 def slurm_checks(cluster: ClusterConfig, *, nodes: int, environ: Mapping[str, str]) -> list[Finding]:
-    """Returns all checks of Slurm, or a single fault if Slurm does not answer at first. Raises UserError if a later
+    """Returns all checks of Slurm, or a single fault if one of the first calls fails. Raises UserError if a later
     call fails."""
     try:
         config = fields_of(_answer(["scontrol", "show", "config"], environ))

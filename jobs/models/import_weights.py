@@ -79,8 +79,8 @@ def _labels(job: ImportJob, weights: Weights, config: ModelConfig) -> tuple[str,
 
 
 def labels_in_file(path: str, *, num_classes: int) -> tuple[str, ...]:
-    """Returns the names of a head's classes, which a file has one per line. Raises UserError if the file cannot be
-    read, or unless there is exactly one name for each class, without duplicates."""
+    """Returns the names of a head's classes from a file with one name per line. Raises UserError if the file cannot be
+    read, or does not have exactly one name for each class, without duplicates."""
     try:
         labels = tuple(map(class_name, read_local_text(path, most_bytes=MOST_DESCRIPTION_BYTES).splitlines()))
     except (OSError, InvalidDataError) as error:

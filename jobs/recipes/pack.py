@@ -80,7 +80,7 @@ def tar_of_tars() -> PackJob:
 def parquet() -> PackJob:
     """Parquet files with embedded images, the layout of Hugging Face datasets (image: bytes, path; label).
 
-    Files, folders or patterns, local or s3://. Result: one dataset at URL.
+    --source.files takes files, folders or patterns, local or on s3://. Result: one dataset at URL.
     """
     return PackJob(source=ParquetSource())
 

@@ -11,9 +11,10 @@ Sources: "An Image is Worth 16x16 Words", section 4.1 (JFT-300M: 303 million ima
 - `PAPER`: "An Image is Worth 16x16 Words", section 4.1, refers to "Big Transfer" (BiT), whose section 3.3 resizes to
   448 x 448, cuts a random 384 x 384 and flips; direct resize to evaluate. (BiT's released code has 512 and 480.)
 - `INCEPTION_448` and `RESMALL_448`: big_vision, configs/transfer.py and pp/ops_image.py: inception crop, or a random
-  384 out of a short side of 448; flip; central crop out of a short side of 448 to evaluate.
-- `PRETRAINING`: big_vision, configs/vit_i21k.py: inception crop, flip; central 224 out of a short side of 256 to
-  evaluate. How the paper's own pre-training was evaluated is not published.
+  384 x 384 crop after the short side is resized to 448; flip. For an evaluation, the short side is resized to 448 and
+  the centre is cropped.
+- `PRETRAINING`: big_vision, configs/vit_i21k.py: inception crop, flip. For an evaluation, the short side is resized to
+  256 and the central 224 x 224 are cropped. How the paper's own pre-training was evaluated is not published.
 
 big_vision averages areas when it resizes short sides; all other resizing is bilinear without antialiasing. None of this
 code reads EXIF. big_vision's pre-training decodes only the crop of an image (decode_jpeg_and_inception_crop), and so do
@@ -91,7 +92,8 @@ def for_many_ranks(data: DataConfig) -> DataConfig:
     block.
 
     Lanes are fixed once a run has begun, so there are enough for the largest cluster that the run may ever have. The
-    shuffle reaches over 512 blocks, twice as far as with the defaults. If images have 110 kB, a single host, which has
-    all lanes, reads ahead 16.2 GB at most (20.3 GB at a batch of 16,384), and each of eight hosts 2.1 GB.
+    shuffle reaches over 512 blocks, twice as far as with the defaults. With images of 110 kB, a single host, which
+    reads all lanes, reads ahead at most 16.2 GB (20.3 GB at a batch of 16,384); with eight hosts, each reads ahead at
+    most 2.1 GB.
     """
     return replace(data, lanes=512, window_blocks=1, memory_limit_bytes=24_000_000_000)

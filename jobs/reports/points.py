@@ -5,8 +5,9 @@ The compute of a fine-tuned run includes the compute of the run that pre-trained
 is that of the pre-training dataset. Both are known only if the pre-training run's folder is still where the job says.
 The repetitions of a sweep are one point. Facts that are not known are None, and the point gives the reason.
 
-If a run averages its weights, its accuracy is that of the averaged weights (those in RUN/weights), if it was measured.
-A point can have further scores: on other datasets, and few-shot accuracy, which is measured during training or by
+For a run that averages its weights, the accuracy is that of the averaged weights (those in RUN/weights), provided that
+they were scored. A point can have further scores: on other datasets, and few-shot accuracy, which is measured during
+training or by
 `patchline fewshot RUN/best --run-dir RUN/fewshot`.
 """
 
@@ -179,7 +180,8 @@ class Point:
     steps, including pre-training. `accuracy`: the last accuracy. `is_averaged`: whether this is the accuracy of
     averaged weights. `fewshot`: accuracy by the number of shots. `dataset`, `fewshot_dataset`: the names of the
     datasets that `accuracy` and `fewshot` are measured on. `also`: further scores. `label`: the model's name, with the
-    sizes that tell it from others. `losses`: means of the training loss `loss_name`, each with its last step.
+    sizes that tell it from others. `losses`: means of the training loss `loss_name` over successive ranges of steps,
+    each with the last step of its range.
     `settings`: values by field; for repetitions, only those that all share. `differs`: the run's values of the settings
     in which the runs of its stage differ. `reasons`: why something is not known.
     """
@@ -240,7 +242,8 @@ class _Sweep:
 
 
 def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[str]]:
-    """Returns a point for each run, and a note for each folder that cannot be used. Names are relative to `root`."""
+    """Returns a point for each run or for the repetitions of each sweep, and notes on folders that cannot be used and
+    on a sweep's other runs. Names are relative to `root`."""
     points, notes = list[Point](), list[str]()
     sweeps: dict[Path, _Sweep] = {}
     for folder in folders:
@@ -301,8 +304,8 @@ def _order(one: Point) -> tuple[str, bool, int, str, float, str]:
 
 def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | None = None) -> Point:
     """Returns the point of one run. Raises OSError, UserError or InvalidDataError if its record cannot be read or is
-    not a training job's. `ancestors`: how many runs were followed from a run's weights to reach this one. `curves`:
-    what its metrics contain, if they have been read."""
+    not a training job's. `ancestors`: the number of runs through which this one was reached, each by its initial
+    weights. `curves`: what its metrics contain, if they have been read."""
     stage = read_leaves(folder / _RECORD).get("stage", "")
     if stage not in WITH_SMOKE:
         raise UserError(f"its job.yaml is of {stage or 'no stage'}; allowed: {', '.join(WITH_SMOKE)}")

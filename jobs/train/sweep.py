@@ -1,8 +1,9 @@
 """`patchline sweep STAGE RECIPE --flag A B C ...`: runs each point of a grid, then repeats the best with several seeds.
 
 Each run is a separate command in its own folder. If the sweep is started again, it starts missing runs and continues
-interrupted ones. With more values or seeds, it runs only the new ones. With other values or fewer seeds, old runs stay
-in `seeds` and `earlier`. Only the repetitions that sweep.json lists count, and only with the values given there.
+interrupted ones. With more values or seeds, it runs only the new ones. With fewer seeds, the other repetitions stay in
+`seeds`; repetitions with values that are no longer the best move to `earlier`. Only the repetitions that sweep.json
+lists count, and only with the values given there.
 """
 
 import json

@@ -173,7 +173,7 @@ def _different(flag: Flag, values: list[str]) -> tuple[str, ...]:
     name = flag.name
     if name in _NOT_SWEPT:
         raise UserError(f"{name} cannot be swept: {_NOT_SWEPT[name]}")
-    # Two values must not be equal in either of these ways. Maps the reason to what is compared for each value.
+    # Two values must not be equal in either of these ways. `shared` maps each way to what is compared for each value.
     shared = {"are the same number": [_number(flag, value) for value in values]}
     shared |= {"would share a folder": [_in_folder(value) for value in values]}
     for why, found in shared.items():

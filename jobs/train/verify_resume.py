@@ -67,7 +67,7 @@ class TrialTopology:
 class Moment:
     """When a run is killed: after the metrics of `step` are written, or while the checkpoint of `step` is saved
     (`is_in_save`). `save_steps`: the steps between two checkpoints. `delay`: how long to wait before the kill, as a
-    share of a step or, in a save, of a short time."""
+    share of a step's time or, during a save, of `_SAVE_DELAY_SECONDS`."""
 
     step: int
     save_steps: int
@@ -98,8 +98,8 @@ class Command:
 
 
 def planned_moments(num_kills: int, *, num_steps: int, save_steps: int, seed: int) -> list[Moment]:
-    """Spreads kills over the run after its first save, one in each of `num_kills` equal parts. Kills during a save and
-    between two saves alternate, if a part has both."""
+    """Spreads kills over the run after its first save, one in each of `num_kills` equal parts. Kills during a save
+    alternate with kills between two saves, as far as the parts have steps of both kinds."""
     draw = random.Random(seed)  # noqa: S311 - moments, not secrets
     num_left = max(1, num_steps - 1 - save_steps)
     moments = []
@@ -170,8 +170,9 @@ def _wait_for(command: Command, ranks: Ranks, moment: Moment) -> bool:
 
 
 def _is_between(run: StoredRun, moment: Moment, step: int, *, saved: int) -> bool:
-    """Whether the moment's step is reached and the last save before it is committed. The save no longer matters once
-    the next one is due. `saved`: the newest checkpoint when the ranks were started."""
+    """Whether the run has reached the moment's step, and the last checkpoint due before that step is complete. That
+    checkpoint no longer matters once the run is `save_steps` steps past the moment. `saved`: the newest checkpoint when
+    the ranks were started."""
     if step < moment.step:
         return False
     due = (moment.step - 1) // moment.save_steps * moment.save_steps

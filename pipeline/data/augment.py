@@ -115,7 +115,7 @@ def _inception_sides(height: int, width: int, ratio: float, draw: float, *, conf
     high = min(high, height)
     low = min(low, high)
     h = low + int(draw * (high - low + 1))
-    h += round(h * ratio) * h < min_area  # sides are whole pixels, so one more row may bring the area back to the bound
+    h += round(h * ratio) * h < min_area  # rounding may make the area slightly too small; one more row corrects that
     h -= round(h * ratio) * h > max_area
     w = round(h * ratio)
     fits = 0 < h <= height and 0 < w <= width and min_area <= h * w <= max_area
@@ -143,8 +143,8 @@ def _random_resized_crop(
 @dataclass(frozen=True, kw_only=True)
 class Viewport:
     """A view of a crop. The crop is resized to height x width, and `num_reflected` pixels are reflected at each edge;
-    the output shows the part of the result that begins at (top, left). `is_cut_off`: whether bilinear values are cut
-    off to whole grey levels instead of rounded."""
+    the output shows the part of the result that begins at (top, left). `is_cut_off`: whether bilinear values are
+    truncated to whole grey levels instead of rounded."""
 
     height: int
     width: int

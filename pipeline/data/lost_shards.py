@@ -1,9 +1,10 @@
-"""Shards that storage can no longer read, such as those on a bad sector. A run goes on without them if they are few.
+"""Shards that can no longer be read from storage, for example because of a bad sector. A run goes on without them if
+they are few.
 
 A rank whose read of a shard has failed for longer than its patience notes that shard in the run's folder, and ends with
 the error. At the next start, rank 0 reads the whole shard. If that fails, too, the shard is lost: all ranks leave it
-out from then on, in every later start, and each of its samples is replaced by its substitute. The share of all samples
-that may be lost is that of the quarantine.
+out from then on, in every later start, and each of its samples is replaced by its substitute. At most the share of all
+samples that the quarantine allows (`max_quarantined`) may be lost in this way.
 """
 
 import glob
@@ -32,7 +33,7 @@ Shard = tuple[str, str]  # the URL of its dataset, and its path
 
 @contextmanager
 def noting_lost_shards(data: TrainingData, run_dir: Path, *, rank: int) -> Iterator[None]:
-    """Notes the shard that could not be read, if that ends the block."""
+    """If an unreadable shard ends the block with an error, notes that shard."""
     try:
         yield
     except OSError as error:
@@ -47,8 +48,8 @@ def noting_lost_shards(data: TrainingData, run_dir: Path, *, rank: int) -> Itera
 
 
 def without_lost_shards(data: TrainingData, run_dir: Path, *, world: World, max_share: float) -> TrainingData:
-    """Returns the data without the shards that are lost. Raises StorageError if they have more than `max_share` of all
-    samples. Collective."""
+    """Returns the data without the shards that are lost. Raises StorageError if they have more than ten samples and
+    more than `max_share` of all samples. Collective."""
     lost, fault = list[Shard](), ""
     if world.is_first:
         lost, fault = _lost_shards(data, run_dir, max_share=max_share)
@@ -108,8 +109,8 @@ def _num_samples(dataset: Dataset) -> dict[str, int]:
 
 
 def _why_unreadable(dataset: Dataset, path: str) -> str:
-    """Reads a whole shard. Returns why that fails; empty if it can be read, or is missing, which is no fault of a
-    disk."""
+    """Reads a whole shard. Returns the reason if a disk fault prevents that. Returns an empty string if the shard can
+    be read, or if it is missing or too short."""
     store = dataset.shard_store
     try:
         num_bytes = store.size(path)

@@ -182,10 +182,10 @@ def train_batches(
     rank, num_ranks this process's rank and the number of processes; None: from torch.distributed if it is initialised,
                     else as torchrun, srun or mpirun set them in the environment, else 0 and 1
     position        another stream's `.position`, to continue after its last batch with any number of ranks
-    config          how to shuffle, read and augment; None: the defaults, with gcd(global_batch, 64) lanes. Its
-                    num_threads 0 means all cores of this process, and its memory_limit_bytes is for this rank
-    quarantine      the file that lists replaced samples, created with the first of them
-    pin_memory      whether to pin the buffers, so that a GPU can copy from them asynchronously; the copy must end
+    config how to shuffle, read and augment; None: the defaults, with gcd(global_batch, 64) lanes. A num_threads of 0
+    means all cores of this process, and memory_limit_bytes applies to this rank alone quarantine the file that lists
+    replaced samples, created with the first of them pin_memory whether to pin the buffers, so that a GPU can copy from
+    them asynchronously; the copy must end
                     before two more batches have been requested
 
     Raises UserError for arguments that are wrong or contradict each other, before anything is read ahead. The `url` may

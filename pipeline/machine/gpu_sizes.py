@@ -29,7 +29,7 @@ class GpuPart:
     repeats: int = 20
     ranks: int = 1
     limit_seconds: float = 150.0
-    """Time after which the process is given up."""
+    """Time after which the part's processes are ended."""
 
 
 @dataclass(frozen=True)

@@ -5,17 +5,18 @@ of the distance between two tokens. The fixed sines follow "Better plain ViT bas
 2022; big_vision's models/vit.py, posemb_sincos_2d).
 
 Rotary embeddings are RoPE-Axial of "Rotary Position Embedding for Vision Transformer" (Heo et al., 2024), as in timm's
-vit_base_patch16_rope_224. Pairs of neighbouring channels of queries and keys are turned, the first half of them by
-angles that grow with a patch's column and the second half with its row, so that their products depend only on the
-distance between two patches. The class token and registers are not turned. As in the paper's ViTs, the frequencies go
-from 1 down to almost 1 / 100. EVA-02's go down to almost 1 / 10,000, like those of language models.
+vit_base_patch16_rope_224. Pairs of neighbouring channels of queries and keys are rotated: the first half of the pairs
+by angles proportional to the patch's column, the second half by angles proportional to its row. The product of a query
+and a key therefore depends only on the distance between their patches. The class token and registers are not turned. As
+in the paper's ViTs, the frequencies go from 1 down to almost 1 / 100. EVA-02's go down to almost 1 / 10,000, like those
+of language models.
 
 Three methods of resampling a learned table (section 3.2) are in use, and the same weights give different logits with
 each:
 - `paper`: scipy.ndimage.zoom(order=1) of the reference code, which is bilinear interpolation with aligned corners.
 - `bicubic`: Hugging Face transformers' ViT, bicubic without aligned corners or antialiasing.
-- `timm`: timm's resample_abs_pos_embed, bicubic with antialiasing (another kernel, and smoother if the grid shrinks).
-The class token's embedding has no position in the grid and stays as it is.
+- `timm`: timm's resample_abs_pos_embed, bicubic with antialiasing, which has a different kernel and gives smoother
+  results if the grid shrinks. The class token's embedding has no position in the grid and stays as it is.
 
 Shape letters: B images, H W rows and columns of patches, L positions along one axis, N tokens, O distances (2 N - 1),
 D width, h heads, d width of a head.
@@ -46,7 +47,8 @@ def position_tables(config: ModelConfig) -> tuple[Table, Table, Table]:
 
 
 class Positions(nn.Module):
-    """Learned position embeddings of a layer for the model's own grid, in the form of the input's embeddings."""
+    """The learned position embeddings of one layer, for the model's own grid. The tables have the same form as those
+    for the input."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -168,6 +170,6 @@ def resample_axis_embeddings(table_LD: torch.Tensor, *, length: int, mode: Mode 
 
 
 def _interpolate(grid_1DHW: torch.Tensor, to_grid: Grid, mode: Mode) -> torch.Tensor:
-    if mode == "paper":  # fp32 positions would be off by a few millionths; the originals of the other two use fp32
+    if mode == "paper":  # in fp32 it would be off by a few millionths; the originals of the other two modes use fp32
         return F.interpolate(grid_1DHW.double(), size=to_grid, mode="bilinear", align_corners=True)
     return F.interpolate(grid_1DHW.float(), size=to_grid, mode="bicubic", align_corners=False, antialias=mode == "timm")

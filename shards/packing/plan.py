@@ -110,8 +110,8 @@ def refuse_other_format(found: Any) -> None:
 
 
 def read_plan(store: Store, spec: PackSpec) -> Plan | None:
-    """Reads the plan at the store; None if there is none yet. Raises UserError if it cannot be used or was made with
-    other settings."""
+    """Returns the plan in the store, or None if there is none yet. Raises UserError if it cannot be used or was made
+    with other settings."""
     try:
         plan = Plan.from_bytes(store.read(PLAN_PATH))
     except MissingObjectError:

@@ -1,9 +1,9 @@
 """Renders HTML pages with a common frame and style sheet, and draws plots as inline SVG.
 
 A page loads nothing from elsewhere. It runs at most one script, which its content security policy names by hash. Names
-are always inserted as text, even if they contain markup. The plots are a frame with two axes, which pages fill with
-lines, bars and marks, and a matrix of shares. They take numbers and return markup; their colours come from the page's
-CSS classes.
+are always inserted as text, even if they contain markup. There are two kinds of plots: a matrix of shares, and a frame
+with two axes, which pages fill with lines, bars and marks. They take numbers and return markup; their colours come from
+the page's CSS classes.
 """
 
 import base64
@@ -164,11 +164,11 @@ class Frame:
     y: Axis
 
     def across(self, value: float) -> float:
-        """Returns the pixels from the left at which a value of the x axis lies."""
+        """Returns how far from the left a value of the x axis lies, in pixels."""
         return LEFT + self.x.share(value) * (WIDTH - LEFT - RIGHT)
 
     def down(self, value: float) -> float:
-        """Returns the pixels from the top at which a value of the y axis lies."""
+        """Returns how far from the top a value of the y axis lies, in pixels."""
         return HEIGHT - BOTTOM - self.y.share(value) * (HEIGHT - TOP - BOTTOM)
 
     def line(self, points: Iterable[tuple[float, float]], style: str = "curve", *, has_area: bool = False) -> str:
@@ -271,7 +271,7 @@ def matrix(
 
 
 def _percent(value: float) -> str:
-    """Returns a percentage in one to three characters. Shares below 1 % are `<1`; shares above 99 % but below all are
+    """Returns a percentage in one to three characters. Shares below 1 % are `<1`; shares between 99 and 100 % are
     `>99`."""
     return "<1" if value < 0.01 else ">99" if 0.99 < value < 1 else f"{100 * value:.0f}"
 

@@ -54,7 +54,7 @@ def run_tasks(function: Callable[[Task], Result], tasks: Iterable[Task], *, work
 def _start_quietly() -> None:
     """Starts the process that workers are forked from. Ctrl-C at a terminal reaches all processes, but only the parent
     handles it: the workers block it from the start, because it would end them with a traceback."""
-    resource_tracker.ensure_running()  # started first, because its start ends by unblocking signals
+    resource_tracker.ensure_running()  # started first, because starting it unblocks SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()

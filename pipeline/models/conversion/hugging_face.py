@@ -2,7 +2,7 @@
 
 Sources: transformers' configuration_vit.py and modeling_vit.py. The library's defaults are exact GELU and an epsilon of
 1e-12, so the model's own GELU and epsilon are written into `config.json`. Tensors get the names in published files,
-which transformers 5 still reads. Files with its newer names can be read, too. Shape letters: D width.
+which transformers 5 still reads. Files with its newer names can be read, too.
 """
 
 import logging
@@ -57,7 +57,8 @@ _NEWER = (
 def open_hugging_face(
     file: TensorFile, description: Mapping[str, Any], hints: Hints, *, processor: Mapping[str, Any] | None = None
 ) -> Weights:
-    """Opens the weights of a ViTForImageClassification or ViTModel. Its image `processor` says how they are used.
+    """Opens the weights of a ViTForImageClassification or ViTModel. `processor`: the model's preprocessor_config.json,
+    which says how images are prepared.
 
     Without a classifier, the pooler is the hidden tanh layer; with one, transformers does not use the pooler. Raises a
     UserError that says what does not fit, and why.
@@ -99,7 +100,8 @@ def save_hugging_face(
 
 
 def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str, Any]:
-    """Returns the settings with which transformers' image processors prepare images as ours does.
+    """Returns the settings with which an image processor of transformers prepares images as `transform` does, as far as
+    it can.
 
     The filter `area` becomes bilinear, since torchvision, which transformers uses, has no such filter. Both backends of
     transformers always antialias. In version 4 of transformers, ViTImageProcessor does not crop; CLIP's processor crops
@@ -128,7 +130,8 @@ def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str
 
 def _transform(processor: Mapping[str, Any], image_size: int) -> EvaluationTransform:
     """Returns the transform that a processor describes, as the inverse of `image_processor`. Returns the default if the
-    processor describes none, or one that ours cannot do, such as one with another image size than the model's."""
+    processor describes none, or one that EvaluationTransform cannot express, such as one with an image size other than
+    the model's."""
     size, crop = processor.get("size"), processor.get("crop_size", image_size)
     resample = processor.get("resample", _BILINEAR)
     if type(size) is int:  # the oldest files give one number
@@ -149,7 +152,7 @@ def _transform(processor: Mapping[str, Any], image_size: int) -> EvaluationTrans
 
 
 def table(patch: int) -> Table:
-    """Returns the table of our tensors in the folder, for patches of `patch` pixels."""
+    """Returns the table that maps our tensors to those in the folder, for patches of `patch` pixels."""
     embeddings, attention = "vit.embeddings.", "attention.attention."
     queries_keys_values = tuple(f"{attention}{name}." for name in ("query", "key", "value"))
     return (

@@ -230,7 +230,7 @@ class DeviceBatches:
         self._stream, self.streams, self._times = stream, streams, times or StepTimes()
         self._position = stream.typed_position
         self._buffers = deque(_Buffer() for _ in range(_NUM_BUFFERS))  # the next one to be filled comes first
-        self._copies: deque[Event] = deque()  # copies out of the loader's buffers that are still valid
+        self._copies: deque[Event] = deque()  # copies of batches that are still valid in the loader's buffers
         self._ahead: _Copied | None = None
         self._in_use: _Buffer | None = None
 
@@ -274,7 +274,7 @@ class DeviceBatches:
                 streams.wait(buffer.used)
             if buffer.images is None:
                 buffer.images = streams.empty_like(batch.images)
-            # The number of labels per image differs between batches. The old tensor is kept until its last use is over.
+            # The number of labels per image differs between batches. The wait above protects the old tensor's memory.
             buffer.labels = streams.empty_like(batch.labels)
             streams.copy(buffer.images, batch.images)
             streams.copy(buffer.labels, streams.pinned(batch.labels))
