@@ -77,20 +77,16 @@ def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> li
     run_dir, state = value_in(words, "--run-dir"), Path(_text(facts, "state"))
     if run_dir:
         state = Path(run_dir) / "submit"
-    gave_up, submitted = state / "gave-up", _text(facts, "submitted")
+    gave_up, said = state / "gave-up", _text(facts, "submitted")
+    submitted = int(said) if said.isascii() and said.isdecimal() else 0  # 0: unknown, as when Slurm does not answer
     if is_there(gave_up):
-        if _text(facts, "restart") == "0" and int(submitted or 0) < int(patiently(gave_up, gave_up.stat).st_mtime):
+        if _text(facts, "restart") == "0" and submitted < int(patiently(gave_up, gave_up.stat).st_mtime):
             why = "a job of this run has given up since this one was submitted: submit again to try again"
             return [f"say {why}", "then exit", f"code {WILL_NOT_SUCCEED}"]
         lines.append("tries-again yes")
     done = Path(run_dir) / "DONE"
     # An older DONE may belong to a shorter run that this job extends.
-    if (
-        words[0] in _WITH_MARKER
-        and is_there(done)
-        and submitted
-        and int(submitted) < int(patiently(done, done.stat).st_mtime)
-    ):
+    if words[0] in _WITH_MARKER and is_there(done) and 0 < submitted < int(patiently(done, done.stat).st_mtime):
         lines.append("may-be-done yes")
     if replaced := [name for name in _REPLACING if name in environ]:
         lines.append(f"say {' and '.join(replaced)} may have replaced options of this script: unset it for sbatch")

@@ -60,7 +60,7 @@ _UNREADABLE = (
 )
 _DELETED = "all checkpoints in %s were deleted while the run was using them; its state is saved again, from memory"
 _SKIPPED = "skipping checkpoint %s: %s"
-_UNREAD = "checkpoint %s cannot be read for now: %s; it stays as it is, and an older one is used"
+_UNREAD = "checkpoint %s cannot be read for now: %s; it stays as it is, and older ones are tried"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,6 @@ class Checkpoints:
             if manifest:
                 return manifest
             if fault_of_storage:
-                self._unread.append(folder)
                 fault = fault or f"{folder}: {fault_of_storage}"
         where = self.store.url
         if fault:
@@ -161,8 +160,20 @@ class Checkpoints:
 
     def _usable(self, folder: str) -> tuple[CheckpointManifest | None, str]:
         """Returns the manifest in a folder if every rank can verify it and its share of the files, else None and logs
-        why not. Also returns the fault of storage that kept a rank from reading; empty if storage had no fault. Raises
+        why not. Also returns the fault of storage that kept a rank from reading; empty if storage had no fault. After
+        such a fault, the checkpoint is verified once more: perhaps the whole store did not answer. Raises
         WillNotSucceedError if another version of Patchline wrote the checkpoint. Collective."""
+        manifest, fault = self._verified(folder)
+        if fault:
+            manifest, fault = self._verified(folder)
+        if fault:
+            self._unread.append(folder)
+            if self.world.is_first:
+                log.warning(_UNREAD, folder, fault)
+        return manifest, fault
+
+    def _verified(self, folder: str) -> tuple[CheckpointManifest | None, str]:
+        """Returns the same as `_usable` after one look. Raises StorageError if a rank cannot list the store."""
         data, fault, manifest, is_read, other_format = b"", "", None, True, ""
         try:
             data = self.store.read(f"{folder}/{MANIFEST_NAME}")
@@ -193,12 +204,22 @@ class Checkpoints:
             (text, was_read) for text, was_read in gather_json([fault, is_read], device=self.world.device) if text
         ]
         of_storage = [text for text, was_read in faults if not was_read]
-        if self.world.is_first:
-            said, words = ([text for text, _ in faults], _SKIPPED) if not of_storage else (of_storage, _UNREAD)
-            log.warning(words, folder, "; ".join(dict.fromkeys(said)))
-            if of_storage:
-                next(iter(self.store.list()), "")  # raises if the whole store fails, not this checkpoint alone
-        return None, next(iter(of_storage), "")
+        if of_storage:
+            self._refuse_silent_store(is_asked=not is_read)
+        elif self.world.is_first:
+            log.warning(_SKIPPED, folder, "; ".join(dict.fromkeys(text for text, _ in faults)))
+        return None, "; ".join(dict.fromkeys(of_storage))
+
+    def _refuse_silent_store(self, *, is_asked: bool) -> None:
+        """Raises StorageError if a rank cannot list the store: then the whole store fails for this rank, not only what
+        it has tried to read. `is_asked`: whether this rank lists it. Collective."""
+        fault = ""
+        try:
+            next(iter(self.store.list()) if is_asked else iter(()), "")
+        except (OSError, StorageError) as error:
+            fault = _words(error)
+        if faults := [text for text in gather_json(fault, device=self.world.device) if text]:
+            raise StorageError(f"{self.store.url} cannot be listed: {faults[0]}", todo="check the disk or the server")
 
     def begin_attempt(self, resumed_from: CheckpointManifest | None, *, skip: StepRange | None = None) -> bool:
         """Registers this attempt, which resumes from a checkpoint that was found (None: a start from scratch). Returns

@@ -2,9 +2,10 @@
 they are few.
 
 A rank whose read of a shard has failed for longer than its patience notes that shard in the run's folder, and ends with
-the error. At the next start, rank 0 reads the whole shard. If that fails, too, the shard is lost: all ranks leave it
-out from then on, in every later start, and each of its samples is replaced by its substitute. At most the share of all
-samples that the quarantine allows (`max_quarantined`) may be lost in this way.
+the error. At the next start, rank 0 reads the whole shard. If that fails twice while another shard of the dataset can
+be read, the shard is lost: all ranks leave it out from then on, in every later start, and each of its samples is
+replaced by its substitute. At most the share of all samples that the quarantine allows (`max_quarantined`) may be lost
+in this way.
 """
 
 import glob
@@ -70,6 +71,11 @@ def _lost_shards(data: TrainingData, run_dir: Path, *, max_share: float) -> tupl
     notes = [folder / name for name in sorted(glob.glob("shards-rank-*.jsonl", root_dir=folder))]  # noqa: PTH207
     noted = dict.fromkeys(shard for path in notes for shard in _shards_in(path, datasets) if shard not in known)
     new = {shard: reason for shard in noted if (reason := _why_unreadable(datasets[shard[0]], shard[1]))}
+    for url, path in new:
+        others = [other for other in _num_samples(datasets[url]) if (url, other) not in {*known, *new}]
+        if not others or _why_unreadable(datasets[url], others[0]):
+            return [], f"storage cannot read {printable_name(f'{url}: {path}')}, nor any other shard of this dataset"
+    new = {shard: reason for shard in new if (reason := _why_unreadable(datasets[shard[0]], shard[1]))}
     lost = [*known, *new]
     num_lost = sum(_num_samples(datasets[url])[path] for url, path in lost)
     num_samples = sum(sum(_num_samples(dataset).values()) for dataset in datasets.values())

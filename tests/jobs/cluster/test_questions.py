@@ -202,6 +202,7 @@ def test_what_cannot_work_is_refused(asked: Asked, words: list[str], fact: str, 
     [
         pytest.param("0", "1000", True, id="the next job of a chain"),
         pytest.param("0", "", True, id="Slurm does not say when it was submitted"),
+        pytest.param("0", "2026-11-28T10:00:00", True, id="Slurm says it in another format"),
         pytest.param("0", "3000", False, id="submitted again"),
         pytest.param("1", "1000", False, id="this job itself was requeued"),
     ],
@@ -222,6 +223,7 @@ def test_a_run_that_gave_up_ends_the_jobs_submitted_before(
         pytest.param("1000", "yes", id="by a job before this one"),
         pytest.param("3000", None, id="of a run that this job extends"),
         pytest.param("", None, id="Slurm does not say when it was submitted"),
+        pytest.param("2026-11-28T10:00:00", None, id="Slurm says it in another format"),
     ],
 )
 def test_a_done_that_is_newer_than_the_job_is_looked_at(asked: Asked, submitted: str, asks: str | None) -> None:

@@ -9,7 +9,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from pipeline.checkpoints.rank_file_in import RankFiles
 from pipeline.ranks.world import World
 from shards.errors import StorageError, WillNotSucceedError
 from shards.files.typed_json import sealed, unsealed
+from shards.storage.local import LocalStore
 from shards.storage.retries import RetryConfig
 from shards.store import open_store
 from tests.pipeline.training.test_run import continue_from
@@ -258,6 +259,34 @@ def test_a_store_without_a_readable_checkpoint_is_no_start_from_scratch(
         assert str(error).startswith(f"none of the 4 checkpoints in {run_dir}/checkpoints can be used for now")
         assert f"step-{STEPS:08d}/" in str(error)
         assert "rank-00000.safetensors" in str(error)
+
+
+def newest_after_an_outage(world: World, run_dir: Path) -> tuple[int, str]:
+    """The step of the newest usable checkpoint, and what the log says, where all reads fail until the store is listed
+    after a failure."""
+    pread, listing, state = os.pread, LocalStore.list, {"has_failed": False, "is_over": False}
+
+    def failing(descriptor: int, count: int, offset: int) -> bytes:
+        if not state["is_over"] and "/step-" in str(Path(f"/proc/self/fd/{descriptor}").readlink()):
+            state["has_failed"] = True
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(descriptor, count, offset)
+
+    def listed(store: LocalStore, prefix: str = "") -> Iterator[str]:
+        state["is_over"] = state["has_failed"]
+        return listing(store, prefix)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pread", failing)
+        patch.setattr(LocalStore, "list", listed)
+        patch.setattr("shards.storage.local.RETRIES", RetryConfig(deadline_seconds=0.5))
+        return newest_and_log(world, run_dir)
+
+
+def test_an_outage_of_the_whole_store_does_not_give_up_the_newest(finished_runs: FinishedRuns, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shutil.copytree(finished_runs.get(2), run_dir)
+    assert run_ranks(newest_after_an_outage, run_dir, num_ranks=2) == [(STEPS, ""), (STEPS, "")]
 
 
 def newest_or_refusal(world: World, run_dir: Path) -> str:

@@ -63,6 +63,30 @@ def test_all_ranks_leave_out_what_rank_0_cannot_read_either(digits_url: str, tmp
     assert run_ranks(lost_on, digits_url, tmp_path, 0.5, num_ranks=1) == [[BAD]]
 
 
+def lost_where_all_fail(world: World, url: str, run_dir: Path) -> str:
+    """The error where no shard can be read."""
+    data, pread = open_training_data(DataConfig(url=url)), os.pread
+
+    def failing(descriptor: int, count: int, offset: int) -> bytes:
+        if str(Path(f"/proc/self/fd/{descriptor}").readlink()).endswith(".tar"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(descriptor, count, offset)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "pread", failing)
+        patch.setattr("shards.storage.local.RETRIES", RetryConfig(deadline_seconds=0.5))
+        with pytest.raises(StorageError) as caught:
+            without_lost_shards(data, run_dir, world=world, max_share=1.0)
+    return str(caught.value)
+
+
+def test_a_shard_is_not_lost_while_the_whole_store_fails(digits_url: str, tmp_path: Path) -> None:
+    note(tmp_path, 0, url=digits_url, shard=BAD)
+    (said,) = run_ranks(lost_where_all_fail, digits_url, tmp_path, num_ranks=1)
+    assert said.startswith(f"storage cannot read {digits_url}: {BAD}, nor any other shard of this dataset")
+    assert not (tmp_path / "quarantine" / "shards.jsonl").exists()
+
+
 def test_only_disks_that_fail_on_a_shard_are_noted(digits_url: str, tmp_path: Path) -> None:
     data = open_training_data(DataConfig(url=digits_url))
     for number, name in (
