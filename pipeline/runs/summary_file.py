@@ -33,7 +33,7 @@ from pipeline.runs.curves import (
 )
 from shards.config_values import Range
 from shards.errors import InvalidDataError
-from shards.files.local_files import is_step, object_in, open_local_file, read_local_file, write_whole
+from shards.files.local_files import is_finite, is_step, object_in, open_local_file, read_local_file, write_whole
 from shards.files.typed_json import read_record
 
 log = logging.getLogger(__name__)
@@ -218,6 +218,9 @@ def _decoded(data: bytes) -> tuple[_Header, Reading]:
         line = object_in(each.text.encode())
         if line is None or not is_step(line.get("step")):
             raise ValueError(f"line {each.number} is no line of metrics")
+        kind, _, score = each.why.partition(" ")
+        if kind == "best" and not is_finite(line.get(score)):
+            raise ValueError(f"line {each.number} is kept for {score!r}, which it does not have")
         kept[each.why] = each.number, line
     names = ("num_lines", "num_unusable", "num_repeated", "last", "num_bytes", "crc32")
     return header, Reading(grown=grown, losses=losses, kept=kept, **{name: getattr(header, name) for name in names})

@@ -172,6 +172,10 @@ def summary_changed(change: Callable[[bytes], bytes], *, is_sealed: bool) -> Cal
             id="too many points",
         ),
         pytest.param(
+            summary_changed(lambda body: body.replace(b'"why": "last"', b'"why": "best x"'), is_sealed=True),
+            id="a best line without its score",
+        ),
+        pytest.param(
             summary_changed(lambda body: body.replace(b'"format": 1', b'"format": 2'), is_sealed=True), id="newer"
         ),
     ],
