@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _MOST_CHARACTERS = 200  # a message shows at most this much of a value
-_MOST_WHOLE = (1 << 63) - 1  # the largest number that NumPy and Arrow can hold
+_MOST_WHOLE = (1 << 63) - 1  # the largest value of an int64 (NumPy, Arrow)
 _MOST_DIGITS = 19  # the number of digits of _MOST_WHOLE
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _DIGEST_SHOWN = 12

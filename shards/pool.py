@@ -1,4 +1,4 @@
-"""Pools of threads, which run tasks in the background and never delay a close, Ctrl-C or the end of the process.
+"""Pools of background threads, which by default delay a close, Ctrl-C or the process's end by at most CLOSE_SECONDS.
 
 All background work inside a process uses pools: range reads, the window loader, the planner, decoding and evaluation
 each have a pool. (shards/reading/parallel.py has the pool of processes for packing.)
@@ -26,7 +26,7 @@ from shards.ulimits import has_address_limit, memory_todo
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-CLOSE_SECONDS = 1.0  # a task that is stuck in a system call ends later, by its own timeout
+CLOSE_SECONDS = 1.0  # how long a close waits by default; a task stuck in a system call ends later, by its own timeout
 # A free-threaded Python frees an object only when the thread that made it runs or ends. An idle thread would keep
 # blocks in memory, and the next window would not be read ahead.
 IDLE_SECONDS = 0.05 if "t" in sys.abiflags else 5.0
@@ -62,7 +62,7 @@ class Pool:
     ends when the task returns.
 
     Threads are daemons. They start when there is work and end after IDLE_SECONDS without work. Unlike a
-    ThreadPoolExecutor's, they delay neither `close` nor the interpreter's exit. In a forked child the pool is empty.
+    ThreadPoolExecutor's, they never hold up the interpreter's exit. In a forked child the pool is empty.
     """
 
     def __init__(self, limit: int, *, name: str, reserve: int = 0) -> None:

@@ -74,6 +74,6 @@ class Buckets:
 
 
 def trust_addresses() -> None:
-    """Tells this process that the stores of its environment have just been reached. Errors are then retried instead of
-    taken for a wrong address, as if the stores had answered this process."""
+    """Tells this process that another process with the same environment has just reached the stores. Errors are then
+    retried instead of taken for a wrong address, as if the stores had answered this process."""
     RetryBudget.is_known_to_answer = True

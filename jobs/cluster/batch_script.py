@@ -57,7 +57,7 @@ def pieces_of(tasks: Sequence[int], *, most: int, at_once: int = 0) -> list[Piec
 
 
 def tasks_in(job: str) -> list[range]:
-    """Returns the task numbers in a job's name as squeue shows it, such as `12_3` or `12_[0-3,7%2]`. Returns an empty
+    """Returns the task numbers in a job id as squeue shows it, such as `12_3` or `12_[0-3,7%2]`. Returns an empty
     list for `12`."""
     tasks = job.partition("_")[2].strip("[]").partition("%")[0]
     ends = [part.partition("-") for part in tasks.split(",")]

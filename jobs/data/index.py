@@ -35,9 +35,9 @@ def index_tars(
     """Makes a dataset from existing WebDataset tars: writes an index beside them or at `index_url`, and leaves the tars
     as they are. `patchline index` does the same and has more settings.
 
-    `url`: a folder or s3://bucket/prefix. The class of an image is the text of its member `label_key`, or the
-    `label_field` of its member json. The function can be called again on the same tars. Raises UserError if there are
-    no tars, or if no images or labels in them can be read.
+    `url`: a folder or s3://bucket/prefix. The class of an image is the text of its `label_key` member or, if
+    `label_field` is given, that field of its json member. The function can be called again on the same tars. Raises
+    UserError if there are no tars, or if no images or labels in them can be read.
     """
     run(
         IndexJob(

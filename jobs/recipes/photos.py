@@ -26,10 +26,10 @@ def photos() -> TrainingJob:
     """Fine-tunes weights of any kind on your own photographs: one command, and no other flag is needed.
 
     Source: ours, after the paper's fine-tuning (Table 4): SGD with momentum, cosine decay, no weight decay, clipping at
-    1, a new zero head, and its rate of 0.03 for 512 images in proportion to the batch. The model, its image size, GELU
-    and epsilon are those of the weights, and so is the preparation of scored images if the weights say it; else images
-    are resized with antialiasing, as other libraries do. The run has 20 epochs, but at least 100 and at most 20,000
-    steps. A tenth of the steps, at most 500, are warm-up.
+    1, a new zero head, and the paper's rate, 0.03 for 512 images, scaled with the batch. The model, its image size,
+    GELU and epsilon are those of the weights, and so is the preparation of scored images if the weights specify it;
+    otherwise images are resized with antialiasing, as in other libraries. The run has 20 epochs, but at least 100 and
+    at most 20,000 steps. A tenth of the steps, at most 500, are warm-up.
     Expected: with weights of ImageNet-21k, 90 % and more on everyday classes of 50 images each [unverified].
     """
     return with_steps(

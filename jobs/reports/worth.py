@@ -3,7 +3,7 @@ the paper's Table 2, the figures of `patchline inspect`, and the results of `pat
 (scores, confusions, and images that the model gets right or wrong).
 
 The files may come from anyone, so they are checked. If a run's record or metrics, or a file of an evaluation, cannot be
-used, the result has a reason. Other files that cannot be used are left out.
+used, the result's `reasons` say why. Other files that cannot be used are left out.
 """
 
 import base64

@@ -1,7 +1,7 @@
 """Chooses a stored checkpoint for a command that only reads: the newest, the checkpoint of a given step, or the best.
 
-The run may still be active and delete checkpoints in the meantime. Which checkpoints count is decided in the same way
-as by the run itself (attempts.py).
+The run may still be active and delete checkpoints in the meantime. The checkpoints that count are the ones that the run
+itself would count (attempts.py).
 
 RUN/best.json names the checkpoint with the best score on the held-out dataset. The file is written after that
 checkpoint's commit, as a whole or not at all. If a run is killed, the file may be one evaluation behind, and the store

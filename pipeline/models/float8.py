@@ -17,7 +17,7 @@ from torch import nn
 from pipeline.models.vit import Block
 
 Scaling = Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]
-_LEAST_CAPABILITY = (8, 9)  # Ada's; Ada and Hopper were the first GPUs with products of float8
+_LEAST_CAPABILITY = (8, 9)  # Ada's; Ada and Hopper were the first GPUs that multiply in float8
 _TORCHAO = "0.18."  # as in pyproject.toml
 _LAYERS = ("attention.qkv", "attention.out", "mlp.dense1", "mlp.dense2")
 

@@ -59,7 +59,7 @@ def summed(values: torch.Tensor, *, device: torch.device) -> torch.Tensor:
 
 
 def gather_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Returns every rank's rows, [n, ...] on each rank, concatenated in rank order, on every rank."""
+    """Returns on every rank the rows of all ranks, in rank order; each rank passes [n, ...] with the same n."""
     rows = rows.contiguous()
     gathered = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
     dist.all_gather(gathered, rows)

@@ -33,7 +33,8 @@ _MOST_HEADER_BYTES = 16 << 10  # the header of one array; NumPy allows 10,000 ch
 
 
 class _BoundedReads(io.BufferedReader):
-    """A file whose reads are bounded, since zipfile reads a directory at once, whatever size the file declares."""
+    """A file with bounded reads: zipfile reads an archive's whole directory at once, whatever size the file
+    declares."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0:  # to the end: zipfile reads the part that may hold a comment
