@@ -74,7 +74,8 @@ def _lost_shards(data: TrainingData, run_dir: Path, *, max_share: float) -> tupl
     for url, path in new:
         others = [other for other in _num_samples(datasets[url]) if (url, other) not in {*known, *new}]
         if not others or _why_unreadable(datasets[url], others[0]):
-            return [], f"storage cannot read {printable_name(f'{url}: {path}')}, nor any other shard of this dataset"
+            where = printable_name(f"{datasets[url].shard_store.url}/{path}")
+            return [], f"storage cannot read {where}, nor any other shard of this dataset"
     new = {shard: reason for shard in new if (reason := _why_unreadable(datasets[shard[0]], shard[1]))}
     lost = [*known, *new]
     num_lost = sum(_num_samples(datasets[url])[path] for url, path in lost)

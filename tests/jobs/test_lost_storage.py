@@ -95,14 +95,16 @@ def fail_one_shard() -> None:
 
 
 def test_a_shard_that_stays_unreadable_is_named_in_the_last_line(digits_url: str, tmp_path: Path) -> None:
-    """It is never given up if it has more samples than may be lost."""
+    """It is never given up if it has more samples than may be lost, or while no other shard can be read."""
     words = pretrain_words(digits_url, tmp_path / "run", *ENDLESS)
-    with started(tmp_path / "said", *words, before=fail_all_shards) as command:
-        assert_one_line(command, f"Input/output error at {digits_url}/", ".tar; check the disk")
-    with started(tmp_path / "again", *words, before=fail_all_shards) as command:
+    with started(tmp_path / "said", *words, before=fail_one_shard) as command:
+        assert_one_line(command, f"Input/output error at {digits_url}/", f"{BAD}; check the disk")
+    with started(tmp_path / "again", *words, before=fail_one_shard) as command:
         assert_one_line(
-            command, "are in shards that cannot be read, more than the allowed 0.10%", ".tar; check the disk"
+            command, "are in shards that cannot be read, more than the allowed 0.10%", f"{BAD}; check the disk"
         )
+    with started(tmp_path / "worse", *words, before=fail_all_shards) as command:
+        assert_one_line(command, f"storage cannot read {digits_url}/", f"{BAD}, nor any other shard of this dataset;")
 
 
 def test_a_run_goes_on_without_a_shard_that_stays_unreadable(tmp_path: Path) -> None:

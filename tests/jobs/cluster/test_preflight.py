@@ -70,7 +70,7 @@ def test_ports(text: str, status: str) -> None:
 
 def test_the_ports_are_those_of_the_batch_script() -> None:
     text = (Path(__file__).parents[3] / "slurm" / "stage.sbatch").read_text()
-    found = re.search(r"port=\$\(\((\d+) \+ \(.*\) % (\d+)\)\)", text)
+    found = re.search(r"MASTER_PORT:-\$\(\((\d+) \+ RANDOM % (\d+)\)\)", text)
     assert found
     assert range(int(found[1]), int(found[1]) + int(found[2])) == PORTS
 

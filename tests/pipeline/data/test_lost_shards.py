@@ -83,7 +83,7 @@ def lost_where_all_fail(world: World, url: str, run_dir: Path) -> str:
 def test_a_shard_is_not_lost_while_the_whole_store_fails(digits_url: str, tmp_path: Path) -> None:
     note(tmp_path, 0, url=digits_url, shard=BAD)
     (said,) = run_ranks(lost_where_all_fail, digits_url, tmp_path, num_ranks=1)
-    assert said.startswith(f"storage cannot read {digits_url}: {BAD}, nor any other shard of this dataset")
+    assert said.startswith(f"storage cannot read {digits_url}/{BAD}, nor any other shard of this dataset")
     assert not (tmp_path / "quarantine" / "shards.jsonl").exists()
 
 

@@ -99,6 +99,7 @@ def test_a_missing_folder_is_silence(tmp_path: Path) -> None:
 def test_that_a_rank_hangs_is_told_to_its_own_attempt(tmp_path: Path) -> None:
     first, second = (HeartbeatFiles(tmp_path, rank=rank, attempt="0001-abc") for rank in range(2))
     later = HeartbeatFiles(tmp_path, rank=0, attempt="0002-def")
+    first.write(replace(BEAT, rank=0))  # makes the folder
     assert not second.is_hanging()
     first.say_hanging()
     assert second.is_hanging()
@@ -108,6 +109,7 @@ def test_that_a_rank_hangs_is_told_to_its_own_attempt(tmp_path: Path) -> None:
 def test_the_latest_beat_is_written_once_the_storage_answers(tmp_path: Path) -> None:
     files = HeartbeatFiles(tmp_path, rank=1, attempt="0001-abc")
     waiting = tmp_path / "heartbeats" / "rank-00001.json.part"
+    waiting.parent.mkdir()
     os.mkfifo(waiting)  # opening it for writing waits for a reader
     writer = BeatWriter(files)
     for step in range(3):
@@ -163,6 +165,7 @@ def test_a_folder_that_was_removed_is_made_again_unless_its_run_is_gone(tmp_path
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     files = HeartbeatFiles(run_dir, rank=1, attempt="0001-abc")
+    files.write(BEAT)
     shutil.rmtree(run_dir / "heartbeats")
     files.write(BEAT)
     assert files.hear(1).beat == BEAT
