@@ -3,14 +3,18 @@
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from jobs import exit_codes
 from jobs.ranks import Ranks
 from pipeline.training.reporting.metrics import read_metrics
+from pipeline.training.zero.engine import Engine
+from pipeline.training.zero.flat_blocks import views_of
 from tests.rigs.cpu_seconds import METER
 from tests.rigs.forked_ranks import fork_ranks
 from tests.rigs.forks import ONE_THREAD
@@ -105,3 +109,10 @@ def resumed_steps(run_dir: Path) -> list[int]:
     attempts = sorted((run_dir / "checkpoints" / "attempts").glob("*.json"))
     origins = [json.loads(attempt.read_text())["resumed_from"] for attempt in attempts]
     return [int(origin["step"]) if origin else 0 for origin in origins]
+
+
+def weights_in_model(engine: Engine) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the weights in an engine's model by name, in its own precision. Not for stage 3, where the model has them
+    only while it runs."""
+    for name, tensor in engine.module.named_parameters():
+        yield from views_of(tensor.detach(), engine.layout[name])

@@ -16,8 +16,9 @@ from pipeline.checkpoints.manifest import AVERAGE, MASTER
 from pipeline.ranks.collectives import second_group
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, reduced_in, with_buckets_of
 from pipeline.training.zero.batch_plan import BatchPlan
+from pipeline.training.zero.flat_blocks import Place, flatten_blocks, layout_of
 from pipeline.training.zero.loading import leave_dynamo_out, without
-from pipeline.training.zero.optimizer import RATE_FACTOR, build_optimizer, freeze, moments_of, update_averages
+from pipeline.training.zero.optimizer import RATE_FACTOR, build_optimizer, freeze, moments_of, update_averages, ways_of
 from pipeline.training.zero.state import (
     create_moments,
     flat_partitions,
@@ -279,12 +280,14 @@ class Engine:
         settings = deepspeed_config(config, plan, clip_norm=clip_norm, on_cpu=on_cpu)
         if config.precision == "bf16":
             model = model.to(torch.bfloat16)
+        self.layout = layout_of(self.shapes, ways_of(self.shapes, optimizer))
+        flatten_blocks(model, self.layout)
         if next(model.parameters()).is_meta:
             give_memory(model, settings)
         freeze(model, optimizer)
         self._deepspeed, *_ = deepspeed.initialize(
             model=model,
-            optimizer=build_optimizer(model.named_parameters(), optimizer),
+            optimizer=build_optimizer(model.named_parameters(), optimizer, layout=self.layout),
             config=settings,
             dist_init_required=False,
         )
@@ -357,11 +360,12 @@ class Engine:
     @property
     def trained_names(self) -> tuple[str, ...]:
         """The names of the parameters that updates change."""
-        return tuple(name for name, _ in self._trained())
+        return tuple(place.name for _, places in self._trained() for place in places)
 
-    def _trained(self) -> list[tuple[str, nn.Parameter]]:
+    def _trained(self) -> list[tuple[nn.Parameter, tuple[Place, ...]]]:
+        """Returns the tensors that DeepSpeed updates, each with the parameters in it."""
         named = self._deepspeed.module.named_parameters()
-        return [(name, parameter) for name, parameter in named if parameter.requires_grad]
+        return [(tensor, self.layout[name]) for name, tensor in named if tensor.requires_grad]
 
     def _trained_fragments(self) -> list[Fragment]:
         return local_fragments(self._zero, self._trained(), averages=self._averages)
@@ -378,6 +382,9 @@ class Engine:
         the time `filled` returns. If the average is not among `moments`, it begins with the values of the masters. Each
         parameter gets the other `moments` that the optimiser keeps for it."""
         create_moments(self._zero, names=[name for name in moments if name != AVERAGE], num_updates=num_updates)
+        with torch.no_grad():
+            for flat in (*flat_partitions(self._zero), *self._averages.values()):
+                flat.zero_()  # the padding, which no fragment has
         fragments = self._trained_fragments()
         for fragment in fragments:
             kept = (AVERAGE, *moments_of(fragment.name, self._optimizer))

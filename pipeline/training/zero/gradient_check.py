@@ -55,11 +55,19 @@ from pipeline.models.config import ModelConfig, without_masked_patches
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World
 from pipeline.training.kernels import set_up_blocks
-from pipeline.training.settings.job import EngineConfig, TrainingJob, reduced_in, scaled_by_rate, with_buckets_of
+from pipeline.training.settings.job import (
+    EngineConfig,
+    OptimizerConfig,
+    TrainingJob,
+    reduced_in,
+    scaled_by_rate,
+    with_buckets_of,
+)
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
+from pipeline.training.zero.flat_blocks import flatten_blocks, layout_of, sizes_of, views_of
 from pipeline.training.zero.loading import TESTED, deepspeed_version
-from pipeline.training.zero.optimizer import is_trained, rate_factors
+from pipeline.training.zero.optimizer import is_trained, rate_factors, ways_of
 from shards.errors import WillNotSucceedError
 from shards.hashing import derive_key
 from shards.output.quantities import plural
@@ -232,14 +240,18 @@ def _expected(
         for name, parameter in model.named_parameters():
             parameter.copy_(values[name])
     model = model.to(against.dtype)
-    trained = {name: each for name, each in model.named_parameters() if is_trained(name, job.optimizer)}
-    sums = {name: torch.zeros_like(parameter, dtype=torch.float64) for name, parameter in trained.items()}
+    # Compiled blocks are those of the run, so that nothing is compiled twice. Other passes use plain parameters.
+    layout = layout_of(shapes_of(job.model), ways_of(values, job.optimizer) if against.is_compiled else {})
+    flatten_blocks(model, layout)
+    trained = [name for name in values if is_trained(name, job.optimizer)]
+    sums = {name: torch.zeros_like(values[name], dtype=torch.float64, device=world.device) for name in trained}
     for images, labels in batches:
         model.zero_grad()
         torch.autograd.backward(classification_loss(model(images), labels, name=job.loss))
-        for name, parameter in trained.items():
-            if parameter.grad is not None:
-                sums[name] += parameter.grad
+        for name, tensor in model.named_parameters():
+            for part, gradient in () if tensor.grad is None else views_of(tensor.grad, layout[name]):
+                if part in sums:
+                    sums[part] += gradient
     for total in sums.values():
         dist.all_reduce(total)
         total.div_(world.num_ranks * len(batches))
@@ -317,12 +329,12 @@ def _small_job(job: TrainingJob, *, on_cpu: bool) -> TrainingJob:
     """Returns the same job with at most two layers, without dropout, float8 and CUDA graphs, with buckets that are
     smaller in proportion, and with an optimiser that has no state and the same groups of parameters (except that Muon
     would have separate groups for its matrices)."""
-    model, whole = _small_model(job.model), shapes_of(job.model)
-    numels = [math.prod(shape) for shape in shapes_of(model).values()]
-    share = sum(numels) / sum(map(math.prod, whole.values()))
+    model = _small_model(job.model)
+    numels, whole = (_sizes_in_engine(each, job.optimizer) for each in (model, job.model))
+    share = sum(numels) / sum(whole)
     engine = replace(with_buckets_of(job.engine, on_cpu=on_cpu), float8="off", cuda_graphs=False)
     bucket = round(engine.reduce_bucket * share)
-    if engine.reduce_bucket >= max(map(math.prod, whole.values())):
+    if engine.reduce_bucket >= max(whole):
         # A tensor larger than the bucket would be reduced alone, which never happens in the run.
         bucket = max(bucket, *numels)
     optimizer = scaled_by_rate(job.optimizer, peak_rate=job.schedule.learning_rate)
@@ -333,6 +345,12 @@ def _small_job(job: TrainingJob, *, on_cpu: bool) -> TrainingJob:
         engine=replace(engine, reduce_bucket=max(1, bucket), allgather_bucket=gather),
         optimizer=replace(optimizer, name="sgd", momentum=0.0, first_moment="fp32"),
     )
+
+
+def _sizes_in_engine(model: ModelConfig, optimizer: OptimizerConfig) -> list[int]:
+    """Returns the number of elements of each tensor that DeepSpeed sees."""
+    shapes = shapes_of(model)
+    return sizes_of(layout_of(shapes, ways_of(shapes, optimizer)))
 
 
 def _small_model(config: ModelConfig) -> ModelConfig:

@@ -31,6 +31,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pipeline.training.zero.flat_blocks import Place
+
 # The Newton-Schulz iteration: the coefficients of Jordan's quintic, the number of steps, and the least norm.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS = 5
@@ -69,15 +71,15 @@ def is_orthogonalized(name: str) -> bool:
     return parts[0] == "blocks" and parts[-1] == "weight" and "norm" not in parts[-2]
 
 
-def matrices_of(parameters: Iterable[tuple[str, Sequence[int]]]) -> tuple[Matrix, ...]:
-    """Returns the matrices of a group's parameters, which are given as (name, shape) in order. q, k and v share one
-    parameter, but count as three matrices, since Muon then works better (Jordan's post)."""
-    found, start = [], 0
-    for name, (rows, columns) in parameters:
-        num_parts = 3 if name.endswith(".qkv.weight") else 1
-        for _ in range(num_parts):
-            found.append(Matrix(start=start, rows=rows // num_parts, columns=columns))
-            start = found[-1].end
+def matrices_of(parameters: Iterable[Place]) -> tuple[Matrix, ...]:
+    """Returns the matrices of a group's parameters, whose places are those in the group's flat partition. q, k and v
+    share one parameter, but count as three matrices, since Muon then works better (Jordan's post)."""
+    found = list[Matrix]()
+    for place in parameters:
+        num_parts = 3 if place.name.endswith(".qkv.weight") else 1
+        rows, columns = place.shape[0] // num_parts, place.shape[1]
+        starts = (place.start + part * rows * columns for part in range(num_parts))
+        found += [Matrix(start=start, rows=rows, columns=columns) for start in starts]
     return tuple(found)
 
 

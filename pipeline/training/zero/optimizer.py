@@ -21,6 +21,7 @@ from torch import nn
 from torch.optim.adamw import adamw
 
 from pipeline.training.settings.job import OptimizerConfig
+from pipeline.training.zero.flat_blocks import Layout, end_to_end, layout_of
 from pipeline.training.zero.muon import is_orthogonalized, matrices_of, step_matrices
 
 _HEAD_PREFIXES = ("head.", "representation.")
@@ -158,33 +159,46 @@ class _Muon(_AdamW):
         step_matrices(weights, weights.grad, momentum, matrices=group[_MATRICES], group=group, dtype=group[_DTYPE])
 
 
+def ways_of(names: Iterable[str], config: OptimizerConfig) -> dict[str, tuple[float, float, bool]]:
+    """Returns how each trained parameter of a model is updated: its weight decay, its rate factor, and whether by
+    Muon's rule. `names`: those of all the model's parameters."""
+    factors = rate_factors(names, config)
+    return {
+        name: (decay_of(name, config), factor, _is_of_muon(name, config))
+        for name, factor in factors.items()
+        if is_trained(name, config)
+    }
+
+
 def build_optimizer(
-    named_parameters: Iterable[tuple[str, torch.nn.Parameter]], config: OptimizerConfig
+    named_tensors: Iterable[tuple[str, torch.nn.Parameter]], config: OptimizerConfig, *, layout: Layout | None = None
 ) -> torch.optim.Optimizer:
     """Returns the optimiser, with a group for each combination of weight decay and RATE_FACTOR, in which Muon's
-    matrices are separate groups. The learning rate is 0 here and set at each step. Parameters that need no gradient are
-    left out.
+    matrices are separate groups. The learning rate is 0 here and set at each step. Parameters that are not trained are
+    left out. `named_tensors`: those that DeepSpeed sees. `layout`: the parameters in each of them (None: tensors and
+    parameters are the same).
 
     A decay that follows the schedule must be converted by `scaled_by_rate` first. Raises ValueError otherwise.
     """
     if config.decay_scale != "rate":
         raise ValueError("the decay is not yet a multiple of the learning rate: call scaled_by_rate first")
-    parameters = dict(named_parameters)
-    factors = rate_factors(parameters, config)
+    tensors = dict(named_tensors)
+    if layout is None:
+        layout = layout_of({name: tensor.shape for name, tensor in tensors.items()}, {})
+    ways = ways_of((place.name for places in layout.values() for place in places), config)
     members: dict[tuple[float, float, bool], list[str]] = {}
-    for name, parameter in parameters.items():
-        if parameter.requires_grad:
-            key = (decay_of(name, config), factors[name], _is_of_muon(name, config))
-            members.setdefault(key, []).append(name)
+    for name, places in layout.items():
+        if places[0].name in ways:
+            members.setdefault(ways[places[0].name], []).append(name)
     # The strongest decay comes first. The order determines how DeepSpeed lays out parameters, but not the results.
     groups: list[dict[str, Any]] = []
     for key in sorted(members, reverse=True):
         (decay, factor, is_of_muon), names = key, members[key]
-        group = {"params": [parameters[name] for name in names], "weight_decay": decay, RATE_FACTOR: factor}
-        group[MOMENTS] = moments_of(names[0], config)
-        group[_MATRICES] = matrices_of((name, parameters[name].shape) for name in names) if is_of_muon else ()
+        group = {"params": [tensors[name] for name in names], "weight_decay": decay, RATE_FACTOR: factor}
+        group[MOMENTS] = moments_of(layout[names[0]][0].name, config)
+        group[_MATRICES] = matrices_of(end_to_end(layout, names)) if is_of_muon else ()
         if is_of_muon:
-            group |= {"momentum": config.muon_momentum, _DTYPE: parameters[names[0]].dtype}
+            group |= {"momentum": config.muon_momentum, _DTYPE: tensors[names[0]].dtype}
         groups.append(group)
     if config.name == "sgd":
         return _SGD(groups, lr=0.0, momentum=config.momentum, fused=True)

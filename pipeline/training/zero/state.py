@@ -6,7 +6,7 @@ holds. Stage 3 cuts every parameter into equal fragments; `optimizer.grad_positi
 a rank holds at most one contiguous fragment of a parameter.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER
+from pipeline.training.zero.flat_blocks import Place
 from pipeline.training.zero.optimizer import MOMENTS
 
 _PIECE = 1 << 24  # the most elements that are copied at once
@@ -22,26 +23,38 @@ _PIECE = 1 << 24  # the most elements that are copied at once
 
 def local_fragments(
     zero: Any,
-    parameters: Iterable[tuple[str, torch.nn.Parameter]],
+    tensors: Iterable[tuple[torch.nn.Parameter, Sequence[Place]]],
     *,
     averages: Mapping[torch.Tensor, torch.Tensor],
 ) -> list[Fragment]:
     """Returns the fragments that this rank owns. Their views are live: copying into them changes the engine's state.
-    `averages`: the running average of each flat partition; empty without averaging."""
+    `tensors`: those that DeepSpeed sees, each with the model's parameters in it. `averages`: the running average of
+    each flat partition; empty without averaging."""
     found = []
-    for name, parameter in parameters:
-        place = _place_stage3(zero, parameter) if hasattr(parameter, "ds_id") else _place_stage12(zero, parameter)
-        if place is None:
+    for tensor, places in tensors:
+        own = _place_stage3(zero, tensor) if hasattr(tensor, "ds_id") else _place_stage12(zero, tensor)
+        if own is None:
             continue
-        flat, offset, start, length = place
-        views = {MASTER: flat.detach()[offset : offset + length]}
-        for key, value in inner_optimizer(zero).state.get(flat, {}).items():
-            if torch.is_tensor(value) and value.shape == flat.shape:
-                views[key] = value[offset : offset + length]
+        flat, offset, start, length = own
+        state = inner_optimizer(zero).state.get(flat, {})
+        held = {MASTER: flat.detach()}
+        held |= {key: value for key, value in state.items() if torch.is_tensor(value) and value.shape == flat.shape}
         if flat in averages:
-            views[AVERAGE] = averages[flat][offset : offset + length]
-        found.append(Fragment(name=name, start=start, length=length, slots=views))
+            held[AVERAGE] = averages[flat]
+        for place, first, end in _parts(places, start, start + length):
+            at = offset + first - start
+            views = {key: value[at : at + end - first] for key, value in held.items()}
+            found.append(Fragment(name=place.name, start=first - place.start, length=end - first, slots=views))
     return found
+
+
+def _parts(places: Sequence[Place], start: int, end: int) -> Iterator[tuple[Place, int, int]]:
+    """Yields the parameters of which some elements lie in [start, end) of their tensor, each with the first and one
+    past the last of these elements there."""
+    for place in places:
+        first, last = max(start, place.start), min(end, place.start + place.numel)
+        if first < last:
+            yield place, first, last
 
 
 def give_memory(model: torch.nn.Module, settings: Mapping[str, Any]) -> None:
@@ -111,25 +124,31 @@ def narrow_first_moments(zero: Any) -> None:
             state["exp_avg"] = state["exp_avg"].bfloat16()
 
 
-def local_gradients(zero: Any, parameters: Iterable[tuple[str, torch.nn.Parameter]]) -> dict[str, torch.Tensor]:
-    """Returns live views of this rank's part of the reduced gradients, by name, before clipping. They have the elements
-    of the rank's fragments, in any shape. They are valid only between an update's last backward pass and the update."""
+def local_gradients(
+    zero: Any, tensors: Iterable[tuple[torch.nn.Parameter, Sequence[Place]]]
+) -> dict[str, torch.Tensor]:
+    """Returns live views of this rank's part of the reduced gradients, by name, before clipping. They are flat, and
+    have the elements of the rank's fragments. They are valid only between an update's last backward pass and the
+    update. `tensors`: those that DeepSpeed sees, each with the model's parameters in it."""
     flats = getattr(zero, "fp32_groups_gradient_flat_partition", None)
-    if flats is not None:  # BF16_Optimizer: gradients are laid out like the masters
-        masters = {master: number for number, master in enumerate(flat_partitions(zero))}
-        places = ((name, _place_stage12(zero, parameter)) for name, parameter in parameters)
-        return {name: flats[masters[at[0]]][at[1] : at[1] + at[3]] for name, at in places if at}
     is_stage_3 = hasattr(zero, "fp32_partitioned_groups_flat")
+    masters = {master: number for number, master in enumerate(flat_partitions(zero))}
     held = dict[int, torch.Tensor]()
-    for number, group in enumerate(zero.fp16_groups if is_stage_3 else zero.params_in_partition):
-        own = (each for each in zero.averaged_gradients[number] if not getattr(each, "_zero_padding", False))
-        # Stage 3 pads at the end.
-        held |= {id(parameter): gradient for parameter, gradient in zip(group, own, strict=False)}
+    if flats is None:
+        for number, group in enumerate(zero.fp16_groups if is_stage_3 else zero.params_in_partition):
+            own = (each for each in zero.averaged_gradients[number] if not getattr(each, "_zero_padding", False))
+            # Stage 3 pads at the end.
+            held |= {id(tensor): gradient for tensor, gradient in zip(group, own, strict=False)}
     found = {}
-    for name, parameter in parameters:
-        place = _place_stage3(zero, parameter) if is_stage_3 else _place_stage12(zero, parameter)
-        if place:
-            found[name] = held[id(parameter)][: place[3]] if is_stage_3 else held[id(parameter)]
+    for tensor, places in tensors:
+        at = _place_stage3(zero, tensor) if is_stage_3 else _place_stage12(zero, tensor)
+        if not at:
+            continue
+        flat, offset, start, length = at
+        # BF16_Optimizer lays gradients out like the masters.
+        gradient = held[id(tensor)].view(-1) if flats is None else flats[masters[flat]][offset : offset + length]
+        for place, first, end in _parts(places, start, start + length):
+            found[place.name] = gradient[first - start : end - start]
     return found
 
 

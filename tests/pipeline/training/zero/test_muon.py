@@ -16,12 +16,20 @@ from pipeline.models import ModelConfig, shapes_of
 from pipeline.models.flops import num_block_weights
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import OptimizerConfig
+from pipeline.training.zero.flat_blocks import end_to_end, layout_of, sizes_of
 from pipeline.training.zero.muon import is_orthogonalized, matrices_of, orthogonal, step_matrices
 from shards.errors import UserError
 from tests.rigs.processes import run_ranks
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run
 
-SHAPES = {"0.qkv.weight": (24, 8), "0.out.weight": (8, 8), "0.dense1.weight": (12, 8), "1.qkv.weight": (24, 8)}
+SHAPES = {
+    "blocks.0.qkv.weight": (24, 8),
+    "blocks.0.out.weight": (8, 8),
+    "blocks.0.dense1.weight": (12, 8),
+    "blocks.1.qkv.weight": (24, 8),
+}
+LAYOUT = layout_of(SHAPES, dict.fromkeys(SHAPES, "muon"))  # two flat tensors; the first one has padding
+PLACES = tuple(end_to_end(LAYOUT, LAYOUT))
 RATE, DECAY, MOMENTUM, NUM_UPDATES = 0.02, 0.1, 0.95, 3
 
 
@@ -40,12 +48,24 @@ def gradients(update: int) -> list[torch.Tensor]:
 
 def apart(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """With q, k and v as three matrices."""
-    chunks = [each.chunk(3 if "qkv" in name else 1) for name, each in zip(SHAPES, tensors, strict=True)]
+    chunks = [each.chunk(num_matrices(name)) for name, each in zip(SHAPES, tensors, strict=True)]
     return [chunk.clone() for each in chunks for chunk in each]
 
 
+def num_matrices(name: str) -> int:
+    return 3 if "qkv" in name else 1
+
+
+def in_places(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The tensors at their places in the group's flat partition, and zeros between them."""
+    flat = torch.zeros(sum(sizes_of(LAYOUT)))
+    for place, tensor in zip(PLACES, tensors, strict=True):
+        flat[place.start : place.start + place.numel] = tensor.flatten()
+    return flat
+
+
 def after_torchs_updates() -> torch.Tensor:
-    """The weights after a few updates of torch.optim.Muon, end to end."""
+    """The weights after a few updates of torch.optim.Muon, each at its place."""
     weights = [torch.nn.Parameter(each) for each in apart(initial())]
     optimizer = torch.optim.Muon(
         weights, lr=RATE, weight_decay=DECAY, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"
@@ -54,17 +74,18 @@ def after_torchs_updates() -> torch.Tensor:
         for weight, gradient in zip(weights, apart(gradients(update)), strict=True):
             weight.grad = gradient
         optimizer.step()  # type: ignore[no-untyped-call]
-    return torch.cat([each.detach().flatten() for each in weights])
+    parts = iter(weights)
+    return in_places([torch.cat([next(parts).detach() for _ in range(num_matrices(name))]) for name in SHAPES])
 
 
 def after_our_updates(world: World) -> torch.Tensor:
     """This rank's slice of the weights after as many updates of ours."""
-    matrices = matrices_of(SHAPES.items())
+    matrices = matrices_of(PLACES)
     size = -(-matrices[-1].end // world.num_ranks)
 
     def own(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         flat = torch.zeros(size * world.num_ranks)  # the end of the last slices is padding
-        flat[: matrices[-1].end] = torch.cat([each.flatten() for each in tensors])
+        flat[: matrices[-1].end] = in_places(tensors)[: matrices[-1].end]
         return flat[world.rank * size : (world.rank + 1) * size].clone()
 
     weights, group = own(initial()), {"lr": RATE, "weight_decay": DECAY, "momentum": MOMENTUM}
@@ -86,19 +107,19 @@ def after_our_updates(world: World) -> torch.Tensor:
 def test_updates_are_torchs_to_the_bit(num_ranks: int) -> None:
     """float32 weights with decay. The iteration is in bf16, as torch's always is."""
     found, expected = torch.cat(run_ranks(after_our_updates, num_ranks=num_ranks)), after_torchs_updates()
-    assert torch.equal(found[: len(expected)], expected)
+    assert torch.equal(found[: len(expected)], expected), "padding between matrices stays 0, too"
     assert not found[len(expected) :].any(), "padding stays 0"
 
 
 def test_under_fp32_updates_are_nearer_to_exact_ones_than_torchs() -> None:
     """torch's iteration is in bf16 even for fp32 weights; ours is in the precision of the model."""
-    matrices, group = matrices_of(SHAPES.items()), {"lr": RATE, "weight_decay": DECAY, "momentum": MOMENTUM}
+    matrices, group = matrices_of(PLACES), {"lr": RATE, "weight_decay": DECAY, "momentum": MOMENTUM}
     found = dict[torch.dtype, torch.Tensor]()
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        weights = torch.cat([each.flatten() for each in initial()])
+        weights = in_places(initial())
         momentum = torch.zeros_like(weights)
         for update in range(20):
-            gradient = torch.cat([each.flatten() for each in gradients(update)])
+            gradient = in_places(gradients(update))
             step_matrices(weights, gradient, momentum, matrices=matrices, group=group, dtype=dtype)
         found[dtype] = weights
     exact = found[torch.float64]

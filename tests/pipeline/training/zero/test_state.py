@@ -25,6 +25,7 @@ from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine, EngineConfig
 from pipeline.training.zero.optimizer import OptimizerConfig
 from pipeline.ranks.world import current_world, enter, leave
+from tests.rigs.training import weights_in_model
 
 stage, precision, accumulation = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 config = ModelConfig(name="vit", image_size=16, num_classes=3, patch=8, depth=1, width=24, mlp_width=40, num_heads=2)
@@ -52,8 +53,8 @@ for name, fragment in found.items():
     assert bool((fragment.slots["exp_avg"] == 0.25).all())
 if stage < 3:  # under stage 3 the model's own weights are gathered only while it runs
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    for name, parameter in engine.module.named_parameters():
-        assert torch.equal(parameter.detach(), values[name].to(dtype)), "the model's weights follow the masters"
+    for name, weight in weights_in_model(engine):
+        assert torch.equal(weight, values[name].to(dtype)), "the model's weights follow the masters"
 leave()
 """
 
@@ -66,6 +67,7 @@ from pipeline.training.zero.engine import Engine, EngineConfig
 from pipeline.models.loss import classification_loss
 from pipeline.training.zero.optimizer import OptimizerConfig
 from pipeline.ranks.world import current_world, enter, leave
+from tests.rigs.training import weights_in_model
 
 stage, precision, accumulation = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 config = ModelConfig(name="vit", image_size=16, num_classes=3, patch=8, depth=1, width=24, mlp_width=40, num_heads=2)
@@ -102,9 +104,9 @@ for name, average in copies("average").items():
 assert not torch.equal(copies("average")["head.weight"], copies("master")["head.weight"])
 
 def state():
-    weights = engine.module.named_parameters() if stage < 3 else ()
+    weights = weights_in_model(engine) if stage < 3 else ()
     own = {(f.name, slot): view.clone() for f in engine.fragments() for slot, view in f.slots.items()}
-    return own | {(name, "weight"): weight.detach().clone() for name, weight in weights}
+    return own | {(name, "weight"): weight.clone() for name, weight in weights}
 
 def logits():
     engine.train(False)
@@ -144,6 +146,7 @@ from pipeline.training.zero.engine import Engine, EngineConfig
 from pipeline.models.loss import classification_loss
 from pipeline.training.zero.optimizer import OptimizerConfig
 from pipeline.ranks.world import current_world, enter, leave
+from tests.rigs.training import weights_in_model
 
 stage, precision, accumulation = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 config = ModelConfig(name="vit", image_size=16, num_classes=3, patch=8, depth=1, width=24, mlp_width=40, num_heads=2)
@@ -163,8 +166,8 @@ def from_scratch(fragment, slot):
 def state():
     own = {(f.name, slot): view.clone() for f in engine.fragments() for slot, view in f.slots.items()}
     # Under stage 3 the weights are gathered only while the model runs: the next loss tells whether they moved.
-    weights = engine.module.named_parameters() if stage < 3 else ()
-    return own | {(name, "weight"): weight.detach().clone() for name, weight in weights}
+    weights = weights_in_model(engine) if stage < 3 else ()
+    return own | {(name, "weight"): weight.clone() for name, weight in weights}
 
 def assert_same(now, before):
     assert now.keys() == before.keys(), now.keys() ^ before.keys()

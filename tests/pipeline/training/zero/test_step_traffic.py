@@ -16,10 +16,12 @@ import torch
 
 from pipeline.models.build import shapes_of
 from pipeline.ranks.world import World
+from pipeline.training.settings.job import OptimizerConfig
 from pipeline.training.step import GRAD_NORM, LOSS, StepSums, SumSource
 from pipeline.training.zero.device_batches import HostStreams
 from pipeline.training.zero.engine import _clip_on_device
-from pipeline.training.zero.optimizer import group_of
+from pipeline.training.zero.flat_blocks import layout_of, sizes_of
+from pipeline.training.zero.optimizer import group_of, ways_of
 from tests.rigs.counted_steps import MODEL, Case, CountedSteps, counted_steps
 from tests.rigs.processes import run_ranks
 
@@ -31,6 +33,9 @@ COUNTED = [
 ]
 SIZES = {name: math.prod(shape) for name, shape in shapes_of(MODEL).items()}
 P = sum(SIZES.values())
+# What DeepSpeed sees: two flat tensors for each block, without padding between the parameters, whose sizes are
+# multiples of 64.
+TENSORS = sizes_of(layout_of(shapes_of(MODEL), ways_of(SIZES, OptimizerConfig(weight_decay=0.1))))
 KEPT_WHOLE = 100_000  # elements up to which stage 3 keeps a tensor on every rank (DeepSpeed's default)
 FP32, BF16 = 4, 2
 
@@ -48,7 +53,7 @@ def of_groups(num_ranks: int) -> int:
 
 def of_tensors(num_ranks: int, is_chosen: Callable[[int], bool] = lambda _: True) -> int:
     """P, or a part of it, as stage 3 pads every tensor."""
-    return padded([size for size in SIZES.values() if is_chosen(size)], num_ranks)
+    return padded([size for size in TENSORS if is_chosen(size)], num_ranks)
 
 
 # Function that calls -> what it does, how often, and the bytes of all calls for a number of ranks.
@@ -77,7 +82,7 @@ def of_stage_3(accumulation: int) -> dict[str, Row]:
         ),
         "partition_parameters.py:_allgather_params_coalesced": (  # small weights after the update, one by one
             "allgather",
-            sum(size <= KEPT_WHOLE for size in SIZES.values()),
+            sum(size <= KEPT_WHOLE for size in TENSORS),
             lambda n: BF16 * of_tensors(n, lambda size: size <= KEPT_WHOLE),
         ),
         "stage3.py:get_grad_norm_direct": ("allreduce", 2, lambda _: 2 * 8),  # in float64
@@ -108,7 +113,7 @@ WAITS: dict[Case, dict[str, int]] = {
         (3, accumulation): {
             "stage3.py:__reduce_and_partition_ipg_grads": accumulation,  # for reductions before the last two
             "stage3.py:independent_gradient_partition_epilogue": accumulation,
-            "partitioned_param_coordinator.py:_fetch_sub_module_impl": 8 * accumulation,  # for weights fetched ahead
+            "partitioned_param_coordinator.py:_fetch_sub_module_impl": 2 * accumulation,  # for weights fetched ahead
             "utils.py:is_invalid_grad_norm": 1,
             "partition_parameters.py:_allgather_params_coalesced": 1,
         }

@@ -1,0 +1,167 @@
+"""Keeps the parameters of each block in a few flat tensors, which are all that DeepSpeed sees of it.
+
+DeepSpeed's work per step on the host (hooks, copies, norms) grows with the number of parameter tensors, not with their
+size. ViT-H/14 has 394, of which all but 10 are in its 32 blocks. The parameters of a block that are updated alike (with
+the same weight decay, rate factor and optimiser) share one flat tensor, as in FSDP's FlatParameter ("PyTorch FSDP",
+Zhao et al., 2023, section 3.2.1). While a block runs, its layers use views of the flat tensors. Each view begins at a
+multiple of ALIGNED elements; the elements between views are zero and stay zero, since their gradients are.
+
+Outside of the engine, parameters keep their own names: checkpoints, weights and metrics know nothing of flat tensors.
+"""
+
+import math
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+ALIGNED = 64  # elements: 128 bytes in bf16
+_FLAT = "flat_"
+_SavedView = tuple[str, tuple[int, ...], tuple[int, ...], int]  # flat tensor, shape, stride, first element
+_BLOCK = re.compile(r"(.*\.)?(blocks\.\d+|stages\.\d+\.\d+)\.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a parameter of the model lies in a tensor that DeepSpeed sees. `start`: its first element there."""
+
+    name: str
+    shape: tuple[int, ...]
+    start: int = 0
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+
+Layout = Mapping[str, tuple[Place, ...]]
+
+
+def layout_of(shapes: Mapping[str, Sequence[int]], ways: Mapping[str, Hashable]) -> dict[str, tuple[Place, ...]]:
+    """Returns the tensors that DeepSpeed sees, by name, each with the parameters in it.
+
+    `shapes`: those of all the model's parameters. `ways`: how each of them is updated; parameters that are not in it
+    are not trained. These, and parameters outside of blocks, remain tensors of their own.
+    """
+    layout: dict[str, tuple[Place, ...]] = {}
+    numbers: dict[str, dict[Hashable, int]] = {}
+    for name, shape in shapes.items():
+        block = _BLOCK.match(name)
+        own, start = name, 0
+        if block and name in ways:
+            of_block = numbers.setdefault(block.group(), {})
+            own = f"{block.group()}{_FLAT}{of_block.setdefault(ways[name], len(of_block))}"
+            start = _padded(layout.get(own, ()))
+        layout[own] = (*layout.get(own, ()), Place(name=name, shape=tuple(shape), start=start))
+    return layout
+
+
+def sizes_of(layout: Layout) -> list[int]:
+    """Returns the number of elements of each tensor that DeepSpeed sees, with padding."""
+    return [_padded(places) if is_flat(name) else places[0].numel for name, places in layout.items()]
+
+
+def _padded(places: Sequence[Place]) -> int:
+    return sum(_lengths(places))
+
+
+def end_to_end(layout: Layout, names: Iterable[str]) -> Iterator[Place]:
+    """Yields the parameters of these tensors if the tensors are put end to end, each with its place in the whole."""
+    base = 0
+    for name in names:
+        for place in layout[name]:
+            yield replace(place, start=base + place.start)
+        base += _padded(layout[name]) if is_flat(name) else layout[name][0].numel
+
+
+def views_of(tensor: torch.Tensor, places: Iterable[Place]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the parameters in a tensor that DeepSpeed sees, by name, as views in their own shapes."""
+    for place in places:
+        yield place.name, tensor.view(-1)[place.start : place.start + place.numel].view(place.shape)
+
+
+def is_flat(name: str) -> bool:
+    """Returns whether the name in a layout is that of a flat tensor."""
+    return name.rpartition(".")[2].startswith(_FLAT)
+
+
+def flatten_blocks(model: nn.Module, layout: Layout) -> None:
+    """Moves the parameters of a model's blocks into flat tensors, in place. The model may be on meta."""
+    for name, places in layout.items():
+        if not is_flat(name):
+            continue
+        prefix, _, own = name.rpartition(".")
+        block = model.get_submodule(prefix)
+        if not isinstance(block, _FlatBlock):
+            block.__class__ = _flat_class(type(block))
+            block.flat_tensors = []
+        first = model.get_parameter(places[0].name)
+        flat = torch.zeros(_padded(places), dtype=first.dtype, device=first.device)
+        slots = []
+        for place in places:
+            layer, _, kind = place.name.rpartition(".")
+            module = model.get_submodule(layer)
+            if not flat.is_meta:
+                flat[place.start : place.start + place.numel] = module.get_parameter(kind).detach().flatten()
+            delattr(module, kind)
+            setattr(module, kind, None)  # no parameter any more, but a view while the block runs
+            slots.append((module, kind, place.shape))
+        block.register_parameter(own, nn.Parameter(flat))
+        block.flat_tensors.append((own, tuple(_lengths(places)), tuple(slots)))
+
+
+def _lengths(places: Iterable[Place]) -> Iterator[int]:
+    """Yields the lengths into which a flat tensor is split: each parameter, and the padding after it."""
+    for place in places:
+        yield place.numel
+        yield -place.numel % ALIGNED
+
+
+class _FlatBlock(nn.Module):
+    """A block whose layers use views of flat tensors while it runs. `flat_tensors`: for each of them, its name, the
+    lengths of its pieces, and the layer, name and shape of each parameter in it."""
+
+    flat_tensors: list[tuple[str, tuple[int, ...], tuple[tuple[nn.Module, str, tuple[int, ...]], ...]]]
+
+    def forward(self, *inputs: Any) -> Any:
+        """Computes the block. Autograd puts the gradients of the views together into those of the flat tensors."""
+        for own, lengths, slots in self.flat_tensors:
+            pieces = getattr(self, own).split_with_sizes(lengths)
+            for (module, kind, shape), piece in zip(slots, pieces[::2], strict=True):
+                setattr(module, kind, piece.view(shape))
+        is_gathered = hasattr(getattr(self, self.flat_tensors[0][0]), "ds_id")  # stage 3
+        try:
+            with saved_tensors_hooks(self._packed, self._unpacked) if is_gathered else nullcontext():
+                return super().forward(*inputs)
+        finally:
+            for _, _, slots in self.flat_tensors:
+                for module, kind, _ in slots:
+                    setattr(module, kind, None)
+
+    def _packed(self, saved: torch.Tensor) -> torch.Tensor | _SavedView:
+        """Replaces a view that autograd would save, which would keep the gathered weights of stage 3 in memory until
+        the backward pass. DeepSpeed gathers them again before that."""
+        for own, _, _ in self.flat_tensors:
+            if saved.untyped_storage().data_ptr() == getattr(self, own).untyped_storage().data_ptr():
+                return own, tuple(saved.shape), saved.stride(), saved.storage_offset()
+        return saved
+
+    def _unpacked(self, saved: torch.Tensor | _SavedView) -> torch.Tensor:
+        if isinstance(saved, torch.Tensor):
+            return saved
+        own, shape, stride, offset = saved
+        tensor: torch.Tensor = getattr(self, own)
+        return tensor.detach().as_strided(shape, stride, offset)
+
+
+@cache
+def _flat_class(kind: type[nn.Module]) -> type[_FlatBlock]:
+    """Returns the class of a block with flat tensors, derived from the block's own class as in FSDP2."""
+    return type(f"Flat{kind.__name__}", (_FlatBlock, kind), {})
