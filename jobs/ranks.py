@@ -25,6 +25,7 @@ from typing import Self
 from jobs import exit_codes
 from jobs.output import make_folder
 from pipeline.ranks.host import free_port
+from pipeline.shared_settings import RECORD_FILE
 from shards.errors import UserError
 from shards.output.terminal import message_text
 
@@ -288,7 +289,7 @@ def _log_dir(run_dir: str) -> Iterator[Path]:
 
 def _leave_nothing(run: Path) -> None:
     """Removes the logs, and an empty run directory, of a command that was refused before the run began."""
-    if not (run / "job.yaml").exists():
+    if not (run / RECORD_FILE).exists():
         shutil.rmtree(run / "logs")
         if not any(run.iterdir()):
             run.rmdir()

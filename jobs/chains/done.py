@@ -21,6 +21,7 @@ from jobs.record import read_leaves, read_record
 from jobs.submittable import Override, job_of_words
 from jobs.train.trials import run_changes
 from pipeline.checkpoints.manifest import STEPS
+from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.saving.may_continue import WARMUP
 from pipeline.training.settings.job import TrainingJob
@@ -113,9 +114,9 @@ def _trained_steps(run_dir: Path) -> int | None:
 
     try:
         done = read_done(run_dir)
-        num_steps = whole_number(read_leaves(run_dir / "job.yaml").get("job.steps", "")) or 0
+        num_steps = whole_number(read_leaves(run_dir / RECORD_FILE).get("job.steps", "")) or 0
     except (OSError, InvalidDataError) as error:
-        log.error("%s: %s", run_dir / "job.yaml", error)
+        log.error("%s: %s", run_dir / RECORD_FILE, error)
         return None
     if done is None:
         log.error("%s is missing, or does not vouch for the weights beside it", run_dir / "DONE")
@@ -145,7 +146,7 @@ def refuse_other_run(job: TrainingJob, *, extends: bool) -> None:
 
     try:
         done = done_from_json(read_local_text(run_dir / "DONE", most_bytes=_MOST_BYTES))
-        num_steps = int(read_leaves(run_dir / "job.yaml").get("job.steps", "0"))
+        num_steps = int(read_leaves(run_dir / RECORD_FILE).get("job.steps", "0"))
     except (OSError, ValueError, InvalidDataError):
         return
     found = run_changes(done.job.job | {STEPS: num_steps}, asdict(job), is_done=True, extends=extends)
@@ -188,14 +189,14 @@ def _is_scored(stage: str, job: Any) -> bool:
         json.loads(path.read_text())
     except (OSError, ValueError):
         return False
-    causes = (run_dir / "job.yaml", Path(job.weights) / "model.safetensors")
+    causes = (run_dir / RECORD_FILE, Path(job.weights) / "model.safetensors")
     return is_scored_by(stage, job, run_dir) and all(_is_after(path, cause) for cause in causes)
 
 
 def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
     """Whether the evaluation in `run_dir` had the settings of this job. Its folder, device and threads may differ."""
     try:
-        recorded = read_record(run_dir / "job.yaml", stage=stage, kind=type(job))
+        recorded = read_record(run_dir / RECORD_FILE, stage=stage, kind=type(job))
     except (OSError, UserError):
         return False
     return all(each.field in _NOT_OF_SCORES for each in differences(asdict(recorded), asdict(job)))

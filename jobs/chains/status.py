@@ -13,6 +13,7 @@ from jobs.cluster.queue_reasons import findings_of_tasks, num_tasks
 from jobs.cluster.recorded_jobs import RecordedJob
 from jobs.cluster.slurm import QueuedJob, queued_with, tasks_of
 from jobs.output import advice, wrapped
+from pipeline.shared_settings import RECORD_FILE
 from shards.errors import Finding, UserError
 from shards.files.local_files import read_local_file
 from shards.output.quantities import plural
@@ -140,7 +141,7 @@ def runs_of(folder: Path) -> dict[Path, str]:
 
 def _is_begun(run_dir: Path) -> bool:
     try:
-        return any((run_dir / name).exists() for name in ("job.yaml", "submit"))
+        return any((run_dir / name).exists() for name in (RECORD_FILE, "submit"))
     except PermissionError:  # a colleague's run
         return True
 

@@ -25,6 +25,7 @@ from jobs.record import MOST_BYTES
 from jobs.reports.ls import run_at
 from jobs.submittable import SUBMIT_FOLDER, output_name, run_name
 from pipeline.runs.facts import RunFacts
+from pipeline.shared_settings import RECORD_FILE
 from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file
@@ -82,9 +83,9 @@ def _original_of(run_dir: Path) -> str:
     """Returns the folder that this one is a copy of, or an empty string if it is not a copy. The first line of a run's
     record names its folder, and each submission records the folder's inode."""
     with suppress(OSError, InvalidDataError):
-        head = read_local_file(run_dir / "job.yaml", most_bytes=MOST_BYTES).decode(errors="replace").partition("\n")[0]
+        head = read_local_file(run_dir / RECORD_FILE, most_bytes=MOST_BYTES).decode(errors="replace").partition("\n")[0]
         named = Path(head.split(" ", 3)[-1]).parent  # `# patchline STAGE PATH`
-        if named.is_absolute() and is_there(named / "job.yaml") and not named.samefile(run_dir):
+        if named.is_absolute() and is_there(named / RECORD_FILE) and not named.samefile(run_dir):
             return repr(str(named))
     return "another folder" if is_copied(run_dir / SUBMIT_FOLDER) else ""
 
@@ -168,7 +169,7 @@ def _cancel_all(
 
 def facts_at(run_dir: Path) -> RunFacts:
     """Returns the facts of the run in a folder. Raises UserError if the folder is not a run."""
-    record = run_dir / "job.yaml"
+    record = run_dir / RECORD_FILE
     found = run_at(run_dir, run_dir, time.time()) if patiently(record, record.exists) else None
     if found is None:
         shown = shlex.quote(str(run_dir))
@@ -193,7 +194,7 @@ def refuse_no_run(run_dir: Path) -> None:
 
 def is_begun(run_dir: Path) -> bool:
     """Whether a folder is a run, or was submitted and waits for its first job to start."""
-    return any(is_there(run_dir / name) for name in ("job.yaml", "submit"))
+    return any(is_there(run_dir / name) for name in (RECORD_FILE, "submit"))
 
 
 def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)) -> str:

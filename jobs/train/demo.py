@@ -22,6 +22,7 @@ from jobs.output import show_table
 from jobs.ranks import Ranks, start_ranks
 from jobs.settings.runs import DemoJob
 from pipeline.ranks.host import free_port
+from pipeline.runs.starts import last_step
 from pipeline.training.reporting.metrics import read_metrics
 from shards.errors import UserError
 from shards.output.terminal import command_lines, printable_name, unescaped
@@ -145,13 +146,6 @@ def _run_and_kill(stages: _Stages) -> int:
                 return killed_at
             time.sleep(0.05)
     raise UserError("the run that was to be killed ended by itself; its messages are above")
-
-
-def last_step(run_dir: Path) -> int:
-    """Returns the last step in a run's metrics.jsonl, or 0 if there is none yet."""
-    if not (run_dir / "metrics.jsonl").exists():
-        return 0
-    return max((int(line["step"]) for line in read_metrics(run_dir)), default=0)
 
 
 def compare(unbroken: Path, continued: Path, *, killed_at: int) -> Comparison:

@@ -25,7 +25,7 @@ from jobs.record import record_text
 from jobs.settings.runs import VerifyResumeJob
 from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, outcome_of, outcome_table, resumed_from
 from pipeline.runs.comparison import StoredRun
-from pipeline.training.reporting.metrics import read_metrics
+from pipeline.runs.starts import last_step
 from pipeline.training.settings.job import LoggersConfig, TrainingJob
 from shards.errors import TransientError, UserError, WillNotSucceedError
 from shards.output.progress import Fact, Ticker
@@ -134,14 +134,6 @@ def run_killed(command: Command, topologies: Sequence[TrialTopology], moments: S
         done.append(f"{where} (latest line: step {last_step(command.run.run_dir)})")
     _finish(command, command.begin(topologies[len(moments) % len(topologies)]))
     return done
-
-
-def last_step(run_dir: Path) -> int:
-    """Returns the latest step in the metrics, or 0 if there is none yet."""
-    try:
-        return max((int(line["step"]) for line in read_metrics(run_dir)[-1:]), default=0)
-    except FileNotFoundError:
-        return 0
 
 
 def _finish(command: Command, ranks: Ranks) -> None:
