@@ -171,7 +171,8 @@ def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
     for name in (CANCELLED, GAVE_UP, DONE):
         (state / name).unlink(missing_ok=True)
     for run_dir in (Path(one) for unit in chain.plan.units for one in unit.run_dirs() if one):
-        (run_dir / "submit" / STOPPED_BY_HAND).unlink(missing_ok=True)
+        for name in (STOPPED_BY_HAND, GAVE_UP):
+            (run_dir / "submit" / name).unlink(missing_ok=True)
     begin(state)
     return True
 

@@ -26,6 +26,7 @@ from jobs.cluster.judge import (
     nodes_to_avoid,
     ports_of,
 )
+from jobs.cluster.recorded_jobs import recorded_in
 from jobs.exit_codes import DONE, USER_MISTAKE, WILL_NOT_SUCCEED
 from jobs.output import put
 from shards.config_values import shown_value
@@ -78,10 +79,9 @@ def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> li
     run_dir, state = value_in(words, "--run-dir"), Path(_text(facts, "state"))
     if run_dir:
         state = Path(run_dir) / "submit"
-    gave_up, said = state / "gave-up", _text(facts, "submitted")
-    submitted = int(said) if said.isascii() and said.isdecimal() else 0  # 0: unknown, as when Slurm does not answer
+    gave_up, submitted = state / "gave-up", _submit_time(facts, state)
     if is_there(gave_up):
-        if _text(facts, "restart") == "0" and submitted < int(patiently(gave_up, gave_up.stat).st_mtime):
+        if _text(facts, "restart") == "0" and 0 < submitted < int(patiently(gave_up, gave_up.stat).st_mtime):
             why = "a job of this run has given up since this one was submitted: submit again to try again"
             return [f"say {why}", "then exit", f"code {WILL_NOT_SUCCEED}"]
         lines.append("tries-again yes")
@@ -92,6 +92,18 @@ def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> li
     if replaced := [name for name in _REPLACING if name in environ]:
         lines.append(f"say {' and '.join(replaced)} may have replaced options of this script: unset it for sbatch")
     return [*lines, f"state {state}", f"s3 {store_address(words, environ)}"]
+
+
+def _submit_time(facts: Facts, state: Path) -> int:
+    """Returns when Slurm got this job, in Unix seconds. If Slurm does not answer now, its answer to `patchline submit`
+    counts. Returns 0 if nobody knows, as for a job that plain sbatch submitted."""
+    said = _text(facts, "submitted")
+    if said.isascii() and said.isdecimal() and len(said) < 12:
+        return int(said)
+    with suppress(UserError):  # the record cannot be read
+        job = recorded_in(state).get(_text(facts, "job"))
+        return (job.submitted if job else None) or 0
+    return 0
 
 
 def start_of(words: Sequence[str], facts: Facts) -> list[str]:

@@ -18,7 +18,8 @@ from jobs.chains.done import STOPPED_BY_HAND
 from jobs.chains.state import CANCELLED, is_chain, jobs_begun_here, read_plan_of, refuse_chain, state_folder
 from jobs.chains.steps import STATE
 from jobs.cluster.folder_lock import alone
-from jobs.cluster.slurm import QueuedJob, cancelled, is_copied, queued_with, submitted_in
+from jobs.cluster.recorded_jobs import RecordedJob, is_copied, submitted_in
+from jobs.cluster.slurm import QueuedJob, cancelled, queued_with
 from jobs.output import work_in
 from jobs.record import MOST_BYTES
 from jobs.reports.ls import run_at
@@ -137,7 +138,7 @@ def _cancel_output(word: str, environ: Mapping[str, str]) -> int:
     """Cancels the job that will write this folder or URL, for a stage without a run directory."""
     neither = f"{shown_value(word)} is neither a run nor a chain that was submitted; give its folder"
     try:
-        gone = _cancel_all(output_name(word), environ, {}, gone={})
+        gone = _cancel_all(output_name(word), environ, [], gone={})
     except UserError as error:
         raise UserError(f"{neither}. If a job is to write it: {error}") from error
     if not gone:
@@ -153,7 +154,7 @@ def _told(gone: Mapping[str, QueuedJob], shown: str) -> int:
 
 
 def _cancel_all(
-    name: str, environ: Mapping[str, str], recorded: Mapping[str, str], *, gone: dict[str, QueuedJob]
+    name: str, environ: Mapping[str, str], recorded: Sequence[RecordedJob], *, gone: dict[str, QueuedJob]
 ) -> dict[str, QueuedJob]:
     """Cancels jobs until none is left in the queue. Adds each job to `gone` under its number, and returns `gone`."""
     deadline = time.monotonic() + _MOST_SECONDS
