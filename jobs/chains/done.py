@@ -28,7 +28,7 @@ from pipeline.training.settings.job import TrainingJob
 from shards.config_values import differences, whole_number
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UnreachableError, UserError
-from shards.files.local_files import read_local_text
+from shards.files.local_files import MOST_LINE_BYTES, object_in, read_local_file, read_local_text, read_tail
 from shards.files.looks import is_a_file, is_there, patiently
 from shards.output.terminal import printable_name
 from shards.packing.plan import read_plan
@@ -38,7 +38,7 @@ from shards.store import open_store
 
 log = logging.getLogger(__name__)
 STOPPED_BY_HAND = "cancelled"  # RUN/submit/cancelled, which `patchline cancel RUN` makes
-_MOST_BYTES = 1 << 20
+_MOST_BYTES, _MOST_SCORES_BYTES = 1 << 20, 16 << 20
 _MOST_SHOWN = 8
 _NOT_OF_SCORES = ("run_dir", "device", "threads", "json")
 _TRAINING = ("pretrain", "finetune")
@@ -186,8 +186,8 @@ def _is_scored(stage: str, job: Any) -> bool:
     run_dir = Path(job.run_dir)
     path = run_dir / ("scores.json" if stage == "evaluate" else "fewshot.json")
     try:
-        json.loads(path.read_text())
-    except (OSError, ValueError):
+        json.loads(read_local_file(path, most_bytes=_MOST_SCORES_BYTES))
+    except (OSError, ValueError, RecursionError, InvalidDataError):
         return False
     causes = (run_dir / RECORD_FILE, Path(job.weights) / "model.safetensors")
     return is_scored_by(stage, job, run_dir) and all(_is_after(path, cause) for cause in causes)
@@ -254,10 +254,14 @@ def _records_of(unit: Unit) -> dict[int, Path]:
 def _last_end(path: Path, mark: int = 0) -> str:
     """Returns how the last try recorded after byte `mark` ended, or an empty string if there is none."""
     try:
-        lines = path.read_bytes()[mark:].decode(errors="replace").splitlines()
-        return str(json.loads(lines[-1])["end"]) if lines else ""
-    except (OSError, ValueError, KeyError, TypeError):
+        tail = read_tail(path, most_bytes=MOST_LINE_BYTES)
+    except (OSError, InvalidDataError):
         return ""
+    if tail is None:
+        return ""
+    lines = tail.data[max(0, mark - (tail.num_bytes - len(tail.data))) :].splitlines()
+    line = object_in(lines[-1]) if lines else None
+    return str(line.get("end", "")) if line else ""
 
 
 def marks_of(unit: Unit) -> tuple[int, ...]:

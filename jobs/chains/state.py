@@ -127,6 +127,16 @@ def read_plan_of(state: Path) -> ChainPlan:
         raise InvalidDataError(f"{state / PLAN} is damaged: {error}; submit the chain in a new folder") from error
 
 
+def plan_text(state: Path) -> str:
+    """Returns the frozen chain as `plan_json` made it; empty if there is none. Raises InvalidDataError if there is
+    something else instead."""
+    path = state / PLAN
+    try:
+        return patiently(path, lambda: read_local_file(path, most_bytes=_MOST_BYTES)).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
 def plan_json(plan: ChainPlan) -> str:
     """Returns the plan as the JSON text for plan.json."""
     return json.dumps(asdict(plan), indent=1) + "\n"

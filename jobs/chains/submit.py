@@ -44,13 +44,14 @@ from jobs.cluster.slurm import (
 )
 from jobs.cluster.submit_checks import AskedJob, limits_of, refuse_job, refuse_unprintable, refuse_unreachable
 from jobs.output import make_folder, put, work_in
+from jobs.record import MOST_BYTES
 from jobs.settings import NumLinks, NumNodes
 from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import SUBMIT_FOLDER, Override, job_of_words, submit_folder, submitted_stage, work_name
 from pipeline.training.settings.job import TrainingJob
 from shards.config_values import Range
 from shards.errors import UserError
-from shards.files.local_files import append_or_say
+from shards.files.local_files import append_or_say, read_local_text
 from shards.files.looks import is_there, patiently
 from shards.output.terminal import printable_name
 
@@ -91,7 +92,9 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     if words[:1] and words[0].endswith((".yaml", ".yml")):
         _refuse_flags_of_runs(flags, words[1:])
         config = read_chain(Path(words[0]))
-        return _submit_chain(config, Path(words[0]).read_text(), flags, override, environ, names=Names.OF_STEP)
+        return _submit_chain(
+            config, read_local_text(words[0], most_bytes=MOST_BYTES), flags, override, environ, names=Names.OF_STEP
+        )
     if words[:1] == ["sweep"]:
         refuse_secret_words(words)
         config = _chain_of_sweep(words[1:], flags)
@@ -147,7 +150,7 @@ def _submit_chain(
     return submit_chain(
         config,
         cluster,
-        copies={"chain.yaml": text, "cluster.yaml": Path(flags.cluster).read_text()},
+        copies={"chain.yaml": text, "cluster.yaml": read_local_text(flags.cluster, most_bytes=MOST_BYTES)},
         is_dry=flags.dry_run,
         is_full=flags.full,
         has_checks=not flags.no_check,

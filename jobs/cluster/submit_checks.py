@@ -24,7 +24,7 @@ from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch, shared_lanes
 from shards.config_values import shown_value
 from shards.errors import Finding, InvalidDataError, UserError
-from shards.files.local_files import read_local_file
+from shards.files.local_files import each_line, read_local_file
 from shards.output.quantities import duration
 from shards.output.terminal import printable_name
 from shards.verifying.s3_probe import unreachable
@@ -243,7 +243,7 @@ def _mean_stall(run_dir: Path) -> float:
     last, path = last_line(run_dir), run_dir / LEDGER
     if not last:
         return 0.0
-    return float(last["seconds"]["checkpoint"]) / max(1, path.read_bytes().count(b"\n"))
+    return float(last["seconds"]["checkpoint"]) / max(1, sum(1 for _ in each_line(path)))
 
 
 def judge_margin(margin: int, *, stalled_seconds: float = 0.0, planned_seconds: float = 0.0) -> Finding:

@@ -28,6 +28,7 @@ from pipeline.runs.comparison import StoredRun
 from pipeline.runs.starts import last_step
 from pipeline.training.settings.job import LoggersConfig, TrainingJob
 from shards.errors import TransientError, UserError, WillNotSucceedError
+from shards.files.local_files import read_tail
 from shards.output.progress import Fact, Ticker
 from shards.store import open_store
 
@@ -192,12 +193,8 @@ def _refuse_failure(command: Command, code: int) -> None:
 
 
 def _tail(path: Path) -> str:
-    if not path.exists():
-        return "(no log)"
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
-    return "\n".join(lines[-_TAIL_LINES:])
+    tail = read_tail(path, most_bytes=_TAIL_BYTES)
+    return "\n".join(tail.data.decode(errors="replace").splitlines()[-_TAIL_LINES:]) if tail else "(no log)"
 
 
 def run(job: VerifyResumeJob, *, environ: Mapping[str, str]) -> int:

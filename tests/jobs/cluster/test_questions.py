@@ -92,6 +92,16 @@ def test_codes_that_are_none_are_passed_over(asked: Asked) -> None:
     assert asked.said("try", facts=TRY)["pause-seconds"], "no room for the code of rank 1"
 
 
+def test_pipes_in_place_of_files_hold_up_no_answer(asked: Asked, tmp_path: Path) -> None:
+    for path in (asked.exits / "rank-1", asked.state / "idle", asked.state / "crashes", tmp_path / "config"):
+        os.mkfifo(path)
+    asked.rank(0, "137\n", 2000)
+    found = asked.said("try", facts=TRY)
+    assert (found["end"], found["crashed-on"], found["idle"]) == ("crashed", "n1", "1")
+    assert asked.said("nodes", facts=(*CHECK, "checks 0"))["nodes"] == "n1 n2"
+    assert store_address(("evaluate", "r", "s3://b"), {"AWS_CONFIG_FILE": str(tmp_path / "config")})
+
+
 CHECK = (
     *(
         "job 7",
