@@ -17,13 +17,14 @@ from typing import Any
 from jobs.cluster.settings import ClusterConfig, Names, asked_seconds, seconds_of
 from jobs.cluster.slurm import partitions, ran
 from jobs.settings.runs import PlanJob
+from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch, shared_lanes
 from shards.config_values import shown_value
 from shards.errors import Finding, InvalidDataError, UserError
-from shards.files.local_files import read_local_file
+from shards.files.local_files import each_line, read_local_file
 from shards.output.quantities import duration
 from shards.output.terminal import printable_name
 from shards.verifying.s3_probe import unreachable
@@ -156,7 +157,7 @@ def _refuse_uneven(asked: AskedJob, cluster: ClusterConfig) -> None:
             pairs=job.data.mixup.is_on,
         )
         wrong = shared_lanes(job.data.lanes, job.data.window_blocks, num_ranks=plan.num_ranks)
-        if wrong and not (Path(job.run_dir) / "job.yaml").exists():
+        if wrong and not (Path(job.run_dir) / RECORD_FILE).exists():
             raise UserError(wrong)
 
 
@@ -242,7 +243,7 @@ def _mean_stall(run_dir: Path) -> float:
     last, path = last_line(run_dir), run_dir / LEDGER
     if not last:
         return 0.0
-    return float(last["seconds"]["checkpoint"]) / max(1, path.read_bytes().count(b"\n"))
+    return float(last["seconds"]["checkpoint"]) / max(1, sum(1 for _ in each_line(path)))
 
 
 def judge_margin(margin: int, *, stalled_seconds: float = 0.0, planned_seconds: float = 0.0) -> Finding:

@@ -1,6 +1,7 @@
 """The faults of the matrix (cluster.py): in processes, the disk of a run, its store, a node, and the controller."""
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from tests.rigs.slurm import SlurmCluster
 from tests.rigs.small_disk import filled
 
 DISK_MIB = 160
+STRANGER = "nobody"
 HELD_SECONDS = 12.0
 """How long a temporary fault lasts."""
 _LOOKED_AT = ("", "STOP", "SAVE", "DONE", "checkpoints", "checkpoints/attempts", "weights")
@@ -124,6 +126,32 @@ def without_controller(cluster: SlurmCluster) -> Iterator[None]:
         yield
     finally:
         cluster.start_controller()
+
+
+def reuse_numbers(cluster: SlurmCluster) -> int:
+    """Makes the controller lose its state and count from its first number again. A stranger's jobs, which are held,
+    take the numbers of our jobs. Returns the last of these numbers, or 0 if there were no such jobs."""
+    last = max(map(int, cluster.command("squeue", "--noheader", "--me", "--format=%A").split()), default=0)
+    if not last:
+        return 0
+    state, script = cluster.folder / "state", cluster.folder / "stranger.sbatch"
+    cluster.kill_controller()
+    shutil.rmtree(state)
+    state.mkdir()
+    cluster.start_controller()
+    cluster.wait_for(lambda: _answers(cluster), deadline_seconds=60)
+    script.write_text("#!/bin/sh\nsleep 600\n")
+    options = ["--output=/dev/null", "--hold", f"--uid={STRANGER}"]
+    while cluster.sbatch(script, options=options) < last:
+        pass
+    return last
+
+
+def _answers(cluster: SlurmCluster) -> bool:
+    try:
+        return bool(cluster.command("sinfo", "--noheader"))
+    except (RuntimeError, subprocess.TimeoutExpired):
+        return False
 
 
 def starve(pid: int, group: str) -> None:
