@@ -28,6 +28,7 @@ from jobs.cluster.judge import (
 )
 from jobs.exit_codes import DONE, USER_MISTAKE, WILL_NOT_SUCCEED
 from jobs.output import put
+from pipeline.training.reporting.ledger import save_seconds
 from shards.config_values import shown_value
 from shards.errors import UserError
 from shards.files.looks import is_a_folder, is_there, patiently
@@ -116,7 +117,17 @@ def start_of(words: Sequence[str], facts: Facts) -> list[str]:
             "lower --signal=B:USR1@SECONDS and PATCHLINE_MARGIN with it, to no less than a step and a save take"
         )
     marker = "yes" if has_marker else ""
+    warnings, measured = [], 0.0
+    if has_marker and limit is not None:
+        with suppress(OSError, UserError):  # a run that cannot be read is judged by its ranks
+            measured = save_seconds(Path(run_dir))
+    if measured >= margin:
+        warnings = [
+            f"say warning: the newest save took {measured:,.0f} s, and the time limit leaves {margin} s for one: raise "
+            "margin_seconds above it (by hand: --signal=B:USR1@SECONDS and PATCHLINE_MARGIN)"
+        ]
     return [
+        *warnings,
         f"run-dir {run_dir}",
         f"has-marker {marker}",
         f"retries {retries}",
