@@ -121,10 +121,11 @@ def start_of(words: Sequence[str], facts: Facts) -> list[str]:
     if has_marker and limit is not None:
         with suppress(OSError, UserError):  # a run that cannot be read is judged by its ranks
             measured = save_seconds(Path(run_dir))
-    if measured >= margin:
+    if 2 * measured >= margin:
         warnings = [
-            f"say warning: the newest save took {measured:,.0f} s, and the time limit leaves {margin} s for one: raise "
-            "margin_seconds above it (by hand: --signal=B:USR1@SECONDS and PATCHLINE_MARGIN)"
+            f"say warning: the newest save took {measured:,.0f} s; at its time limit the run has {margin} s to end the "
+            "save that is being written and make its last one: raise margin_seconds to more than twice a save (by "
+            "hand: --signal=B:USR1@SECONDS and PATCHLINE_MARGIN)"
         ]
     return [
         *warnings,

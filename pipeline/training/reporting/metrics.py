@@ -4,6 +4,7 @@ import errno
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -24,13 +25,15 @@ from shards.files.local_files import (
     open_local_file,
     open_to_append,
     read_lines,
+    read_tail,
     replacing,
 )
 from shards.files.looks import is_there
 
 log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
-_MOST_LINE_BYTES = 1 << 20
+_MOST_LINE_BYTES, _PIECE_BYTES = 1 << 20, 1 << 20
+_WRITTEN = re.compile(rb'\{"step": (0|[1-9]\d{0,17})(?:, "[\w/. -]+": (?:-?[\d.]+(?:e[+-]?\d+)?|NaN|-?Infinity))*\}\n')
 # TensorBoard sorts groups and cards by name. These names make it open on the loss, with the scores below and counters
 # last.
 _TRAIN = {"loss": "loss", "learning_rate": "lr", "epoch": "num_epochs", "grad_norm": "total_grad_norm"}
@@ -106,18 +109,8 @@ class Metrics:
     def _rewrite(self, step: int, values: Mapping[str, float]) -> None:
         self._close_file()
         with naming(self._path), replacing(self._path) as waiting, waiting.open("wb") as file:
-            last: tuple[bytes, Line] | None = None
-            for text, line in _each_line(self._path):
-                if line is None:
-                    continue
-                if last:
-                    file.write(last[0] + b"\n")
-                last = text, line
-            before: Line = {"step": step}
-            if last and last[1]["step"] == step:
-                before = last[1]
-            elif last:
-                file.write(last[0] + b"\n")
+            before, num_bytes = _before_last(self._path, step=step)
+            _copy_beginning(self._path, file, num_bytes=num_bytes)
             file.write(json.dumps({**before, **values}).encode() + b"\n")
 
     def _close_file(self) -> None:
@@ -159,13 +152,24 @@ def cut_after(path: Path, *, step: int) -> None:
     """Drops the lines of steps above `step`, and unusable lines, such as a half-written last one."""
     if not is_there(path):
         return
-    num_unusable = 0
-    with naming(path), replacing(path) as waiting, waiting.open("wb") as file:
-        for text, line in _each_line(path):
-            if line is None:
-                num_unusable += 1
-            elif line["step"] <= step:
-                file.write(text + b"\n")
+    end, num_unusable, is_scattered = 0, 0, False  # lines are kept up to `end`; scattered: also some after it
+    position, is_cut = 0, False
+    for text, found in _each_line(path):
+        position += len(text)
+        num_unusable += found is None
+        if found is None or found > step:
+            is_cut = True
+        elif is_cut:
+            is_scattered = True
+        else:
+            end = position
+    with naming(path):
+        if is_scattered:
+            with replacing(path) as waiting, waiting.open("wb") as file:
+                file.writelines(text for text, found in _each_line(path) if found is not None and found <= step)
+        elif is_cut:
+            os.truncate(path, end)
+        open_to_append(path).close()  # adds the end of the last line, if it is missing
     if num_unusable:
         log.warning("%s: dropped %d lines that are no lines of metrics", path, num_unusable)
 
@@ -179,10 +183,39 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     return _lines(path).objects
 
 
-def _each_line(path: Path) -> Iterator[tuple[bytes, Line | None]]:
-    """Yields each line that is not empty, and its object, None if it is unusable. Yields nothing if the file is
+def _before_last(path: Path, *, step: int) -> tuple[Line, int]:
+    """Returns the last usable line if it is of `step`, otherwise a line of only the step, and how many bytes come
+    before it. Only the file's end is read, because a run may have ten million lines."""
+    tail = read_tail(path, most_bytes=2 * _MOST_LINE_BYTES)
+    if tail is None:
+        return {"step": step}, 0
+    skipped, end = tail.num_bytes - len(tail.data), len(tail.data)
+    while end > 0:
+        first = tail.data.rfind(b"\n", 0, end) + 1
+        line = object_in(tail.data[first:end])
+        if line is not None and _is_usable(line) and (first > 0 or skipped == 0):
+            return (line, skipped + first) if line["step"] == step else ({"step": step}, skipped + end + 1)
+        end = first - 1
+    return {"step": step}, skipped
+
+
+def _copy_beginning(path: Path, file: BinaryIO, *, num_bytes: int) -> None:
+    """Copies the first bytes of a file, and ends them with a line break. There are none if the file is missing."""
+    if num_bytes == 0:
+        return
+    with open_local_file(path) as source:
+        last = b"\n"
+        while num_bytes > 0 and (piece := source.read(min(num_bytes, _PIECE_BYTES))):
+            file.write(piece)
+            num_bytes, last = num_bytes - len(piece), piece[-1:]
+    if last != b"\n":
+        file.write(b"\n")
+
+
+def _each_line(path: Path) -> Iterator[tuple[bytes, int | None]]:
+    """Yields each line with its line break, and its step, None if it is unusable. Yields nothing if the file is
     missing. Raises InvalidDataError if it is not a regular file. Only one line is in memory, since a run may have
-    millions."""
+    millions; those that look as this program writes them are not parsed, which would take 6 us each."""
     try:
         file = open_local_file(path)
     except FileNotFoundError:
@@ -196,10 +229,13 @@ def _each_line(path: Path) -> Iterator[tuple[bytes, Line | None]]:
             is_too_long = len(text) == _MOST_LINE_BYTES and not text.endswith(b"\n")
             while is_too_long and (rest := file.readline(_MOST_LINE_BYTES)) and not rest.endswith(b"\n"):
                 pass
-            text = text.removesuffix(b"\n")
-            if text:
+            if text == b"\n":
+                yield text, 0  # an empty line does no harm
+            elif known := None if is_too_long else _WRITTEN.fullmatch(text):
+                yield text, int(known[1])
+            else:
                 line = None if is_too_long else object_in(text)
-                yield text, line if line is not None and _is_usable(line) else None
+                yield text, line["step"] if line is not None and _is_usable(line) else None
 
 
 def _lines(path: Path) -> Lines:

@@ -291,8 +291,9 @@ def checked_job(_: Path) -> None:
         "take as many as the most ranks that it may ever have)"
     ),
     row("a margin shorter than the run's saves", margin_shorter_than_saves).says(
-        "the newest save of this run took 150 s, and margin_seconds is 120; raise margin_seconds in your cluster's "
-        "settings above it, or submit with --no-check"
+        "the newest save of this run took 150 s, and at the time limit a run may have to wait for two: the one being "
+        "written, and its last; margin_seconds is 120; raise margin_seconds in your cluster's settings above that, or "
+        "submit with --no-check"
     ),
     *(
         row(f"a path in a script, {run_dir}", path_in_a_script, run_dir).says(

@@ -7,6 +7,7 @@ import re
 import shutil
 import struct
 import threading
+import time
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
@@ -301,3 +302,23 @@ def test_a_file_of_more_than_a_gibibyte_is_cut_and_amended(tmp_path: Path) -> No
         file.write(b"\n" + line(2).encode() + line(3).encode())
     cut_after(path, step=2)
     assert path.read_text() == line(1) + line(2)
+
+
+def test_a_restart_and_an_evaluation_do_not_parse_what_came_before(tmp_path: Path) -> None:
+    """A run of ten million lines would take a minute of CPU for each evaluation, while all ranks wait."""
+    path = tmp_path / "metrics.jsonl"
+    with path.open("w") as file:
+        for step in range(1, 50_001):
+            file.write(json.dumps({"step": step, "loss": step / 7, "grad_norm": 0.1, "eval/b": math.nan}) + "\n")
+    inode, began = path.stat().st_ino, time.process_time()
+    parsed = sum(1 for _ in read_metrics(tmp_path))
+    of_parsing, began = time.process_time() - began, time.process_time()
+    cut_after(path, step=49_990)
+    assert path.stat().st_ino == inode, "only the file's end is cut off"
+    metrics = Metrics.__new__(Metrics)
+    metrics._path, metrics._file = path, None
+    for _ in range(3):
+        metrics._rewrite(49_990, {"test_loss": 0.5})
+    assert time.process_time() - began < 2 * of_parsing, "four full parses took twice that"
+    assert parsed == 50_000
+    assert [len(read_metrics(tmp_path)), read_metrics(tmp_path)[-1]["test_loss"]] == [49_990, 0.5]
