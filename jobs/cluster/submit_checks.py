@@ -17,6 +17,7 @@ from typing import Any
 from jobs.cluster.settings import ClusterConfig, Names, asked_seconds, seconds_of
 from jobs.cluster.slurm import partitions, ran
 from jobs.settings.runs import PlanJob
+from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.reporting.ledger import save_seconds
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch, shared_lanes
@@ -155,7 +156,7 @@ def _refuse_uneven(asked: AskedJob, cluster: ClusterConfig) -> None:
             pairs=job.data.mixup.is_on,
         )
         wrong = shared_lanes(job.data.lanes, job.data.window_blocks, num_ranks=plan.num_ranks)
-        if wrong and not (Path(job.run_dir) / "job.yaml").exists():
+        if wrong and not (Path(job.run_dir) / RECORD_FILE).exists():
             raise UserError(wrong)
 
 

@@ -69,8 +69,9 @@ def test_a_limit_in_the_middle_of_a_save(
     """A save that fits into the margin is committed, and the job requeues itself. One that does not is lost as a whole,
     and the next job begins at the newest whole checkpoint."""
     run_dir = tmp_path / state
-    words = {"margin": margin, "fsync_seconds": fsync_seconds}
-    job = ended(slurm_cluster, slow_run(slurm_cluster, digits_url, run_dir, limit=2, **words))
+    job = ended(
+        slurm_cluster, slow_run(slurm_cluster, digits_url, run_dir, limit=2, margin=margin, fsync_seconds=fsync_seconds)
+    )
     said = output_of(slurm_cluster, run_dir).read_text()
     assert job["JobState"] == state, said
     if state == "COMPLETED":

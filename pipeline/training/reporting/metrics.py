@@ -4,8 +4,7 @@ import errno
 import json
 import logging
 import os
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,27 +12,26 @@ from typing import Any, BinaryIO
 
 import torch
 
-from shards.errors import InvalidDataError
+from pipeline.shared_settings import METRICS_FILE
 from shards.files.local_files import (
+    MOST_LINE_BYTES,
     KeptWrites,
     Line,
-    Lines,
     append_to,
+    each_line,
     is_step,
     naming,
     object_in,
-    open_local_file,
     open_to_append,
     read_lines,
     read_tail,
     replacing,
+    write_all,
 )
 from shards.files.looks import is_there
 
 log = logging.getLogger(__name__)
-METRICS_FILE = "metrics.jsonl"
-_MOST_LINE_BYTES, _PIECE_BYTES = 1 << 20, 1 << 20
-_WRITTEN = re.compile(rb'\{"step": (0|[1-9]\d{0,17})(?:, "[\w/. -]+": (?:-?[\d.]+(?:e[+-]?\d+)?|NaN|-?Infinity))*\}\n')
+_END, _COMMA = b"}\n", b", "  # of equal length
 # TensorBoard sorts groups and cards by name. These names make it open on the loss, with the scores below and counters
 # last.
 _TRAIN = {"loss": "loss", "learning_rate": "lr", "epoch": "num_epochs", "grad_norm": "total_grad_norm"}
@@ -88,9 +86,12 @@ class Metrics:
         self._board.picture(tag, picture_HW3, step)
 
     def amend(self, step: int, values: dict[str, float]) -> None:
-        """Adds values to the last line, or appends a line if the last one is not of `step`. If the process is killed
-        meanwhile, the file has the earlier line or the new one."""
-        self._writes.do(partial(self._rewrite, step, values))
+        """Adds values to the last line, or appends a line if the last one is not of `step`. Of a value that the line
+        has already, both are kept, and readers of JSON take the later one. If the process is killed meanwhile, the file
+        has the earlier line or the new one: the values are first written as a line of their own, which is unusable
+        until two bytes join it to the last line."""
+        if values:
+            self._writes.do(partial(self._add_to_last, step, values))
         self._board.points(step, {tag_of(name): value for name, value in values.items()})
 
     def settle(self) -> None:
@@ -106,12 +107,24 @@ class Metrics:
                 self._close_file()
                 raise
 
-    def _rewrite(self, step: int, values: Mapping[str, float]) -> None:
+    def _add_to_last(self, step: int, values: Mapping[str, float]) -> None:
+        tail = read_tail(self._path, most_bytes=MOST_LINE_BYTES)
+        text = tail.data[tail.data.rfind(b"\n", 0, -1) + 1 :] if tail else b""
+        last = object_in(text) if text.endswith(_END) else None
+        if tail is None or last is None or last.get("step") != step:
+            self._append({"step": step, **values})
+            return
         self._close_file()
-        with naming(self._path), replacing(self._path) as waiting, waiting.open("wb") as file:
-            before, num_bytes = _before_last(self._path, step=step)
-            _copy_beginning(self._path, file, num_bytes=num_bytes)
-            file.write(json.dumps({**before, **values}).encode() + b"\n")
+        with naming(self._path), self._path.open("r+b", buffering=0) as file:
+            file.seek(tail.num_bytes)
+            try:
+                write_all(file, json.dumps(values)[1:].encode() + b"\n")
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(tail.num_bytes)
+                raise
+            file.seek(tail.num_bytes - len(_END))
+            file.write(_COMMA)  # joins both lines
 
     def _close_file(self) -> None:
         """Closes the file; the next line opens it again. Errors are ignored, because writing the line raised them
@@ -149,29 +162,31 @@ def grid(images_NHW3: torch.Tensor) -> torch.Tensor:
 
 
 def cut_after(path: Path, *, step: int) -> None:
-    """Drops the lines of steps above `step`, and unusable lines, such as a half-written last one."""
+    """Drops the lines of steps above `step`, and unusable lines, such as a half-written last one. If all of them are at
+    the end, as usual, the file is cut there, and nothing is copied."""
     if not is_there(path):
         return
-    end, num_unusable, is_scattered = 0, 0, False  # lines are kept up to `end`; scattered: also some after it
-    position, is_cut = 0, False
-    for text, found in _each_line(path):
-        position += len(text)
-        num_unusable += found is None
-        if found is None or found > step:
-            is_cut = True
-        elif is_cut:
-            is_scattered = True
-        else:
-            end = position
+    end, num_unusable, is_beginning = 0, 0, True
+    for offset, text, line in each_line(path):
+        if line is None or not _is_usable(line):
+            num_unusable += 1
+        elif line["step"] <= step:
+            is_beginning = is_beginning and offset == end and text.endswith(b"\n")
+            end = offset + len(text)
     with naming(path):
-        if is_scattered:
-            with replacing(path) as waiting, waiting.open("wb") as file:
-                file.writelines(text for text, found in _each_line(path) if found is not None and found <= step)
-        elif is_cut:
+        if is_beginning:
             os.truncate(path, end)
-        open_to_append(path).close()  # adds the end of the last line, if it is missing
+        else:
+            _copy_up_to(path, step)
     if num_unusable:
         log.warning("%s: dropped %d lines that are no lines of metrics", path, num_unusable)
+
+
+def _copy_up_to(path: Path, step: int) -> None:
+    with replacing(path) as waiting, waiting.open("wb") as file:
+        for _, text, line in each_line(path):
+            if line is not None and _is_usable(line) and line["step"] <= step:
+                file.write(text.removesuffix(b"\n") + b"\n")
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -180,66 +195,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / METRICS_FILE
     if not is_there(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    return _lines(path).objects
-
-
-def _before_last(path: Path, *, step: int) -> tuple[Line, int]:
-    """Returns the last usable line if it is of `step`, otherwise a line of only the step, and how many bytes come
-    before it. Only the file's end is read, because a run may have ten million lines."""
-    tail = read_tail(path, most_bytes=2 * _MOST_LINE_BYTES)
-    if tail is None:
-        return {"step": step}, 0
-    skipped, end = tail.num_bytes - len(tail.data), len(tail.data)
-    while end > 0:
-        first = tail.data.rfind(b"\n", 0, end) + 1
-        line = object_in(tail.data[first:end])
-        if line is not None and _is_usable(line) and (first > 0 or skipped == 0):
-            return (line, skipped + first) if line["step"] == step else ({"step": step}, skipped + end + 1)
-        end = first - 1
-    return {"step": step}, skipped
-
-
-def _copy_beginning(path: Path, file: BinaryIO, *, num_bytes: int) -> None:
-    """Copies the first bytes of a file, and ends them with a line break. There are none if the file is missing."""
-    if num_bytes == 0:
-        return
-    with open_local_file(path) as source:
-        last = b"\n"
-        while num_bytes > 0 and (piece := source.read(min(num_bytes, _PIECE_BYTES))):
-            file.write(piece)
-            num_bytes, last = num_bytes - len(piece), piece[-1:]
-    if last != b"\n":
-        file.write(b"\n")
-
-
-def _each_line(path: Path) -> Iterator[tuple[bytes, int | None]]:
-    """Yields each line with its line break, and its step, None if it is unusable. Yields nothing if the file is
-    missing. Raises InvalidDataError if it is not a regular file. Only one line is in memory, since a run may have
-    millions; those that look as this program writes them are not parsed, which would take 6 us each."""
-    try:
-        file = open_local_file(path)
-    except FileNotFoundError:
-        return
-    except IsADirectoryError:
-        raise InvalidDataError(f"{path} is a folder; move it away, a run writes a file of this name") from None
-    except InvalidDataError as error:
-        raise InvalidDataError(f"{error}; move it away") from error
-    with file:
-        while text := file.readline(_MOST_LINE_BYTES):
-            is_too_long = len(text) == _MOST_LINE_BYTES and not text.endswith(b"\n")
-            while is_too_long and (rest := file.readline(_MOST_LINE_BYTES)) and not rest.endswith(b"\n"):
-                pass
-            if text == b"\n":
-                yield text, 0  # an empty line does no harm
-            elif known := None if is_too_long else _WRITTEN.fullmatch(text):
-                yield text, int(known[1])
-            else:
-                line = None if is_too_long else object_in(text)
-                yield text, line["step"] if line is not None and _is_usable(line) else None
-
-
-def _lines(path: Path) -> Lines:
-    return read_lines(path, is_usable=_is_usable)
+    return read_lines(path, is_usable=_is_usable).objects
 
 
 def _is_usable(line: Line) -> bool:
