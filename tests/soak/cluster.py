@@ -33,8 +33,8 @@ from tests.soak import cluster_faults as faults
 from tests.soak.cluster_work import Shared, Work, kind_of, shared_by_all
 
 RESULT = Path(__file__).parent / "results" / "cluster.json"
-PASSING = ("full", "read-only", "frozen", "503", "broken bodies", "expired credentials", "crashed controller", "stale")
-DISK, STORE = PASSING[:3], PASSING[3:6]
+DISK, STORE = ("full", "read-only", "frozen", "hung mount"), ("503", "broken bodies", "expired credentials")
+PASSING = (*DISK, *STORE, "crashed controller", "stale")
 FAULTS = ("kill", "stop", *PASSING, "lost node", "wrong clock", "out of memory", "reused number")
 PLACES = ("rank", "writer", "launcher", "batch script", "gate", "evaluation", "packing task")
 MOMENTS = ("start", "mid-step", "mid-save", "evaluation", "end")
@@ -160,6 +160,7 @@ WHAT_HAPPENS = {
     ("full", ""): _KEPT,
     ("read-only", ""): _KEPT,
     ("frozen", ""): _WAITS,
+    ("hung mount", ""): _WAITS + "; if a file cannot be written as the mount is taken away, all ranks are restarted",
     ("503", ""): "requests are repeated until the store answers again",
     ("broken bodies", ""): "each read is resumed after the last byte that arrived",
     ("expired credentials", ""): "the credentials are read again until the store accepts them",
@@ -296,6 +297,7 @@ class Lane:
             "full": disk.full,
             "read-only": disk.read_only,
             "frozen": disk.frozen,
+            "hung mount": disk.hung,
             "503": partial(faults.refused, work.proxy, 503, "SlowDown"),
             "expired credentials": partial(faults.refused, work.proxy, 400, "ExpiredToken"),
             "broken bodies": partial(faults.halved, work.proxy),

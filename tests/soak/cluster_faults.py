@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.rigs.cutting_proxy import CuttingProxy
+from tests.rigs.dead_mount import dead_mount
 from tests.rigs.own_processes import read_process
 from tests.rigs.slurm import SlurmCluster
 from tests.rigs.small_disk import filled
@@ -23,7 +24,7 @@ _BYTES_LEFT = 4 << 20
 
 
 class Disk:
-    """An ext4 file system in a file, which can be made full, read-only or frozen. Needs root."""
+    """An ext4 file system in a file, which can be made full, read-only, frozen or silent. Needs root."""
 
     def __init__(self, folder: Path) -> None:
         self.image, self.path = folder.with_suffix(".ext4"), folder
@@ -65,6 +66,13 @@ class Disk:
             yield
         finally:
             _run("fsfreeze", "--unfreeze", str(self.path))
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """Lets every look at its files wait, as a file server that does not answer. Calls that still wait at the end
+        fail with ECONNABORTED or ENOTCONN."""
+        with dead_mount(self.path):
+            yield
 
 
 @contextmanager
