@@ -396,7 +396,7 @@ def _raise_client_error(
         todo = "use credentials that may read it, and write to it when packing"
         raise UserError(f"access denied ({code}) to {where}", todo=todo) from error
     if code == "InvalidRange":
-        raise EOFError(f"{url}/{path}: the range asked begins behind its end") from error
+        raise EOFError(f"{url}/{path}: the range asked begins after its end") from error
     if code in _REPLACED:
         raise ReplacedError(f"{url}/{path} was replaced while it was read") from error
     raise BadAnswerError(f"{error.operation_name} of {url}/{path} failed: {code}") from error
