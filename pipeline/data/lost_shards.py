@@ -93,9 +93,8 @@ def _lost_shards(data: TrainingData, run_dir: Path, *, max_share: float) -> tupl
         note.unlink(missing_ok=True)
     for url, path in lost:
         where = printable_name(f"{datasets[url].shard_store.url}/{path}")
-        log.warning(
-            "%s could not be read and is left out: its samples are replaced, and %s has it", where, folder / _FILE
-        )
+        said = "%s could not be read and is left out of this run: its samples are replaced; %s lists it"
+        log.warning(said, where, folder / _FILE)
     return lost, ""
 
 

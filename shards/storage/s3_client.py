@@ -394,7 +394,8 @@ def _raise_client_error(
         raise DeleteRefusedError(what, todo=todo) from error
     if code in _DENIED:
         todo = "use credentials that may read it, and write to it when packing"
-        raise UserError(f"access denied ({code}) to {where}", todo=todo) from error
+        object_ = f": {error.operation_name} of {url}/{path}" if path else ""
+        raise UserError(f"access denied ({code}) to {where}{object_}", todo=todo) from error
     if code == "InvalidRange":
         raise EOFError(f"{url}/{path}: the range asked begins after its end") from error
     if code in _REPLACED:
