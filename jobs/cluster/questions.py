@@ -29,6 +29,7 @@ from jobs.cluster.judge import (
 from jobs.cluster.recorded_jobs import recorded_in
 from jobs.exit_codes import DONE, USER_MISTAKE, WILL_NOT_SUCCEED
 from jobs.output import put
+from pipeline.training.reporting.ledger import save_seconds
 from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file
@@ -129,7 +130,18 @@ def start_of(words: Sequence[str], facts: Facts) -> list[str]:
             "lower --signal=B:USR1@SECONDS and PATCHLINE_MARGIN with it, to no less than a step and a save take"
         )
     marker = "yes" if has_marker else ""
+    warnings, measured = [], 0.0
+    if has_marker and limit is not None:
+        with suppress(OSError, UserError):  # a run that cannot be read is judged by its ranks
+            measured = save_seconds(Path(run_dir))
+    if 2 * measured >= margin:
+        warnings = [
+            f"say warning: the newest save took {measured:,.0f} s; at its time limit the run has {margin} s to end the "
+            "save that is being written and make its last one: raise margin_seconds to more than twice a save (by "
+            "hand: --signal=B:USR1@SECONDS and PATCHLINE_MARGIN)"
+        ]
     return [
+        *warnings,
         f"run-dir {run_dir}",
         f"has-marker {marker}",
         f"retries {retries}",

@@ -9,6 +9,7 @@ import pytest
 
 from jobs.cluster.judge import ports_of
 from jobs.cluster.questions import answer, store_address
+from pipeline.training.reporting.ledger import Ledger
 from shards.errors import UserError
 
 TRY = ("run-dir ", "has-marker ", "nodes n1 n2", "ranks 2", "ranks-per-node 1", "full ", "asked ", "try 0", "retries 2")
@@ -175,6 +176,9 @@ def test_a_job_starts_with_its_numbers(asked: Asked) -> None:
         "state": str(asked.state),
         "s3": "",
     }
+    Ledger(asked.run_dir).append(asked.run_dir, step=1, attempt="0001-0123abcd", commit_seconds=60.0)
+    assert "the newest save took 60 s; at its time limit the run has 120 s" in asked.said(*words, facts=START)["say"]
+    assert "say" not in asked.said(*words, facts=(*START, "margin 121"))
     found = asked.said("start", "evaluate", "r", facts=(*START, "spares 1", "retries 0", "launcher torchrun"))
     assert (found["run-dir"], found["has-marker"], found["state"]) == ("", "", str(asked.state))
     assert (found["spares"], found["retries"], found["launcher"]) == ("1", "0", "torchrun")
