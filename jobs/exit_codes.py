@@ -7,14 +7,19 @@ cleaned up. The process then ends after 10 s at the latest, or at a second signa
 """
 
 import errno
+import grp
 import os
+import pwd
+import re
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Self
 
@@ -34,6 +39,7 @@ WILL_NOT_SUCCEED = 78
 INTERRUPTED = 130  # ended by Ctrl-C; nothing was saved
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _SHELL_ADDS = 128  # the exit code after a signal is this plus its number
+_ACL = re.compile("acl_access|nfs4_acl|richacl")
 _ROOM = "make room, and run the same command to continue"
 _ACCESS = "give this user access, and run the same command to continue"
 _ASK = "ask its owner for access, or do it as that user"
@@ -159,7 +165,7 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
     `is_looking`: whether the command is about a run that may belong to another user."""
     if is_looking and isinstance(error, PermissionError):
         where = f" at {printable_name(os.fsdecode(error.filename))}" if error.filename else ""
-        return End(code=USER_MISTAKE, message=f"error: {error.strerror}{where}; {_ASK}")
+        return End(code=USER_MISTAKE, message=f"error: {error.strerror}{where}{_refused_words(error)}; {_ASK}")
     match error:
         case UserError():
             return _end_of_mistake(error)
@@ -182,7 +188,8 @@ def end_of(error: BaseException, *, is_looking: bool = False) -> End:
             return End(code=_SHELL_ADDS + signal.SIGPIPE, message="")
         case OSError(errno=number) if number in _TO_DO:
             where = f" at {error.filename}" if error.filename else ""
-            return End(code=CRASH, message=f"error: {error.strerror}{where}; {_TO_DO[number]}")
+            words = f"{error.strerror}{where}{_refused_words(error)}"
+            return End(code=CRASH, message=f"error: {words}; {_TO_DO[number]}")
         case OSError(errno=number, filename=str() | bytes() as name) if number in _WRONG_PATHS:
             where = printable_name(os.fsdecode(error.filename2 or name))
             return End(code=USER_MISTAKE, message=f"error: {error.strerror} at {where}; {_WRONG_PATHS[number]}")
@@ -211,4 +218,49 @@ def _end_of_mistake(error: UserError) -> End:
     if fault := disk_fault(error):
         todo = _TO_DO[fault.errno or 0]  # the UserError's own advice does not fit a disk fault
         return End(code=CRASH, message=f"error: {error.what}; {todo}")
-    return End(code=USER_MISTAKE, message=f"error: {error}")
+    return End(code=USER_MISTAKE, message=f"error: {error}{_refused_words(error.__cause__)}")
+
+
+def _refused_words(error: BaseException | None) -> str:
+    """Returns, for a PermissionError, which user lacks which right, and the rights that the path has, in the form of
+    `ls -l`: a `+` stands for an ACL. Returns an empty string if the path is unknown or lacks no right of its own."""
+    if not isinstance(error, PermissionError) or not isinstance(error.filename, str | bytes):
+        return ""
+    path = Path(os.fsdecode(error.filename))
+    for place in (path, *path.parents):
+        try:
+            return _lacking_words(place, place.stat())
+        except FileNotFoundError:  # the file was to be made, so its folder counts
+            if place != path:
+                return ""
+        except OSError:  # a folder above it may not be entered
+            continue
+    return ""
+
+
+def _lacking_words(path: Path, found: os.stat_result) -> str:
+    rights = {"read": os.R_OK, "write to": os.W_OK} | ({"enter": os.X_OK} if stat.S_ISDIR(found.st_mode) else {})
+    lacking = [right for right, mode in rights.items() if not os.access(path, mode)]
+    if not lacking:
+        return ""
+    attributes: list[str] = []
+    with suppress(OSError):
+        attributes = os.listxattr(path)
+    mode = stat.filemode(found.st_mode) + ("+" if any(map(_ACL.search, attributes)) else "")
+    names = f"{_name_of_user(found.st_uid)}:{_name_of_group(found.st_gid)}"
+    shown = printable_name(str(path))
+    return f" (user {_name_of_user(os.getuid())} may not {' or '.join(lacking)} {shown}: {mode} {names})"
+
+
+def _name_of_user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except (KeyError, OSError):  # a container may know only numbers
+        return str(number)
+
+
+def _name_of_group(number: int) -> str:
+    try:
+        return grp.getgrgid(number).gr_name
+    except (KeyError, OSError):
+        return str(number)

@@ -18,6 +18,7 @@ from jobs.recipes.shorter import in_steps, scaled, with_warmup_steps
 from jobs.resolve import file_job, is_file
 from pipeline.models.config import ModelConfig
 from pipeline.models.weights.usage import DEFAULT_USAGE
+from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.settings.job import TrainingJob
 from shards.config_values import whole_number
 from shards.errors import InvalidDataError, UnreachableError, UserError
@@ -65,8 +66,8 @@ def _in_its_folder(word: str, job: Any, values: Mapping[str, Any]) -> tuple[Any,
         return job, []
     from jobs.record import open_job  # noqa: PLC0415 - loads YAML, which most commands do not need
 
-    record = Path(word) if is_file(word) else Path(word) / "job.yaml"
-    if not is_a_file(record) or record.resolve().name != "job.yaml" or not open_job(record).is_record:
+    record = Path(word) if is_file(word) else Path(word) / RECORD_FILE
+    if not is_a_file(record) or record.resolve().name != RECORD_FILE or not open_job(record).is_record:
         return job, []
     folder = (record.resolve() if record.is_symlink() else record).parent
     with suppress(OSError):
@@ -78,8 +79,8 @@ def _in_its_folder(word: str, job: Any, values: Mapping[str, Any]) -> tuple[Any,
 
 def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tuple[TrainingJob, list[str]]:
     run_dir = values.get("--run-dir", "")
-    if run_dir and is_a_file(Path(run_dir) / "job.yaml"):
-        return file_job("finetune" if recipe in FINETUNE_RECIPES else "pretrain", Path(run_dir) / "job.yaml"), []
+    if run_dir and is_a_file(Path(run_dir) / RECORD_FILE):
+        return file_job("finetune" if recipe in FINETUNE_RECIPES else "pretrain", Path(run_dir) / RECORD_FILE), []
     notes = list[str]()
     if recipe in FINETUNE_RECIPES and (weights := values.get("--initial.weights")):
         from pipeline.models.conversion.open_any import open_for_use  # noqa: PLC0415 - loads torch, not needed for help
@@ -176,7 +177,7 @@ def with_warmup(stage: str, default: Any, values: Mapping[str, Any], *, extends:
     if not isinstance(default, TrainingJob):
         return default, ""
     run_dir = values.get("--run-dir") or default.run_dir
-    steps, warmup = _recorded(Path(run_dir) / "job.yaml")
+    steps, warmup = _recorded(Path(run_dir) / RECORD_FILE)
     if warmup is not None and (extends or (steps or 0) == values.get("--steps")):
         return _kept(default, warmup, values, run_dir=run_dir)
     return (default, "") if extends else _scaled_by_flags(default, values)

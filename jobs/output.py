@@ -11,6 +11,7 @@ whatever the umask was, so that colleagues can watch, stop and continue the run.
 import errno
 import filecmp
 import json
+import logging
 import os
 import re
 import select
@@ -33,6 +34,7 @@ from shards.output.terminal import printable_name, unescaped, wrapped_text
 if TYPE_CHECKING:
     from rich.table import Table
 
+log = logging.getLogger(__name__)
 WIDTH = 80
 _INDENT = "    "
 _PIPE_COLUMNS = 120
@@ -238,14 +240,25 @@ def work_in(folder: Path, *, is_shared: bool = False) -> None:
 
 def make_folder(folder: Path) -> None:
     """Makes a folder and its missing parents, with the mode that the umask gives. If the group may write to the folder,
-    everything in it stays with the group."""
+    everything in it stays with the group. Some file servers (NFSv4 with ACLs, SMB) refuse to set this: then a warning
+    says so, unless the folder has it from its parent."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         folder.mkdir(exist_ok=True)  # raises an error if it is a file
         return
-    if not _umask() & _OF_GROUP:
-        folder.chmod(stat.S_IMODE(patiently(folder, folder.stat).st_mode) | stat.S_ISGID)
+    mode = stat.S_IMODE(patiently(folder, folder.stat).st_mode)
+    if _umask() & _OF_GROUP or mode & stat.S_ISGID:
+        return
+    try:
+        folder.chmod(mode | stat.S_ISGID)
+    except PermissionError as error:
+        log.warning(
+            "%s cannot be kept with its group (chmod g+s: %s); colleagues may lack access to some of its files: set it "
+            "with the file server's own ACLs",
+            printable_name(str(folder)),
+            error.strerror,
+        )
 
 
 def private_mode() -> int:

@@ -25,7 +25,9 @@ from typing import Self
 from jobs import exit_codes
 from jobs.output import make_folder
 from pipeline.ranks.host import free_port
+from pipeline.shared_settings import RECORD_FILE
 from shards.errors import UserError
+from shards.files.local_files import read_tail
 from shards.output.terminal import message_text
 
 _GRACE_SECONDS = 10.0
@@ -44,7 +46,7 @@ _CODES_BY_WEIGHT = (
 log = logging.getLogger(__name__)
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _SECOND_INTERRUPT_SECONDS = 2.0  # time for the ranks to end by themselves
-_TAIL_LINES, _MOST_TAILS = 20, 2
+_TAIL_LINES, _TAIL_BYTES, _MOST_TAILS = 20, 1 << 16, 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +290,7 @@ def _log_dir(run_dir: str) -> Iterator[Path]:
 
 def _leave_nothing(run: Path) -> None:
     """Removes the logs, and an empty run directory, of a command that was refused before the run began."""
-    if not (run / "job.yaml").exists():
+    if not (run / RECORD_FILE).exists():
         shutil.rmtree(run / "logs")
         if not any(run.iterdir()):
             run.rmdir()
@@ -308,9 +310,9 @@ def _last_words(ranks: Ranks, log_dir: Path, sizes: list[int]) -> Iterator[str]:
         if rank == 0 or is_said or codes[rank] in (exit_codes.CONTINUE, exit_codes.INTERRUPTED):
             continue
         path = log_of(log_dir, rank)
-        with path.open("rb") as log:
-            log.seek(sizes[rank])
-            lines = log.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+        tail = read_tail(path, most_bytes=_TAIL_BYTES)
+        new = tail.data[max(0, sizes[rank] - (tail.num_bytes - len(tail.data))) :] if tail else b""
+        lines = new.decode(errors="replace").splitlines()[-_TAIL_LINES:]
         how = f"was killed by {signal.Signals(-codes[rank]).name}" if codes[rank] < 0 else f"ended with {codes[rank]}"
         yield f"rank {rank} {how}" + (f"; the last lines of {path}:" if lines else "; it wrote nothing")
         yield from (f"  {line}" for line in lines)

@@ -30,6 +30,7 @@ from jobs.mistakes import known_instead
 from jobs.output import make_folder
 from jobs.recipes.shorter import scaled
 from jobs.stages import STAGES
+from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.settings.job import TrainingJob
 from shards.config_values import allowed_instead, shown_text, whole_number, without_range
 from shards.errors import InvalidDataError, UserError
@@ -411,7 +412,7 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
 
     Raises OSError if the disk is full, and UserError if the folder cannot be made or written to for another reason.
     """
-    path = run_dir / "job.yaml"
+    path = run_dir / RECORD_FILE
     try:
         make_folder(run_dir)
         write_whole(path, f"# patchline {stage} {printable_name(str(path))}\n{record_text(stage, job)}".encode())

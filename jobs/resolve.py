@@ -20,6 +20,7 @@ from jobs.mistakes import unknown_recipe
 from jobs.recipes import recipes_in
 from jobs.recipes.shorter import SUFFIX, shortened, smoke
 from jobs.stages import STAGES, WITH_SMOKE, job_class, recipes_of
+from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from shards.files.looks import is_a_file
@@ -89,7 +90,7 @@ def default_job(stage: str, word: str) -> Any:
     stage without recipes. Raises UserError if the word names no job of this stage."""
     if stage in OF_TRAINING:
         return _job_of_training(stage, word)
-    record = Path(word) / "job.yaml"
+    record = Path(word) / RECORD_FILE
     if stage in WITH_RECIPES:
         is_run = not is_own(word) and not has_recipe(stage, word) and is_a_file(record)  # a recipe takes precedence
         path = record if is_run else Path(word)
@@ -229,5 +230,5 @@ def stages_found(word: str) -> tuple[str, ...]:
 def file_of(word: str) -> str:
     """Returns the path of job.yaml if the word is a run directory, otherwise the word itself: a dataset's folder may
     have the same name as a recipe."""
-    record = Path(word) / "job.yaml"
+    record = Path(word) / RECORD_FILE
     return str(record) if word and is_a_file(record) else word

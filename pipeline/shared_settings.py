@@ -1,4 +1,4 @@
-"""Settings that models, data and training share: devices, losses, and how images are prepared for an evaluation.
+"""What models, data and training share: names of files, devices, losses, and how images are prepared for an evaluation.
 
 This module does not import torch, because the command line imports it.
 """
@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 
+RECORD_FILE, METRICS_FILE = "job.yaml", "metrics.jsonl"  # in a run's folder
 Device = Literal["auto", "cpu", "cuda"]
 LossName = Literal["softmax", "sigmoid"]
 ClassWeights = Literal["equal", "balanced"]

@@ -10,8 +10,8 @@ from shards.output.terminal import printable
 Status = Literal["ok", "warning", "fault"]
 STATUSES: tuple[Status, ...] = ("ok", "warning", "fault")
 # Errors of a disk or file server that fails for a while. ESTALE: the server was down; ENOTCONN: the process that serves
-# a FUSE mount has ended; EREMOTEIO: the server's own disk fails.
-PASSING_FAULTS = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO)
+# a FUSE mount has ended; ECONNABORTED: it ended while this call waited for it; EREMOTEIO: the server's own disk fails.
+PASSING_FAULTS = (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ECONNABORTED, errno.EREMOTEIO)
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, *PASSING_FAULTS)
 
 

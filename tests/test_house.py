@@ -156,6 +156,15 @@ LOOKS_ELSEWHERE = (
     "jobs/reports/ls.py",  # a folder that cannot be looked at is listed as unreadable
     "pipeline/training/watchdog/heartbeat_files.py",  # a look that fails is silence, and must not wait
 )
+# Files that read only Patchline's own code and pages, or paths of the kernel that they are given.
+READS_OWN_FILES = (
+    *("jobs/cluster/batch_script.py", "jobs/example.py", "jobs/flags.py", "patchline/__init__.py"),
+    *("pipeline/data/crop_decoder.py", "pipeline/training/prepare.py", "shards/pages/page.py"),
+    *("pipeline/machine/checks.py", "pipeline/ranks/host.py", "pipeline/training/saving/save.py"),
+    "pipeline/training/watchdog/last_resort.py",
+)
+KERNEL = re.compile(r"""Path\(f?['"]/(proc|sys)/""")  # files of the kernel
+READ_MODE = re.compile(r"""['"]r?b?['"]""")
 BANNED = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 BANNED_NAMES = {"utils.py", "common.py", "helpers.py", "core.py", "base.py", "misc.py"}
 BANNED_CALLS = {"extractall", "eval", "exec", "system", "popen"} | {
@@ -404,6 +413,24 @@ def test_shared_storage_is_looked_at_by_honest_functions() -> Iterator[str]:
                 and source.name not in LOOKS_ELSEWHERE
             ):
                 yield f"{source.at(node.lineno)}: calls {node.func.attr}; use shards/files/looks.py"
+
+
+@every_fault
+def test_files_are_read_within_bounds() -> Iterator[str]:
+    """`Path.read_text` waits forever for a pipe in the file's place, and reads a file of any size."""
+    for source in sources():
+        constants = [node for node in source.tree.body if isinstance(node, ast.Assign)]
+        of_kernel = [node for node in constants if KERNEL.search(ast.unparse(node.value))]
+        names = {each.id for node in of_kernel for each in ast.walk(node) if isinstance(each, ast.Name)}
+        for node in source.nodes if source.name not in READS_OWN_FILES else ():
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            what = ast.unparse(node.func.value)
+            is_read = node.func.attr in ("read_text", "read_bytes") or ast.unparse(node.func) == "json.load"
+            mode = ast.unparse(node.args[0]) if node.args else ""
+            is_read |= node.func.attr == "open" and READ_MODE.fullmatch(mode) is not None
+            if is_read and what not in names and not KERNEL.search(what):
+                yield f"{source.at(node.lineno)}: calls {node.func.attr}; use shards/files/local_files.py"
 
 
 @every_fault

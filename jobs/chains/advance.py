@@ -32,8 +32,9 @@ from jobs.chains.state import (
 from jobs.chains.steps import Unit, resolved, sweep_of
 from jobs.cluster.batch_script import Piece, Request, batch_script, pieces_of, stage_body, write_script
 from jobs.cluster.folder_lock import alone
+from jobs.cluster.recorded_jobs import submitted_in
 from jobs.cluster.settings import ClusterConfig, read_cluster
-from jobs.cluster.slurm import QueuedJob, most_array_tasks, queued, silence, submitted, submitted_in
+from jobs.cluster.slurm import QueuedJob, most_array_tasks, queued, silence, submitted
 from jobs.output import make_folder, work_in
 from jobs.submittable import SUBMIT_FOLDER, SUBMITTED, Override
 from jobs.train.sweep import write
@@ -74,12 +75,13 @@ class Chain:
         there = [
             recorded
             for run_dir in filter(None, unit.run_dirs())
-            for recorded in submitted_in(Path(self.plan.chdir) / run_dir / SUBMIT_FOLDER).items()
+            for recorded in submitted_in(Path(self.plan.chdir) / run_dir / SUBMIT_FOLDER)
         ]
         return own + [
             one
             for one in others
-            if any(map(one.part_of, filter(None, unit.names))) or any(one.part_as(*recorded) for recorded in there)
+            if any(map(one.part_of, filter(None, unit.names)))
+            or any(one.part_as(recorded, self.environ) for recorded in there)
         ]
 
 

@@ -21,13 +21,14 @@ from jobs.record import read_leaves, read_record
 from jobs.submittable import Override, job_of_words
 from jobs.train.trials import run_changes
 from pipeline.checkpoints.manifest import STEPS
+from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.saving.may_continue import WARMUP
 from pipeline.training.settings.job import TrainingJob
 from shards.config_values import differences, whole_number
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UnreachableError, UserError
-from shards.files.local_files import read_local_text
+from shards.files.local_files import MOST_LINE_BYTES, object_in, read_local_file, read_local_text, read_tail
 from shards.files.looks import is_a_file, is_there, patiently
 from shards.output.terminal import printable_name
 from shards.packing.plan import read_plan
@@ -37,7 +38,7 @@ from shards.store import open_store
 
 log = logging.getLogger(__name__)
 STOPPED_BY_HAND = "cancelled"  # RUN/submit/cancelled, which `patchline cancel RUN` makes
-_MOST_BYTES = 1 << 20
+_MOST_BYTES, _MOST_SCORES_BYTES = 1 << 20, 16 << 20
 _MOST_SHOWN = 8
 _NOT_OF_SCORES = ("run_dir", "device", "threads", "json")
 _TRAINING = ("pretrain", "finetune")
@@ -113,9 +114,9 @@ def _trained_steps(run_dir: Path) -> int | None:
 
     try:
         done = read_done(run_dir)
-        num_steps = whole_number(read_leaves(run_dir / "job.yaml").get("job.steps", "")) or 0
+        num_steps = whole_number(read_leaves(run_dir / RECORD_FILE).get("job.steps", "")) or 0
     except (OSError, InvalidDataError) as error:
-        log.error("%s: %s", run_dir / "job.yaml", error)
+        log.error("%s: %s", run_dir / RECORD_FILE, error)
         return None
     if done is None:
         log.error("%s is missing, or does not vouch for the weights beside it", run_dir / "DONE")
@@ -145,7 +146,7 @@ def refuse_other_run(job: TrainingJob, *, extends: bool) -> None:
 
     try:
         done = done_from_json(read_local_text(run_dir / "DONE", most_bytes=_MOST_BYTES))
-        num_steps = int(read_leaves(run_dir / "job.yaml").get("job.steps", "0"))
+        num_steps = int(read_leaves(run_dir / RECORD_FILE).get("job.steps", "0"))
     except (OSError, ValueError, InvalidDataError):
         return
     found = run_changes(done.job.job | {STEPS: num_steps}, asdict(job), is_done=True, extends=extends)
@@ -185,17 +186,17 @@ def _is_scored(stage: str, job: Any) -> bool:
     run_dir = Path(job.run_dir)
     path = run_dir / ("scores.json" if stage == "evaluate" else "fewshot.json")
     try:
-        json.loads(path.read_text())
-    except (OSError, ValueError):
+        json.loads(read_local_file(path, most_bytes=_MOST_SCORES_BYTES))
+    except (OSError, ValueError, RecursionError, InvalidDataError):
         return False
-    causes = (run_dir / "job.yaml", Path(job.weights) / "model.safetensors")
+    causes = (run_dir / RECORD_FILE, Path(job.weights) / "model.safetensors")
     return is_scored_by(stage, job, run_dir) and all(_is_after(path, cause) for cause in causes)
 
 
 def is_scored_by(stage: str, job: Any, run_dir: Path) -> bool:
     """Whether the evaluation in `run_dir` had the settings of this job. Its folder, device and threads may differ."""
     try:
-        recorded = read_record(run_dir / "job.yaml", stage=stage, kind=type(job))
+        recorded = read_record(run_dir / RECORD_FILE, stage=stage, kind=type(job))
     except (OSError, UserError):
         return False
     return all(each.field in _NOT_OF_SCORES for each in differences(asdict(recorded), asdict(job)))
@@ -253,10 +254,14 @@ def _records_of(unit: Unit) -> dict[int, Path]:
 def _last_end(path: Path, mark: int = 0) -> str:
     """Returns how the last try recorded after byte `mark` ended, or an empty string if there is none."""
     try:
-        lines = path.read_bytes()[mark:].decode(errors="replace").splitlines()
-        return str(json.loads(lines[-1])["end"]) if lines else ""
-    except (OSError, ValueError, KeyError, TypeError):
+        tail = read_tail(path, most_bytes=MOST_LINE_BYTES)
+    except (OSError, InvalidDataError):
         return ""
+    if tail is None:
+        return ""
+    lines = tail.data[max(0, mark - (tail.num_bytes - len(tail.data))) :].splitlines()
+    line = object_in(lines[-1]) if lines else None
+    return str(line.get("end", "")) if line else ""
 
 
 def marks_of(unit: Unit) -> tuple[int, ...]:

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from jobs.chains.steps import STATE, Unit
+from jobs.cluster.recorded_jobs import RecordedJob
 from shards.errors import PASSING_FAULTS, InvalidDataError, UserError
 from shards.files.local_files import append_line, read_local_file
 from shards.files.looks import is_a_file, is_a_folder, is_there, patiently
@@ -126,6 +127,16 @@ def read_plan_of(state: Path) -> ChainPlan:
         raise InvalidDataError(f"{state / PLAN} is damaged: {error}; submit the chain in a new folder") from error
 
 
+def plan_text(state: Path) -> str:
+    """Returns the frozen chain as `plan_json` made it; empty if there is none. Raises InvalidDataError if there is
+    something else instead."""
+    path = state / PLAN
+    try:
+        return patiently(path, lambda: read_local_file(path, most_bytes=_MOST_BYTES)).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
 def plan_json(plan: ChainPlan) -> str:
     """Returns the plan as the JSON text for plan.json."""
     return json.dumps(asdict(plan), indent=1) + "\n"
@@ -163,14 +174,14 @@ def begin(state: Path) -> None:
     add_line(state, began=True, life=f"life-{secrets.token_hex(4)}", folder=patiently(state, state.stat).st_ino)
 
 
-def jobs_begun_here(state: Path) -> dict[str, str]:
-    """Returns the jobs that the chain has submitted since it last began, whatever path to the folder was used: each
-    job's number, and the `life` token in its comment. Returns an empty dictionary for a copy of the folder."""
+def jobs_begun_here(state: Path) -> list[RecordedJob]:
+    """Returns the jobs that the chain has submitted since it last began, whatever path to the folder was used. The
+    `life` token in a job's comment tells it from any other. Returns an empty list for a copy of the folder."""
     if not is_a_folder(state):
-        return {}
+        return []
     record = read_record_of(state)
     is_here = record.folder == patiently(state, state.stat).st_ino
-    return {str(job.job): record.life for job in record.jobs if job.job > 0} if is_here else {}
+    return [RecordedJob(job=str(job.job), name=record.life) for job in record.jobs if job.job > 0] if is_here else []
 
 
 def add_line(state: Path, **values: object) -> None:
@@ -196,6 +207,11 @@ class ChainTask:
     job: str
     log: Path
     life: str = ""
+
+    @property
+    def recorded(self) -> RecordedJob:
+        """The job, as the queue knows it."""
+        return RecordedJob(job=self.job, name=self.life)
 
 
 def chain_tasks(run_dir: Path, logs: Iterable[Path] = ()) -> list[ChainTask]:

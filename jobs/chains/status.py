@@ -10,8 +10,10 @@ from typing import Any
 from jobs.chains.state import CANCELLED, DONE, GAVE_UP, Record, ending, read_plan_of, read_record_of, state_folder
 from jobs.chains.steps import Unit
 from jobs.cluster.queue_reasons import findings_of_tasks, num_tasks
+from jobs.cluster.recorded_jobs import RecordedJob
 from jobs.cluster.slurm import QueuedJob, queued_with, tasks_of
 from jobs.output import advice, wrapped
+from pipeline.shared_settings import RECORD_FILE
 from shards.errors import Finding, UserError
 from shards.files.local_files import read_local_file
 from shards.output.quantities import plural
@@ -124,7 +126,8 @@ def _step(
 def _said_of(numbers: Sequence[int], run_dir: str, environ: Mapping[str, str], *, life: str) -> list[Finding]:
     found = []
     for number in numbers:
-        if tasks := [one for one in tasks_of(str(number), environ) if not life or one.is_of(life)]:
+        recorded = RecordedJob(job=str(number), name=life)
+        if tasks := [one for one in tasks_of(recorded.job, environ) if one.is_recorded(recorded)]:
             found += findings_of_tasks(tasks, run_dir=run_dir)
     return found
 
@@ -138,7 +141,7 @@ def runs_of(folder: Path) -> dict[Path, str]:
 
 def _is_begun(run_dir: Path) -> bool:
     try:
-        return any((run_dir / name).exists() for name in ("job.yaml", "submit"))
+        return any((run_dir / name).exists() for name in (RECORD_FILE, "submit"))
     except PermissionError:  # a colleague's run
         return True
 

@@ -9,6 +9,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,11 +17,12 @@ from typing import Annotated, Any
 from jobs import exit_codes
 from jobs.arguments import SHARED, take_own_flags, value_in
 from jobs.chains.done import STOPPED_BY_HAND, is_trained, refuse_stopped
-from jobs.chains.state import chain_tasks
+from jobs.chains.state import GAVE_UP, chain_tasks
 from jobs.chains.steps import ChainConfig, StepConfig, read_chain
 from jobs.chains.submit_chain import submit_chain
 from jobs.cluster.batch_script import Request, batch_script, names_of, script_summary, stage_body, write_script
 from jobs.cluster.folder_lock import alone
+from jobs.cluster.recorded_jobs import SUBMISSIONS, RecordedJob, submitted_in
 from jobs.cluster.secret_names import refuse_secret_words, withheld
 from jobs.cluster.settings import (
     ClusterConfig,
@@ -30,29 +32,30 @@ from jobs.cluster.settings import (
     with_command,
 )
 from jobs.cluster.slurm import (
-    SUBMISSIONS,
     QueuedJob,
+    job_facts,
     need_sbatch,
     queued_with,
     settled_with,
     silence,
     slurms_answer,
     submitted,
-    submitted_in,
     unused_options,
 )
 from jobs.cluster.submit_checks import AskedJob, limits_of, refuse_job, refuse_unprintable, refuse_unreachable
 from jobs.output import make_folder, put, work_in
+from jobs.record import MOST_BYTES
 from jobs.settings import NumLinks, NumNodes
 from jobs.stages import TOOLS, WITH_SMOKE
 from jobs.submittable import SUBMIT_FOLDER, Override, job_of_words, submit_folder, submitted_stage, work_name
 from pipeline.training.settings.job import TrainingJob
 from shards.config_values import Range
 from shards.errors import UserError
-from shards.files.local_files import append_or_say
+from shards.files.local_files import append_or_say, read_local_text
 from shards.files.looks import is_there, patiently
 from shards.output.terminal import printable_name
 
+_IDENTITY_SECONDS = 10.0
 _MOST_NAMES = 3  # how many of the variables that jobs do not get are named in the log
 
 log = logging.getLogger(__name__)
@@ -89,7 +92,9 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
     if words[:1] and words[0].endswith((".yaml", ".yml")):
         _refuse_flags_of_runs(flags, words[1:])
         config = read_chain(Path(words[0]))
-        return _submit_chain(config, Path(words[0]).read_text(), flags, override, environ, names=Names.OF_STEP)
+        return _submit_chain(
+            config, read_local_text(words[0], most_bytes=MOST_BYTES), flags, override, environ, names=Names.OF_STEP
+        )
     if words[:1] == ["sweep"]:
         refuse_secret_words(words)
         config = _chain_of_sweep(words[1:], flags)
@@ -145,7 +150,7 @@ def _submit_chain(
     return submit_chain(
         config,
         cluster,
-        copies={"chain.yaml": text, "cluster.yaml": Path(flags.cluster).read_text()},
+        copies={"chain.yaml": text, "cluster.yaml": read_local_text(flags.cluster, most_bytes=MOST_BYTES)},
         is_dry=flags.dry_run,
         is_full=flags.full,
         has_checks=not flags.no_check,
@@ -258,7 +263,8 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
         if waiting := settled_with(request.comment, environ, recorded=_recorded(request)):
             log.info("%s has a job already: %s; nothing was submitted", request.name, _shown(waiting))
             return exit_codes.DONE
-        (request.folder / STOPPED_BY_HAND).unlink(missing_ok=True)
+        for name in (STOPPED_BY_HAND, GAVE_UP):
+            (request.folder / name).unlink(missing_ok=True)
         path = request.folder / f"{request.name}.sbatch"
         write_script(path, text)
         log.info("%s", said or slurms_answer([str(path)], environ))
@@ -267,21 +273,29 @@ def _submit(request: Request, text: str, environ: Mapping[str, str], *, links: i
             job_id = submitted([str(path)], environ, inherited=inherited)
             log_path = f"{shown}/{request.name}-{job_id}.out"
             log.info("job %s: %s on %s nodes; its log: %s", job_id, request.name, request.nodes, log_path)
-            line = {"job": job_id, "unix_time": round(time.time(), 3), "script": path.name, "words": request.words}
-            line["name"] = request.comment  # tells the job from another one with the same number
-            line["folder"] = patiently(
-                request.folder, request.folder.stat
-            ).st_ino  # the same for every path to the folder
-            append_or_say(request.folder / SUBMISSIONS, line, what=f"job {job_id}, which is in the queue")
+            _record(job_id, request, path, environ)
     return exit_codes.DONE
 
 
-def _recorded(request: Request) -> dict[str, str]:
-    """Returns the recorded jobs of the run and of its chain, each with its name in the queue. A job that was submitted
-    through another path to the folder has another name, so a search of the queue for one name would miss it."""
+def _record(number: int, request: Request, script: Path, environ: Mapping[str, str]) -> None:
+    """Records a submitted job, with what tells it from another job that gets its number later."""
+    line: dict[str, object] = {"job": number, "name": request.comment}
+    try:
+        with suppress(UserError):  # Slurm has stopped answering; the job's first start records the rest
+            facts = job_facts(str(number), environ, seconds=_IDENTITY_SECONDS)
+            line |= {"user": facts.user, "submitted": facts.submitted} if facts else {}
+    finally:
+        line |= {"unix_time": round(time.time(), 3), "script": script.name, "words": request.words}
+        line["folder"] = patiently(request.folder, request.folder.stat).st_ino  # the same for every path to the folder
+        append_or_say(request.folder / SUBMISSIONS, line, what=f"job {number}, which is in the queue")
+
+
+def _recorded(request: Request) -> list[RecordedJob]:
+    """Returns the recorded jobs of the run and of its chain. A job that was submitted through another path to the
+    folder has another name, so a search of the queue for one name would miss it."""
     if request.folder.name != SUBMIT_FOLDER:
-        return {}  # all commands of a stage share this folder
-    return submitted_in(request.folder) | {task.job: task.life for task in chain_tasks(request.folder.parent)}
+        return []  # all commands of a stage share this folder
+    return [*submitted_in(request.folder), *(task.recorded for task in chain_tasks(request.folder.parent))]
 
 
 def _tell_test(request: Request, text: str, environ: Mapping[str, str], *, silent: str) -> int:

@@ -23,6 +23,7 @@ from jobs.chains.state import (
     ending,
     jobs_begun_here,
     plan_json,
+    plan_text,
     state_folder,
 )
 from jobs.chains.steps import ChainConfig, Unit, units_of
@@ -43,7 +44,6 @@ from jobs.output import make_folder, put, work_in
 from jobs.submittable import SUBMITTED, Override, job_of_words
 from shards.errors import UserError
 from shards.files.local_files import write_whole
-from shards.files.looks import is_there
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
@@ -151,7 +151,7 @@ def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
     UserError if they belong to another or a cancelled chain. A chain that gave up begins again even if some of its jobs
     are still running."""
     state, text, how = chain.state, plan_json(chain.plan), ending(chain.state)
-    frozen = (state / PLAN).read_text() if is_there(state / PLAN) else ""
+    frozen = plan_text(state)
     waiting = settled_with(chain.plan.name, chain.environ, recorded=jobs_begun_here(state))
     shown = ", ".join(f"{one.job} {one.state}" for one in waiting[:10])
     if waiting and frozen != text:
@@ -171,7 +171,8 @@ def _begin(chain: Chain, copies: Mapping[str, str]) -> bool:
     for name in (CANCELLED, GAVE_UP, DONE):
         (state / name).unlink(missing_ok=True)
     for run_dir in (Path(one) for unit in chain.plan.units for one in unit.run_dirs() if one):
-        (run_dir / "submit" / STOPPED_BY_HAND).unlink(missing_ok=True)
+        for name in (STOPPED_BY_HAND, GAVE_UP):
+            (run_dir / "submit" / name).unlink(missing_ok=True)
     begin(state)
     return True
 

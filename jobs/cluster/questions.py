@@ -26,10 +26,13 @@ from jobs.cluster.judge import (
     nodes_to_avoid,
     ports_of,
 )
+from jobs.cluster.recorded_jobs import recorded_in
 from jobs.exit_codes import DONE, USER_MISTAKE, WILL_NOT_SUCCEED
 from jobs.output import put
+from pipeline.training.reporting.ledger import save_seconds
 from shards.config_values import shown_value
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
+from shards.files.local_files import read_local_file
 from shards.files.looks import is_a_folder, is_there, patiently
 
 _WITH_MARKER = ("pretrain", "finetune")  # stages that are done when RUN/DONE says so
@@ -37,7 +40,7 @@ _LAUNCHERS = ("srun", "torchrun")
 _STAGE = re.compile(r"(__)?[a-z][a-z-]*")
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
 _CHECKED = re.compile(r"(\S+) ([0-9]*)( .*)?")
-_REACH_SECONDS = 2.0
+_REACH_SECONDS, _MOST_BYTES = 2.0, 1 << 20
 _LEFT_OUT = "after the second time it is left out"
 # Variables of sbatch that replace options on which the script relies.
 _REPLACING = ("SBATCH_NO_REQUEUE", "SBATCH_SIGNAL")
@@ -77,10 +80,9 @@ def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> li
     run_dir, state = value_in(words, "--run-dir"), Path(_text(facts, "state"))
     if run_dir:
         state = Path(run_dir) / "submit"
-    gave_up, said = state / "gave-up", _text(facts, "submitted")
-    submitted = int(said) if said.isascii() and said.isdecimal() else 0  # 0: unknown, as when Slurm does not answer
+    gave_up, submitted = state / "gave-up", _submit_time(facts, state)
     if is_there(gave_up):
-        if _text(facts, "restart") == "0" and submitted < int(patiently(gave_up, gave_up.stat).st_mtime):
+        if _text(facts, "restart") == "0" and 0 < submitted < int(patiently(gave_up, gave_up.stat).st_mtime):
             why = "a job of this run has given up since this one was submitted: submit again to try again"
             return [f"say {why}", "then exit", f"code {WILL_NOT_SUCCEED}"]
         lines.append("tries-again yes")
@@ -91,6 +93,18 @@ def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> li
     if replaced := [name for name in _REPLACING if name in environ]:
         lines.append(f"say {' and '.join(replaced)} may have replaced options of this script: unset it for sbatch")
     return [*lines, f"state {state}", f"s3 {store_address(words, environ)}"]
+
+
+def _submit_time(facts: Facts, state: Path) -> int:
+    """Returns when Slurm got this job, in Unix seconds. If Slurm does not answer now, its answer to `patchline submit`
+    counts. Returns 0 if nobody knows, as for a job that plain sbatch submitted."""
+    said = _text(facts, "submitted")
+    if said.isascii() and said.isdecimal() and len(said) < 12:
+        return int(said)
+    with suppress(UserError):  # the record cannot be read
+        job = recorded_in(state).get(_text(facts, "job"))
+        return (job.submitted if job else None) or 0
+    return 0
 
 
 def start_of(words: Sequence[str], facts: Facts) -> list[str]:
@@ -116,7 +130,18 @@ def start_of(words: Sequence[str], facts: Facts) -> list[str]:
             "lower --signal=B:USR1@SECONDS and PATCHLINE_MARGIN with it, to no less than a step and a save take"
         )
     marker = "yes" if has_marker else ""
+    warnings, measured = [], 0.0
+    if has_marker and limit is not None:
+        with suppress(OSError, UserError):  # a run that cannot be read is judged by its ranks
+            measured = save_seconds(Path(run_dir))
+    if 2 * measured >= margin:
+        warnings = [
+            f"say warning: the newest save took {measured:,.0f} s; at its time limit the run has {margin} s to end the "
+            "save that is being written and make its last one: raise margin_seconds to more than twice a save (by "
+            "hand: --signal=B:USR1@SECONDS and PATCHLINE_MARGIN)"
+        ]
     return [
+        *warnings,
         f"run-dir {run_dir}",
         f"has-marker {marker}",
         f"retries {retries}",
@@ -143,7 +168,7 @@ def store_address(words: Sequence[str], environ: Mapping[str, str]) -> str:
     if not url:
         path = Path(environ.get("AWS_CONFIG_FILE") or Path(environ.get("HOME", "")) / ".aws" / "config")
         with suppress(OSError):
-            if "endpoint_url" in path.read_text(errors="replace"):
+            if "endpoint_url" in (_content(path) or ""):
                 return ""
         url = f"https://s3.{environ.get('AWS_REGION') or 'us-east-1'}.amazonaws.com"
     host = url.rpartition("://")[2].partition("/")[0]
@@ -177,7 +202,8 @@ def _codes(exits: Path) -> dict[int, int | None]:
     patiently(exits, (exits / "started").stat)
     codes: dict[int, int | None] = {}
     for path in sorted(exits.glob("rank-*"), key=lambda path: patiently(path, path.stat).st_mtime_ns):
-        rank, text = path.name.removeprefix("rank-"), path.read_bytes()[:8].decode(errors="replace").strip()
+        rank, content = path.name.removeprefix("rank-"), _content(path)
+        text = content[:8].strip() if content is not None else "?"
         if rank.isdecimal() and (not text or (_NUMBER.fullmatch(text) and len(text) < 4)):
             codes[int(rank)] = int(text) if text else None  # an empty file: the disk had no room for the code
     return codes
@@ -199,7 +225,7 @@ def _idle(facts: Facts, state: Path) -> int:
     text = _text(facts, "idle")
     if not text:
         with suppress(OSError):
-            text = (state / "idle").read_bytes()[:8].decode(errors="replace").strip()
+            text = (_content(state / "idle") or "")[:8].strip()
     return int(text) if text.isascii() and text.isdecimal() and len(text) == 1 else 0
 
 
@@ -257,8 +283,17 @@ def _found_in(line: str) -> dict[str, str]:
 
 def _crashes(path: Path, job: str) -> list[str]:
     """Returns the nodes to which this job's crashes were attributed, one entry per crash, from the file at `path`."""
-    lines = path.read_text(errors="replace").splitlines() if is_there(path) else []
+    lines = (_content(path) or "").splitlines() if is_there(path) else []
     return [line.removeprefix(f"{job} ") for line in lines if line.startswith(f"{job} ")]
+
+
+def _content(path: Path) -> str | None:
+    """Returns the text of a small file; None if it is something else, such as a pipe, or larger than _MOST_BYTES.
+    Raises OSError if it cannot be read."""
+    try:
+        return read_local_file(path, most_bytes=_MOST_BYTES).decode(errors="replace")
+    except InvalidDataError:
+        return None
 
 
 def _partition(facts: Facts) -> Partition:

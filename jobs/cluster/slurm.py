@@ -1,40 +1,33 @@
-"""Runs Slurm's programs, and reads what they and a run's folder say about jobs.
+"""Runs Slurm's programs, and reads what they say about jobs.
 
-Only this file decides what the programs are given, how long they may take, and what their error messages mean. No
-accounting database is needed, since `patchline submit` and the batch script record the numbers of a run's jobs in
-RUN/submit.
+Only this file decides what the programs are given, how long they may take, and what their error messages mean.
 """
 
 import logging
-import os
 import re
 import shutil
 import subprocess
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from textwrap import shorten
-from types import MappingProxyType
-from typing import Any
 
 from jobs.cluster.batch_script import tasks_in
+from jobs.cluster.recorded_jobs import RecordedJob
 from jobs.cluster.secret_names import is_passed_on, is_secret
 from jobs.cluster.settings import Names
 from shards.config_values import shown_value
-from shards.errors import InvalidDataError, UserError
-from shards.files.local_files import object_in, read_tail
-from shards.files.looks import patiently
+from shards.errors import UserError
 from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
 _ANSWER_SECONDS = 120
 _SILENT_SECONDS, _MOST_CHARACTERS = 30.0, 400
 _ENDING_SECONDS, _PAUSE_SECONDS = 90.0, 1.0
-_JOB_LINE = re.compile(r"([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%.-]+\]))?) ([A-Z_]+) (\S+)")
+_JOB_LINE = re.compile(r"([0-9]{1,10}(?:_(?:[0-9]+|\[[0-9,%.-]+\]))?) ([A-Z_]+) ([0-9]{1,10}) (\S+) (.+)")
 _FIELD = re.compile(r"(\w+)=(\S*)")
 _STARTING = ("sbatch", "srun")
-_SQUEUE = ("squeue", "--noheader", "--format=%i %T %k")
+_SQUEUE = ("squeue", "--noheader", "--format=%i %T %U %V %k")
 # The error of scontrol and squeue for a job or task that Slurm does not know or has forgotten.
 UNKNOWN_JOB = re.compile(r"\binvalid job[ _]?id\b|\bjob \S+ not found\b", re.IGNORECASE)
 _SILENCE = re.compile(
@@ -61,26 +54,24 @@ FINISHED = (
     "DEADLINE",
     "BOOT_FAIL",
 )
-_NO_JOBS: Mapping[str, str] = MappingProxyType({})
-SUBMISSIONS = "submitted.jsonl"
-_RECORDS = (SUBMISSIONS, "tries.jsonl")
-_EXITS = re.compile(r"exits-([1-9]\d{0,9})-\d{1,9}-\d{1,9}")  # a try's folder: job, start and try
-_TAIL_BYTES, _MOST_TEXT = 1 << 16, 1 << 20
+_MOST_TEXT = 1 << 20
 _FIELD_OF_JOB = re.compile(r"(?:^|\s)(\w+(?::\w+)*)=(.*?)(?=\s\w+(?::\w+)*=|$)")
 _MOST_NODES, _MOST_TASKS = 1000, 10_000
-_MOST_NUMBER = 1 << 32
-_MOST_RECORDED = 64
+_TIME, _USER = re.compile(r"[0-9]{1,11}"), re.compile(r"\(([0-9]{1,10})\)$")  # UserId=root(0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueuedJob:
     """A job in the queue. `job`: its number `12`, or `12_3` or `12_[4-7]` in an array. `state`: Slurm's word, such as
-    RUNNING. `names`: the parts of its comment, which are separated by commas: RUN, or LIFE,RUN,CHAIN,TAG for a job of a
-    chain. LIFE tells the chain's jobs from those of an earlier chain in the same folder. An array of runs names each
-    run with its task: LIFE,RUN@0,RUN@1,CHAIN,TAG."""
+    RUNNING. `user`: the number of its user. `submitted`: its submit time in Unix seconds; None if Slurm's answer is not
+    understood. `names`: the parts of its comment, which are separated by commas: RUN, or LIFE,RUN,CHAIN,TAG for a job
+    of a chain. LIFE tells the chain's jobs from those of an earlier chain in the same folder. An array of runs names
+    each run with its task: LIFE,RUN@0,RUN@1,CHAIN,TAG."""
 
     job: str
     state: str
+    user: int | None = None
+    submitted: int | None = None
     names: tuple[str, ...] = ()
 
     @property
@@ -93,15 +84,20 @@ class QueuedJob:
         """The number of the job, or of its array."""
         return int(self.job.partition("_")[0])
 
-    def part_as(self, job: str, name: str = "") -> "QueuedJob | None":
-        """Returns the job if `job` is its number, or only the task that `job` names, such as `12_3`. Returns None if
-        `job` is another job, or if this job does not have the `name`: Slurm may have used the number again."""
-        number, is_task, task = job.partition("_")
-        if str(self.number) != number or (name and name not in self.names):
+    def part_as(self, recorded: RecordedJob, environ: Mapping[str, str]) -> "QueuedJob | None":
+        """Returns the job if it is the recorded one, or only the task that was recorded, such as `12_3`. Otherwise
+        returns None: Slurm may have used the number again. Asks Slurm whether a job with another submit time was
+        requeued, and raises UserError if it does not answer."""
+        number, is_task, task = recorded.job.partition("_")
+        if str(self.number) != number or (is_task and not any(int(task) in found for found in tasks_in(self.job))):
             return None
-        if not is_task:
-            return self
-        return replace(self, job=job) if any(int(task) in found for found in tasks_in(self.job)) else None
+        num_requeues = 0
+        if None not in (recorded.submitted, self.submitted) and recorded.submitted != self.submitted:
+            facts = job_facts(number, environ)
+            num_requeues = facts.starts if facts else 0
+        if not recorded.is_job(self.names, user=self.user, submitted=self.submitted, num_requeues=num_requeues):
+            return None
+        return replace(self, job=recorded.job) if is_task else self
 
     def part_of(self, name: str) -> "QueuedJob | None":
         """Returns the job if it has this name. If only one of its tasks has the name, returns that task. Returns None
@@ -146,6 +142,8 @@ def ran(
         if not any(kind.match(name) for kind in (_OF_JOB, _OF_TOOLS, _OF_SBATCH))
         and (is_passed_on(name, value, named=inherited) if words[0] in _STARTING else not is_secret(name, value))
     }
+    if words[0] in ("squeue", "scontrol"):
+        clean["SLURM_TIME_FORMAT"] = "%s"  # otherwise a time lacks its zone, and is ambiguous when the clocks go back
     if words[0] == "squeue":
         clean["SLURM_BITSTR_LEN"] = "0"  # otherwise squeue cuts the list of an array's tasks at 64 characters
     try:
@@ -216,26 +214,36 @@ def _jobs_in(answer: "subprocess.CompletedProcess[str]") -> list[QueuedJob]:
     if answer.returncode != 0:
         raise UserError(f"squeue does not answer: {in_one_line(answer.stderr)}", todo="try again when Slurm does")
     found = [_JOB_LINE.fullmatch(line.rstrip()) for line in answer.stdout.splitlines()]
-    return [QueuedJob(job=one[1], state=one[2], names=tuple(one[3].split(","))) for one in found if one]
+    return [
+        QueuedJob(
+            job=one[1], state=one[2], user=int(one[3]), submitted=_time_in(one[4]), names=tuple(one[5].split(","))
+        )
+        for one in found
+        if one
+    ]
 
 
-def queued_with(name: str, environ: Mapping[str, str], *, recorded: Mapping[str, str] = _NO_JOBS) -> list[QueuedJob]:
+def _time_in(text: str) -> int | None:
+    return int(text) if _TIME.fullmatch(text) else None
+
+
+def queued_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[RecordedJob] = ()) -> list[QueuedJob]:
     """Returns this user's pending and running jobs and array tasks with this name, and those of the `recorded` jobs
-    (`12` or `12_3`, each with its name) that are still in the queue. Recorded jobs may belong to a colleague, or have
-    another name because the folder had another path."""
+    that are still in the queue. Recorded jobs may belong to a colleague, or have another name because the folder had
+    another path."""
     own = queued(environ)
     found = [part for one in own if (part := one.part_of(name))]
     known = {one.number for one in found}
-    others = [job for job in recorded if int(job.partition("_")[0]) not in known]
+    others = [each for each in recorded if each.number not in known]
     if others:
-        answer = ran([*_SQUEUE, f"--jobs={','.join(job.partition('_')[0] for job in others)}"], environ)
+        answer = ran([*_SQUEUE, f"--jobs={','.join(str(each.number) for each in others)}"], environ)
         if answer.returncode == 0 or not UNKNOWN_JOB.search(answer.stderr):
             there = _jobs_in(answer)
-            found += [part for job in others for one in there if (part := one.part_as(job, recorded[job]))]
+            found += [part for each in others for one in there if (part := one.part_as(each, environ))]
     return found
 
 
-def settled_with(name: str, environ: Mapping[str, str], *, recorded: Mapping[str, str] = _NO_JOBS) -> list[QueuedJob]:
+def settled_with(name: str, environ: Mapping[str, str], *, recorded: Sequence[RecordedJob] = ()) -> list[QueuedJob]:
     """Returns the same as `queued_with`, but waits while all of these jobs are ending. A cancelled job is gone
     afterwards, and a requeued one is pending. Raises UserError if they are still ending after 90 seconds."""
     deadline, has_said = time.monotonic() + _ENDING_SECONDS, False
@@ -312,8 +320,9 @@ def _remedy(said: str, names: Names) -> str:
 class JobFacts:
     """What scontrol says about a job. `number`: its number. For a task of an array, `job` is `12_3` and `number` is the
     task's own, such as 15. `starts`: how many times the job was requeued. `reason`: why it waits or how it ended, empty
-    if Slurm gives no reason. `nodes`: a list such as `n[1-2]`. Times are Slurm's text, empty if unknown. `log`: the
-    file of its error output. `comment`: the names of a job that patchline submitted, as in `QueuedJob`."""
+    if Slurm gives no reason. `nodes`: a list such as `n[1-2]`. Times are text, empty if unknown; the start time is a
+    local time. `log`: the file of its error output. `comment`: the names of a job that patchline submitted, and
+    `user` and `submitted`, as in `QueuedJob`."""
 
     job: str
     number: str
@@ -329,21 +338,18 @@ class JobFacts:
     exit_code: str
     log: str
     comment: str = ""
+    user: int | None = None
+    submitted: int | None = None
 
     @property
     def is_finished(self) -> bool:
         """Whether the job has ended."""
         return self.state in FINISHED
 
-    def is_of(self, name: str, run: str = "") -> bool:
-        """Whether this is the job that was recorded with `name`, and not another job to which Slurm has given its
-        number since. If no name was recorded, as for a script that plain sbatch started, the job must either belong to
-        `run` or not be patchline's at all."""
-        names = self.comment.split(",")
-        if name:
-            return name in names
-        words = [word.partition("@")[0] for word in names]
-        return run in words or not any(word.startswith("patchline-") for word in words)
+    def is_recorded(self, recorded: RecordedJob) -> bool:
+        """Whether this is the recorded job, and not another one to which Slurm has given its number since."""
+        names = [word.partition("@")[0] for word in self.comment.split(",")]
+        return recorded.is_job(names, user=self.user, submitted=self.submitted, num_requeues=self.starts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,93 +359,6 @@ class NodeFacts:
     name: str
     state: str
     reason: str
-
-
-def numbers_of(run_dir: Path) -> list[int]:
-    """Returns the jobs that RUN/submit mentions, newest first. Damaged lines are skipped, and so are files that this
-    user has no access to. Raises UserError if the storage fails for two minutes."""
-    found = set(started_in(run_dir))
-    for name in _RECORDS:
-        found |= {number for line in _open_lines(run_dir / "submit" / name) if (number := _number_in(line))}
-    return sorted(found, reverse=True)
-
-
-def names_in(folder: Path) -> dict[str, str]:
-    """Returns the jobs that were submitted from this folder or a copy of it, each with its name in the queue. Returns
-    no jobs if this user has no access to their record. Raises UserError if the storage fails for two minutes."""
-    lines = [line for line in _open_lines(folder / SUBMISSIONS) if _number_in(line)]
-    return {str(_number_in(line)): str(line.get("name", "")) for line in lines}
-
-
-def submitted_in(folder: Path) -> dict[str, str]:
-    """Returns the last 64 jobs that were submitted in a folder such as RUN/submit, newest first. Jobs submitted through
-    another path to the folder count. In a copy of a folder, jobs that were submitted in the original do not count.
-    Raises UserError if the folder or the record of its jobs cannot be read: a job that is not known about would be
-    submitted again."""
-    here = _inode(folder)
-    lines = [line for line in _lines(folder / SUBMISSIONS) if line.get("folder") == here and _number_in(line)]
-    newest = list(reversed(lines))[:_MOST_RECORDED]
-    return {str(_number_in(line)): str(line.get("name", "")) for line in newest}
-
-
-def is_copied(folder: Path) -> bool:
-    """Whether this folder is a copy of the one in which the newest job was submitted."""
-    folders = [line["folder"] for line in _open_lines(folder / SUBMISSIONS) if "folder" in line]
-    return bool(folders) and folders[-1] != _inode(folder)
-
-
-def _inode(folder: Path) -> int:
-    """Returns the inode of a folder, or 0 if there is no folder. Raises UserError if nobody can tell."""
-    try:
-        return patiently(folder, folder.stat).st_ino
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
-    except OSError as error:
-        raise _unknown_jobs(folder, error) from error
-
-
-def _open_lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the same as `_lines`, and no lines if this user has no access to the file."""
-    try:
-        return _lines(path)
-    except UserError as error:
-        if isinstance(error.__cause__, PermissionError):
-            return []
-        raise
-
-
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Returns the usable lines at the end of a file; no lines if the file is missing. Waits while the storage fails.
-    Raises UserError if the file cannot be read."""
-    try:
-        tail = patiently(path, lambda: read_tail(path, most_bytes=_TAIL_BYTES))
-    except (NotADirectoryError, InvalidDataError):
-        return []
-    except OSError as error:
-        raise _unknown_jobs(path, error) from error
-    return [found for line in tail.data.split(b"\n") if (found := object_in(line))] if tail else []
-
-
-def _unknown_jobs(path: Path, error: OSError) -> UserError:
-    is_denied = isinstance(error, PermissionError)
-    todo = "ask its owner for access" if is_denied else "try again once the storage answers"
-    return UserError(f"{str(path)!r} cannot be read ({error.strerror}), so the run's jobs are not known", todo=todo)
-
-
-def _number_in(line: Mapping[str, Any]) -> int:
-    """Returns the job's number in a line, or 0."""
-    number = line.get("job")
-    return number if type(number) is int and 0 < number < _MOST_NUMBER else 0
-
-
-def started_in(run_dir: Path) -> list[int]:
-    """Returns the jobs that have started in a run's folder, newest first. stage.sbatch makes a folder for each try."""
-    try:
-        names = [entry.name for entry in os.scandir(run_dir / "submit")]
-    except OSError:
-        return []
-    numbers = {int(match[1]) for name in names if (match := _EXITS.fullmatch(name))}
-    return sorted((number for number in numbers if number < _MOST_NUMBER), reverse=True)
 
 
 def job_facts(job: str, environ: Mapping[str, str], *, seconds: float = 0.0) -> JobFacts | None:
@@ -468,7 +387,7 @@ def parsed(text: str) -> JobFacts | None:
     if not found.get("JobId") or not found.get("JobState"):
         return None
     known = {name: value if value not in ("(null)", "None", "N/A", "Unknown") else "" for name, value in found.items()}
-    starts = known.get("Restarts", "")
+    starts, start = known.get("Restarts", ""), _time_in(known.get("StartTime", ""))
     return JobFacts(
         job=_name_of(known),
         number=known["JobId"],
@@ -479,11 +398,13 @@ def parsed(text: str) -> JobFacts | None:
         starts=int(starts) if starts.isascii() and starts.isdecimal() and len(starts) < 10 else 0,
         run_time=known.get("RunTime", ""),
         time_limit=known.get("TimeLimit", ""),
-        start_time=known.get("StartTime", ""),
+        start_time="" if start is None else time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(start)),
         dependency=known.get("Dependency", ""),
         exit_code=known.get("ExitCode", ""),
         log=known.get("StdErr", "") or known.get("StdOut", ""),
         comment=known.get("Comment", "").strip(),  # a space follows it
+        user=int(user[1]) if (user := _USER.search(known.get("UserId", ""))) else None,
+        submitted=_time_in(known.get("SubmitTime", "")),
     )
 
 

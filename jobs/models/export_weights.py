@@ -29,6 +29,7 @@ from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import usage_at
 from pipeline.models.weights.usage import Usage
+from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.saving.finish import read_done
 from shards.errors import InvalidDataError, UserError
 from shards.output.quantities import number
@@ -136,7 +137,7 @@ def training_of(weights: str) -> Training | None:
         return None
     try:
         point = point_of(folder, name=folder.resolve().name)
-        job = read_record(folder / "job.yaml", stage=point.stage, kind=job_class(point.stage))
+        job = read_record(folder / RECORD_FILE, stage=point.stage, kind=job_class(point.stage))
     except (OSError, UserError, InvalidDataError) as error:
         log.info("the card says nothing about training: %s", printable_name(str(error)))
         return None

@@ -10,11 +10,12 @@ from jobs.models.predict import KINDS, images_below
 from jobs.output import put, write_out
 from jobs.settings.models import InspectJob
 from pipeline.runs.facts import read_facts
+from pipeline.shared_settings import METRICS_FILE
 from shards.errors import UserError
 from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
-_FACTS, FOLDER, _CURVES = "inspect.json", "inspect", "metrics.jsonl"
+_FACTS, FOLDER = "inspect.json", "inspect"
 
 
 def run(job: InspectJob) -> int:
@@ -56,7 +57,7 @@ def run(job: InspectJob) -> int:
 
 def _is_of_run(folder: Path) -> bool:
     """Whether the folder of the figures is RUN/inspect, and RUN has curves for TensorBoard."""
-    return folder.name == FOLDER and (folder.parent / _CURVES).is_file()
+    return folder.name == FOLDER and (folder.parent / METRICS_FILE).is_file()
 
 
 def _show_in_tensorboard(folder: Path, names: list[str]) -> None:

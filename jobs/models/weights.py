@@ -12,6 +12,7 @@ from jobs.settings.models import WeightsJob
 from jobs.stages import WITH_SMOKE
 from pipeline.checkpoints.manifest import CheckpointId
 from pipeline.checkpoints.stored import CheckpointChoice
+from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.saving.finish import TakenRun, labels_of_data, take_weights
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
@@ -51,7 +52,7 @@ def run(job: WeightsJob, *, overwrite: bool = False) -> int:
 
 def _training_job(run_dir: Path) -> TrainingJob:
     """Returns the job of the run at `run_dir`. Raises UserError if there is no run, or if its stage does not train."""
-    path = run_dir / "job.yaml"
+    path = run_dir / RECORD_FILE
     try:
         is_there = path.is_file()
     except OSError as error:  # the name is too long, or access is denied

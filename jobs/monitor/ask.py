@@ -18,12 +18,14 @@ from jobs.chains.done import STOPPED_BY_HAND
 from jobs.chains.state import CANCELLED, is_chain, jobs_begun_here, read_plan_of, refuse_chain, state_folder
 from jobs.chains.steps import STATE
 from jobs.cluster.folder_lock import alone
-from jobs.cluster.slurm import QueuedJob, cancelled, is_copied, queued_with, submitted_in
+from jobs.cluster.recorded_jobs import RecordedJob, is_copied, submitted_in
+from jobs.cluster.slurm import QueuedJob, cancelled, queued_with
 from jobs.output import work_in
 from jobs.record import MOST_BYTES
 from jobs.reports.ls import run_at
 from jobs.submittable import SUBMIT_FOLDER, output_name, run_name
 from pipeline.runs.facts import RunFacts
+from pipeline.shared_settings import RECORD_FILE
 from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file
@@ -81,9 +83,9 @@ def _original_of(run_dir: Path) -> str:
     """Returns the folder that this one is a copy of, or an empty string if it is not a copy. The first line of a run's
     record names its folder, and each submission records the folder's inode."""
     with suppress(OSError, InvalidDataError):
-        head = read_local_file(run_dir / "job.yaml", most_bytes=MOST_BYTES).decode(errors="replace").partition("\n")[0]
+        head = read_local_file(run_dir / RECORD_FILE, most_bytes=MOST_BYTES).decode(errors="replace").partition("\n")[0]
         named = Path(head.split(" ", 3)[-1]).parent  # `# patchline STAGE PATH`
-        if named.is_absolute() and is_there(named / "job.yaml") and not named.samefile(run_dir):
+        if named.is_absolute() and is_there(named / RECORD_FILE) and not named.samefile(run_dir):
             return repr(str(named))
     return "another folder" if is_copied(run_dir / SUBMIT_FOLDER) else ""
 
@@ -136,7 +138,7 @@ def _cancel_output(word: str, environ: Mapping[str, str]) -> int:
     """Cancels the job that will write this folder or URL, for a stage without a run directory."""
     neither = f"{shown_value(word)} is neither a run nor a chain that was submitted; give its folder"
     try:
-        gone = _cancel_all(output_name(word), environ, {}, gone={})
+        gone = _cancel_all(output_name(word), environ, [], gone={})
     except UserError as error:
         raise UserError(f"{neither}. If a job is to write it: {error}") from error
     if not gone:
@@ -152,7 +154,7 @@ def _told(gone: Mapping[str, QueuedJob], shown: str) -> int:
 
 
 def _cancel_all(
-    name: str, environ: Mapping[str, str], recorded: Mapping[str, str], *, gone: dict[str, QueuedJob]
+    name: str, environ: Mapping[str, str], recorded: Sequence[RecordedJob], *, gone: dict[str, QueuedJob]
 ) -> dict[str, QueuedJob]:
     """Cancels jobs until none is left in the queue. Adds each job to `gone` under its number, and returns `gone`."""
     deadline = time.monotonic() + _MOST_SECONDS
@@ -167,7 +169,7 @@ def _cancel_all(
 
 def facts_at(run_dir: Path) -> RunFacts:
     """Returns the facts of the run in a folder. Raises UserError if the folder is not a run."""
-    record = run_dir / "job.yaml"
+    record = run_dir / RECORD_FILE
     found = run_at(run_dir, run_dir, time.time()) if patiently(record, record.exists) else None
     if found is None:
         shown = shlex.quote(str(run_dir))
@@ -192,7 +194,7 @@ def refuse_no_run(run_dir: Path) -> None:
 
 def is_begun(run_dir: Path) -> bool:
     """Whether a folder is a run, or was submitted and waits for its first job to start."""
-    return any(is_there(run_dir / name) for name in ("job.yaml", "submit"))
+    return any(is_there(run_dir / name) for name in (RECORD_FILE, "submit"))
 
 
 def why_unreadable(folder: Path, *, parts: Sequence[str] = ("", "submit", STATE)) -> str:

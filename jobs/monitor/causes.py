@@ -15,6 +15,7 @@ from jobs.monitor.evidence import Ended, Evidence, LogLine
 from jobs.monitor.log_signs import AGAIN, FULL, OURS, PYTHON, SAME_COMMAND, SIGNS
 from jobs.reports.facts import try_words
 from pipeline.runs.facts import SILENT_SECONDS
+from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.watchdog.heartbeat_files import Beat, Phase
 from shards.errors import Finding
 from shards.output.quantities import duration
@@ -39,7 +40,7 @@ _ENDS = {
     exit_codes.USER_MISTAKE: ("refused its words or settings", f"correct what the log names, then {AGAIN}"),
     exit_codes.WILL_NOT_SUCCEED: ("ended because it would not succeed", f"change what the log names, then {AGAIN}"),
     exit_codes.OUR_BUG: ("met a bug in patchline", "please report it with the log's last lines"),
-    exit_codes.CRASH: ("met a fault outside: a disk, storage, or a lost worker", AGAIN),
+    exit_codes.CRASH: ("met a fault outside the program: a disk, storage, or a lost worker", AGAIN),
 }
 _GUARD_FINDINGS = {"spike": "a spike of the loss", "evaluation_failed": "an evaluation that failed"}
 
@@ -79,7 +80,7 @@ def _note(found: str, seen: str, todo: str = "") -> Finding:
 def _of_folder(found: Evidence) -> Ranked:
     if found.damage:
         todo = "give the command that started it once more, with all its flags: it writes the record again"
-        yield 3, _fault(f"its record is damaged: {found.damage}", "job.yaml", todo)
+        yield 3, _fault(f"its record is damaged: {found.damage}", RECORD_FILE, todo)
     if found.has_stop and found.facts.run.state != "done":
         words = "it was asked to stop, and stays stopped while the file STOP is there; without it, submit again"
         yield 0, _fault(words, "STOP", f"rm {shlex.quote(str(found.run_dir / 'STOP'))}")
@@ -238,7 +239,7 @@ def _of_unstarted(found: Evidence) -> Finding:
     else:
         words = f"it has never started: only its {'record' if found.facts.stage else 'folder submit'} is there"
         todo = "submit it, or see what its job waits for"
-    return _fault(words, "job.yaml" if found.facts.stage else "submit", todo)
+    return _fault(words, RECORD_FILE if found.facts.stage else "submit", todo)
 
 
 def _of_notes(found: Evidence) -> Ranked:

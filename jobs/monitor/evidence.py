@@ -21,6 +21,7 @@ from jobs.record import Leaves, read_leaves
 from jobs.reports.facts import ReportFacts, gather, last_try, line_breaks
 from jobs.reports.ls import is_unstarted
 from pipeline.runs.facts import SIGNS_OF_A_RUN, read_facts
+from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.reporting.ledger import last_line
 from pipeline.training.watchdog.hang import FOLDER as STACKS
 from pipeline.training.watchdog.heartbeat_files import FOLDER as HEARTBEATS
@@ -92,7 +93,7 @@ class Evidence:
 def evidence_of(run_dir: Path, environ: Mapping[str, str]) -> Evidence:
     """Returns everything that the folder says and, on a machine with Slurm, what Slurm says. Raises UserError if there
     is no run."""
-    if not is_there(run_dir / "job.yaml"):
+    if not is_there(run_dir / RECORD_FILE):
         refuse_chain(str(run_dir))
     facts, damage = _gathered(run_dir)
     line, number = last_try(run_dir)
@@ -243,5 +244,5 @@ def _has_lost_checkpoints(run_dir: Path) -> bool:
 def _leaves(run_dir: Path) -> Leaves:
     """Returns the fields of the record; empty if it cannot be read."""
     with suppress(OSError, InvalidDataError):
-        return read_leaves(run_dir / "job.yaml")
+        return read_leaves(run_dir / RECORD_FILE)
     return {}

@@ -29,7 +29,8 @@ from jobs.output import put, write_out
 from pipeline.machine.gpu_sizes import GpuPart, parts_of
 from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device
-from shards.errors import UserError
+from shards.errors import InvalidDataError, UserError
+from shards.files.local_files import read_local_file, read_tail
 from shards.files.typed_json import parse_json
 from shards.output.quantities import duration, number, percent, plural, size
 from shards.output.terminal import printable_name
@@ -38,7 +39,7 @@ from shards.pages.page import page, svg, text_width
 _BAR, _GAP, _WIDTH, _RIGHT = 18, 10, 540, 130
 Entry = Mapping[str, Any]
 log = logging.getLogger(__name__)
-_MOST_FILE_BYTES = 16 << 20
+_MOST_FILE_BYTES, _TAIL_BYTES = 16 << 20, 1 << 16
 _MOST_SAID = 300
 _OTHER_OUT = "give another --out"
 
@@ -82,15 +83,13 @@ def _kept(out: Path, about: dict[str, Any]) -> dict[str, Any]:
     if not out.exists():
         return {}
     try:
-        if out.stat().st_size > _MOST_FILE_BYTES:
-            raise ValueError("it is too large")
-        found = parse_json(out.read_bytes())
+        found = parse_json(read_local_file(out, most_bytes=_MOST_FILE_BYTES))
         parts = found["parts"]
         if not all(isinstance(entry, dict) for entry in parts.values()):
             raise TypeError("a part is no object")
         before, now = ({**each, "no_float8": ""} for each in (found["about"], about))  # torchao may now be installed
         return dict(parts) if before == now else {}
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, InvalidDataError) as error:
         raise UserError(f"{out} is no file of `doctor --gpu` ({error})", todo="give another --out") from error
 
 
@@ -144,8 +143,8 @@ class _Started:
         file = self.folder / "result.json"
         self._output(["pipeline.machine.gpu_parts", str(file), json.dumps(asdict(part))], num_ranks=part.ranks)
         try:
-            return parse_json(file.read_bytes())
-        except (OSError, ValueError) as error:
+            return parse_json(read_local_file(file, most_bytes=_MOST_FILE_BYTES))
+        except (OSError, ValueError, InvalidDataError) as error:
             raise _FailedError(f"it wrote no result: {error}") from error
 
     def _output(self, words: list[str], *, num_ranks: int) -> bytes:
@@ -170,8 +169,11 @@ class _Started:
                 )
             code = _ended(processes, self.until - time.monotonic())
         if code == 0:
-            return output.read_bytes()
-        said = [line.strip() for line in errors.read_text(errors="replace").splitlines() if line.strip()]
+            return read_local_file(output, most_bytes=_MOST_FILE_BYTES)
+        tail = read_tail(errors, most_bytes=_TAIL_BYTES)
+        said = (
+            [line.strip() for line in tail.data.decode(errors="replace").splitlines() if line.strip()] if tail else []
+        )
         how = "its time was over" if code is None else f"it ended with {code}"
         raise _FailedError(f"{how}: {said[-1][:_MOST_SAID]}" if said else how)
 

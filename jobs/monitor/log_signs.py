@@ -30,6 +30,12 @@ SIGNS = tuple(
             f"lower --micro-batch, then {AGAIN}",
         ),
         (
+            r"^[ \d:]*process \d+ waits: (a|the) disk or file server ",  # by last_resort.py
+            13,
+            "a disk or file server did not answer, and a rank could not go on",
+            f"check the disk that the line names (`df`, `mount`), then {AGAIN}",
+        ),
+        (
             r"DUE TO NODE FAILURE|Node failure on|node_fail",
             14,
             "a node was lost",

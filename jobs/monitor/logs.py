@@ -25,7 +25,8 @@ from typing import Annotated
 from jobs import exit_codes
 from jobs.arguments import only_word, take_own_flags
 from jobs.chains.state import chain_tasks
-from jobs.cluster.slurm import JobFacts, job_facts, names_in, started_in
+from jobs.cluster.recorded_jobs import RecordedJob, recorded_in, started_in
+from jobs.cluster.slurm import JobFacts, job_facts
 from jobs.monitor.ask import refuse_no_run, why_unreadable
 from jobs.output import put
 from jobs.stages import usage_of
@@ -146,11 +147,11 @@ def ranks_per_task(run_dir: Path) -> int:
 def newest_log(run_dir: Path, jobs: Sequence[JobFacts] = ()) -> Path | None:
     """Returns the run's log that was written last; None if there is no log. `jobs` are the run's jobs that Slurm
     knows."""
-    pointed = dict(_pointed(run_dir))
-    told = [*pointed.values(), *(Path(job.log) for job in jobs if job.log.startswith("/"))]
+    told = [Path(job.log) for job in jobs if job.log.startswith("/")]
     places = [*(run_dir / "submit").glob("*.out"), *told]
-    with suppress(UserError):  # the chain's storage does not answer
-        places += [task.log for task in chain_tasks(run_dir, told)]
+    with suppress(UserError):  # the storage of the run or of its chain does not answer
+        told += dict(_pointed(run_dir)).values()
+        places += [*told, *(task.log for task in chain_tasks(run_dir, told))]
     found = []
     for path in dict.fromkeys(places):
         with suppress(OSError, ValueError):  # the log was deleted meanwhile, or its disk is not mounted here
@@ -171,8 +172,13 @@ def asked_log(run_dir: Path, environ: Mapping[str, str]) -> Path | None:
     jobs = []
     with suppress(UserError):  # Slurm is not installed here, or does not answer
         jobs = [job_facts(str(number), environ, seconds=_ANSWER_SECONDS) for number in started[:_MOST_ASKED]]
-    names, run = names_in(run_dir / SUBMIT_FOLDER), run_name(str(run_dir))
-    return newest_log(run_dir, [job for job in jobs if job and job.is_of(names.get(job.number, ""), run)])
+    recorded, run = recorded_in(run_dir / SUBMIT_FOLDER), run_name(str(run_dir))
+    own = [
+        job
+        for job in filter(None, jobs)
+        if job.is_recorded(recorded.get(job.number, RecordedJob(job=job.number, name=run)))
+    ]
+    return newest_log(run_dir, own)
 
 
 def _pointed(run_dir: Path) -> Iterator[tuple[int, Path]]:

@@ -22,7 +22,8 @@ from jobs.chains.state import chain_tasks, is_chain
 from jobs.chains.status import chain_json, lines_of, runs_of, status_of_chain
 from jobs.chains.steps import STATE
 from jobs.cluster.queue_reasons import finding_of, findings_of_nodes
-from jobs.cluster.slurm import JobFacts, job_facts, names_in, nodes_in, numbers_of, queued_with
+from jobs.cluster.recorded_jobs import RecordedJob, numbers_of, recorded_in
+from jobs.cluster.slurm import JobFacts, job_facts, nodes_in, queued_with
 from jobs.monitor.ask import is_begun, is_there, why_unreadable
 from jobs.monitor.log_signs import AGAIN, FULL, SAME_COMMAND
 from jobs.monitor.logs import newest_log
@@ -162,12 +163,13 @@ def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
 def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
     """Returns the run's four newest jobs, and all others that are pending or running, newest first. Raises UserError if
     Slurm does not answer."""
-    submitted, run = names_in(run_dir / SUBMIT_FOLDER), run_name(str(run_dir))
-    names = {str(number): submitted.get(str(number), "") for number in numbers_of(run_dir)[:_MOST_ASKED]}
+    recorded, run = recorded_in(run_dir / SUBMIT_FOLDER), run_name(str(run_dir))
+    named = [RecordedJob(job=str(number), name=run) for number in numbers_of(run_dir)[:_MOST_ASKED]]
     logs = [path] if (path := newest_log(run_dir)) else []
-    names |= {task.job: task.life for task in chain_tasks(run_dir, logs)[:_MOST_ASKED]}
-    found = [(job_facts(number, environ), name) for number, name in names.items()]
-    known = {job.job: job for job, name in found if job and job.is_of(name, run)}
+    of_chain = [task.recorded for task in chain_tasks(run_dir, logs)[:_MOST_ASKED]]
+    asked = {one.job: one for one in (*(recorded.get(one.job, one) for one in named), *of_chain)}
+    found = [(job_facts(one.job, environ), one) for one in asked.values()]
+    known = {job.job: job for job, one in found if job and job.is_recorded(one)}
     newest = sorted(known.values(), key=lambda job: int(job.job.partition("_")[0]), reverse=True)
     return [job for place, job in enumerate(newest) if place < _MOST_JOBS or not job.is_finished]
 

@@ -32,7 +32,8 @@ from jobs.monitor.status import Status, state_of, status_of
 from jobs.output import fitted, put, wrapped
 from jobs.reports.ls import Run, run_at
 from jobs.stages import usage_of
-from pipeline.runs.facts import METRICS, SILENT_SECONDS
+from pipeline.runs.facts import SILENT_SECONDS
+from pipeline.shared_settings import METRICS_FILE
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from shards.config_values import Range
 from shards.errors import Finding, InvalidDataError, UserError
@@ -327,7 +328,7 @@ def view_of(
     run = run_at(root if root and run_dir.is_relative_to(root) else run_dir, run_dir, now)
     if run is None:
         return None
-    lines = _usable_lines(run_dir / METRICS)
+    lines = _usable_lines(run_dir / METRICS_FILE)
     last = lines[-1] if lines else {}
     losses = [line["loss"] for line in lines if is_finite(line.get("loss"))]
     shares = [(last[key], words) for key, words in _SHARES if is_finite(last.get(key))]

@@ -23,17 +23,19 @@ from jobs.resolve import recipe_job
 from jobs.stages import WITH_SMOKE
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointManifest, id_from_path, manifest_from_json
 from pipeline.runs.curves import NO_CURVES, Curves, read_tail_of_curves
-from pipeline.runs.facts import METRICS, Notes, RunFacts, read_facts
+from pipeline.runs.facts import Notes, RunFacts, read_facts
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import MOST_SECONDS, read_starts
 from pipeline.runs.summary_file import read_curves
 from pipeline.runs.time import RunTime, time_of, topology_of
+from pipeline.shared_settings import METRICS_FILE, RECORD_FILE
 from pipeline.training.reporting.ledger import ACCOUNTS
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from shards.config_values import whole_number
 from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import (
     Line,
+    each_line,
     is_finite,
     is_step,
     object_in,
@@ -46,8 +48,7 @@ from shards.files.looks import is_a_folder
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
-_RECORD = "job.yaml"
-_MOST_MANIFEST_BYTES, _MOST_LISTED, _MOST_LINE_BYTES = 256 << 20, 20, 1 << 20
+_MOST_MANIFEST_BYTES, _MOST_LISTED = 256 << 20, 20
 _METRICS_TAIL_BYTES = 4 << 20  # of the metrics: some 4,000 lines
 _MOST_KINDS, _MOST_SAMPLES = 1000, 1_000_000
 _BRACKETS, _NUMBERS = re.compile(r"\s*\([^()]*\)"), re.compile(r"\b(?:[0-9a-f]{8,}|[0-9][0-9,.]*)\b")
@@ -66,7 +67,7 @@ _KNOWN = {
     "told to stop": "was stopped by the file STOP",
 }
 _CRASHES = (
-    (exit_codes.CRASH, "by a fault outside: storage, a disk, a lost worker or rank"),
+    (exit_codes.CRASH, "by a fault outside the program: storage, a disk, a lost worker or rank"),
     (exit_codes.OUR_BUG, "by a bug in patchline"),
     (137, "by SIGKILL"),
     (135, "by SIGBUS"),
@@ -240,18 +241,18 @@ def gather(run_dir: Path, *, has_whole_curves: bool = True) -> ReportFacts:
 def _record(run_dir: Path) -> Leaves:
     advice = "give a run directory, as `patchline ls` lists them"
     try:
-        leaves = read_leaves(run_dir / _RECORD)
+        leaves = read_leaves(run_dir / RECORD_FILE)
     except NotADirectoryError:
         raise UserError(f"{str(run_dir)!r} is a file; {advice}") from None
     except FileNotFoundError:
         is_there = is_a_folder(run_dir)
-        what = f"no run in {str(run_dir)!r}: it has no {_RECORD}" if is_there else f"no folder {str(run_dir)!r}"
+        what = f"no run in {str(run_dir)!r}: it has no {RECORD_FILE}" if is_there else f"no folder {str(run_dir)!r}"
         raise UserError(f"there is {what}; {advice}") from None
     except OSError as error:
-        raise UserError(f"cannot read {str(run_dir / _RECORD)!r}: {error.strerror}", todo=advice) from error
+        raise UserError(f"cannot read {str(run_dir / RECORD_FILE)!r}: {error.strerror}", todo=advice) from error
     except InvalidDataError as error:
         what = printable_name(str(error))  # the error may contain the folder's name
-        raise UserError(f"{str(run_dir / _RECORD)!r} is not the record of a run: {what}; {advice}") from error
+        raise UserError(f"{str(run_dir / RECORD_FILE)!r} is not the record of a run: {what}; {advice}") from error
     if leaves["stage"] not in WITH_SMOKE:
         allowed = " or ".join(WITH_SMOKE)
         raise UserError(f"{str(run_dir)!r} is of the stage {leaves['stage']!r}; reports are made of {allowed}")
@@ -269,14 +270,14 @@ def _scored_on(leaves: Leaves) -> str:
 def _curves(run_dir: Path, notes: _Notes, *, is_running: bool, is_whole: bool) -> Curves:
     """Reads the curves, or their ends. While the run is running, the last line of its metrics may be half-written."""
     found = NO_CURVES
-    with notes.judging(METRICS):
-        path = run_dir / METRICS
+    with notes.judging(METRICS_FILE):
+        path = run_dir / METRICS_FILE
         found = read_curves(path) if is_whole else read_tail_of_curves(path, most_bytes=_METRICS_TAIL_BYTES)
         num_unusable = found.num_unusable + (found.has_half_line and not is_running)
         if num_unusable:
-            notes.fault(METRICS, f"{METRICS}: {plural(num_unusable, 'line')} cannot be used and left out")
+            notes.fault(METRICS_FILE, f"{METRICS_FILE}: {plural(num_unusable, 'line')} cannot be used and left out")
         if not found.curves:
-            notes.all.append(f"{METRICS} has no line yet: no curves are drawn")
+            notes.all.append(f"{METRICS_FILE} has no line yet: no curves are drawn")
     if not any(run_dir.glob("events.out.tfevents.*")):
         notes.all.append("there is no file of TensorBoard; the curves here are from metrics.jsonl and do not need it")
     return found
@@ -343,15 +344,9 @@ def _quarantine(run_dir: Path, notes: _Notes) -> Bad:
 def _bad_lines(run_dir: Path, name: str, notes: _Notes) -> Iterator[Line]:
     """Yields the lines of a quarantine list. It reads them one by one, because there may be millions."""
     with notes.judging(name):
-        try:
-            file = open_local_file(run_dir / name)
-        except FileNotFoundError:
-            return
-        with file:
-            while text := file.readline(_MOST_LINE_BYTES):
-                line = object_in(text)
-                if line is not None and isinstance(line.get("reason"), str):
-                    yield line
+        for _, _, line in each_line(run_dir / name):
+            if line is not None and isinstance(line.get("reason"), str):
+                yield line
 
 
 def _newest(run_dir: Path, notes: _Notes) -> CheckpointManifest | None:

@@ -22,16 +22,17 @@ from jobs.record import Leaves, is_scored, read_leaves
 from jobs.settings.runs import LsJob, SortColumn
 from jobs.stages import WITH_SMOKE
 from pipeline.runs.facts import SIGNS_OF_A_RUN, STATES, RunFacts, read_facts
+from pipeline.shared_settings import RECORD_FILE
 from shards.config_values import whole_number
 from shards.errors import PASSING_FAULTS, Finding, InvalidDataError, UserError
 from shards.files.looks import is_a_folder, is_there
+from shards.output.quantities import DAY_SECONDS
 from shards.output.terminal import columns_of, printable_name
 from shards.pool import Pool
 
 __all__ = ["LsJob", "run"]
 
 log = logging.getLogger(__name__)
-_RECORD = "job.yaml"
 _MOST_DEPTH, _MOST_FOLDERS = 3, 20_000
 _PIPE_COLUMNS = 160
 _THREADS = 8  # hides the latency of a file server
@@ -41,7 +42,7 @@ _LEFT = (True, True, True, False, False, False, False, False, False)
 _LEAST_NAME, _LEAST_RECIPE = 12, 8
 _LATEST_TO_GO = ("goodput", "images/s", "accuracy", "loss")  # columns that a narrow terminal leaves out, in this order
 _GAP, _INDENT = "  ", "    "
-_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
+_UNITS = ((DAY_SECONDS, "d"), (3600, "h"), (60, "min"))
 Cells = list[str]
 
 
@@ -80,7 +81,7 @@ def run(job: LsJob) -> int:
         put("".join(json.dumps(as_json(one), allow_nan=False) + "\n" for one in runs))
         return exit_codes.DONE
     if not runs:
-        log.info("no run in %s, down to %d levels: a run's folder has a %s", job.dir, _MOST_DEPTH, _RECORD)
+        log.info("no run in %s, down to %d levels: a run's folder has a %s", job.dir, _MOST_DEPTH, RECORD_FILE)
         return exit_codes.DONE
     put(run_table(runs, now=now, columns=columns_of(sys.stdout) or _PIPE_COLUMNS))
     return exit_codes.DONE
@@ -246,7 +247,7 @@ def _is_folder(entry: "os.DirEntry[str]") -> bool:
 def _may_be_run(names: set[str]) -> bool:
     """Whether a folder with these names has a record, or at least two of a run's other files. A single file may come
     from another tool."""
-    return _RECORD in names or sum(name in names for name in SIGNS_OF_A_RUN) > 1
+    return RECORD_FILE in names or sum(name in names for name in SIGNS_OF_A_RUN) > 1
 
 
 def run_at(root: Path, path: Path, now: float) -> Run | None:
@@ -254,20 +255,20 @@ def run_at(root: Path, path: Path, now: float) -> Run | None:
     reasons: list[str] = []
     leaves: Leaves = {}
     try:
-        leaves = read_leaves(path / _RECORD)
+        leaves = read_leaves(path / RECORD_FILE)
     except FileNotFoundError:
         if not is_unstarted(path):
-            reasons.append(f"{_RECORD} is missing")
+            reasons.append(f"{RECORD_FILE} is missing")
     except OSError as error:
-        reasons.append(f"{_RECORD} cannot be read: {error.strerror or error}")
+        reasons.append(f"{RECORD_FILE} cannot be read: {error.strerror or error}")
     except InvalidDataError as error:
-        reasons.append(f"{_RECORD} is damaged: {error}")
+        reasons.append(f"{RECORD_FILE} is damaged: {error}")
     stage = leaves.get("stage", "")
     if stage and stage not in WITH_SMOKE:
         return None
     num_steps = whole_number(leaves.get("job.steps", ""))
     if leaves and not num_steps:
-        reasons.append(f"{_RECORD} is damaged: it has no number of steps")
+        reasons.append(f"{RECORD_FILE} is damaged: it has no number of steps")
     facts = read_facts(path, num_steps=num_steps, is_scored=is_scored(leaves), now=now)
     return Run(
         path=str(path.relative_to(root)) if path != root else path.name or str(path),
@@ -283,7 +284,7 @@ def run_at(root: Path, path: Path, now: float) -> Run | None:
 def is_unstarted(path: Path) -> bool:
     """Whether the folder belongs to a run that was submitted and has not started. The record is written at the first
     start."""
-    others = (_RECORD, *SIGNS_OF_A_RUN, "checkpoints")
+    others = (RECORD_FILE, *SIGNS_OF_A_RUN, "checkpoints")
     return is_a_folder(path / "submit") and not any(is_there(path / name) for name in others)
 
 

@@ -36,6 +36,7 @@ from pipeline.models.config import MOST_CLASSES
 from pipeline.models.flops import num_parameters, training_flops
 from pipeline.runs.curves import Curves
 from pipeline.runs.summary_file import read_curves
+from pipeline.shared_settings import METRICS_FILE, RECORD_FILE
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import Line, is_finite, read_local_file
@@ -46,7 +47,6 @@ from shards.output.quantities import plural
 _FEWSHOT, _SHOTS = "fewshot/", "_shots"
 _RAW, _AVERAGED = "test_accuracy", "test_ema_accuracy"
 _FOLDER, _RESULTS, _MOST_BYTES = "fewshot", "fewshot.json", 16 << 20
-_RECORD, _METRICS = "job.yaml", "metrics.jsonl"
 _LOSS_COLUMNS = 200
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
 _BEFORE = "pretrained_by"  # this key in `sizes` has the optimiser that pre-trained the weights
@@ -123,7 +123,7 @@ def fewshot_of(run_dir: Path) -> tuple[list[AlsoScored], str]:
     if not is_there(folder / _RESULTS):
         return [], ""
     try:
-        job = read_record(folder / "job.yaml", stage="fewshot", kind=FewshotJob)
+        job = read_record(folder / RECORD_FILE, stage="fewshot", kind=FewshotJob)
         facts = parse_json(read_local_file(folder / _RESULTS, most_bytes=_MOST_BYTES))
         if (facts["weights"], facts["data_url"]) != (job.weights, job.data.url):
             return [], f"{_FOLDER}/{_RESULTS} is not of the job beside it: measure again"
@@ -248,7 +248,7 @@ def gather(folders: Sequence[Path], *, root: Path) -> tuple[list[Point], list[st
     sweeps: dict[Path, _Sweep] = {}
     for folder in folders:
         try:
-            if read_leaves(folder / _RECORD).get("stage") not in WITH_SMOKE and folder != root:
+            if read_leaves(folder / RECORD_FILE).get("stage") not in WITH_SMOKE and folder != root:
                 continue  # for example an evaluation's folder
             point = point_of(folder, name=_name(folder, root))
         except (OSError, UserError, InvalidDataError) as error:
@@ -306,11 +306,11 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
     """Returns the point of one run. Raises OSError, UserError or InvalidDataError if its record cannot be read or is
     not a training job's. `ancestors`: the number of runs through which this one was reached, each by its initial
     weights. `curves`: what its metrics contain, if they have been read."""
-    stage = read_leaves(folder / _RECORD).get("stage", "")
+    stage = read_leaves(folder / RECORD_FILE).get("stage", "")
     if stage not in WITH_SMOKE:
         raise UserError(f"its job.yaml is of {stage or 'no stage'}; allowed: {', '.join(WITH_SMOKE)}")
-    job = read_record(folder / _RECORD, stage=stage, kind=job_class(stage))
-    curves = curves or read_curves(folder / _METRICS)
+    job = read_record(folder / RECORD_FILE, stage=stage, kind=job_class(stage))
+    curves = curves or read_curves(folder / METRICS_FILE)
     lines = curves.lines
     step = int(lines[-1]["step"]) if lines else 0
     model = replace(job.model, num_classes=job.model.num_classes or _num_classes(folder))
@@ -355,7 +355,7 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
         loss_name="masked patches" if job.model.masked_patches else job.loss,
         global_batch=job.global_batch,
         settings=leaves_of(job),
-        command=shlex.join(["patchline", stage, str(folder / _RECORD), "--run-dir", "NEW"]),
+        command=shlex.join(["patchline", stage, str(folder / RECORD_FILE), "--run-dir", "NEW"]),
         reasons=(*reasons, *why),
     )
 
@@ -406,8 +406,8 @@ def final_run_of(weights: str) -> Path | None:
     """Returns the run whose final weights these are (RUN or RUN/weights); None if there is none. Weights in any other
     folder of RUN may come from any checkpoint, so they do not count."""
     path = Path(weights).absolute()  # `.` has no name
-    folder = path.parent if path.name == "weights" and not is_a_file(path / _RECORD) else path
-    return folder if is_a_file(folder / _RECORD) else None
+    folder = path.parent if path.name == "weights" and not is_a_file(path / RECORD_FILE) else path
+    return folder if is_a_file(folder / RECORD_FILE) else None
 
 
 def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
@@ -415,7 +415,7 @@ def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
     known."""
     final = final_run_of(weights)
     folder = final or Path(weights).parent
-    if ancestors >= _MOST_ANCESTORS or not is_a_file(folder / _RECORD):
+    if ancestors >= _MOST_ANCESTORS or not is_a_file(folder / RECORD_FILE):
         return None, f"the run of its weights {weights!r} is not there, so its compute and data are not known"
     try:
         point = point_of(folder, name=str(folder), ancestors=ancestors + 1)

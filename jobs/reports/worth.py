@@ -26,17 +26,17 @@ from jobs.train.sweep import is_repetition, read_sweep, sweep_of
 from jobs.train.trials import METRICS
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.runs.curves import Curves
-from pipeline.runs.facts import METRICS as METRICS_FILE
 from pipeline.runs.starts import Start, read_starts
 from pipeline.runs.summary_file import read_curves
+from pipeline.shared_settings import METRICS_FILE, RECORD_FILE
 from shards.config_values import Range
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import Line, is_finite, read_local_file
 from shards.files.looks import is_a_file, is_there
 from shards.files.typed_json import parse_json, read_record, record_from
+from shards.output.quantities import DAY_SECONDS
 from shards.pages.page import data_uri, matrix, shown
 
-_SECONDS_A_DAY = 86_400
 _MOST_FIGURE_BYTES, _MOST_SWEEP_BYTES = 8 << 20, 16 << 20
 _PNG = b"\x89PNG\r\n\x1a\n"
 # The figures of `patchline inspect`: file name and title.
@@ -136,7 +136,7 @@ def worth_of(run_dir: Path, *, wall_seconds: float, curves: Curves | None = None
         curves = curves if curves and curves.lines else read_curves(run_dir / METRICS_FILE)
         point = point_of(run_dir, name=run_dir.resolve().name, curves=curves)
         reasons += point.reasons
-        url = read_leaves(run_dir / "job.yaml").get("job.evaluation.url", "")
+        url = read_leaves(run_dir / RECORD_FILE).get("job.evaluation.url", "")
         days = device_days(read_starts(run_dir), wall_seconds=wall_seconds)
     except (OSError, ValueError, UserError, InvalidDataError) as error:
         reasons.append(f"its cost is not known: {error}")
@@ -177,7 +177,7 @@ def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None
         return None
     ends = [*(one.total_seconds for one in starts[1:]), wall_seconds]
     spans = [max(0.0, end - one.total_seconds) * one.num_ranks for one, end in zip(starts, ends, strict=True)]
-    return sum(spans) / _SECONDS_A_DAY
+    return sum(spans) / DAY_SECONDS
 
 
 def _repeats(run_dir: Path) -> Repeats | None:
@@ -369,7 +369,7 @@ def read_scores(run_dir: Path) -> ScoreSheet:
             return ScoreSheet()
         folder = found
     reasons: list[str] = []
-    leaves = _of_file(folder / "job.yaml", reasons, read_leaves) or {}
+    leaves = _of_file(folder / RECORD_FILE, reasons, read_leaves) or {}
     scores = _of_file(folder / _SCORES, reasons, lambda path: read_record(ScoreLine, _data(path)))
     classes = _of_file(folder / "classes.json", reasons, lambda path: read_record(Classes, _data(path)))
     examples = _of_file(folder / "examples.json", reasons, _examples) if is_there(folder / "examples.json") else ()
@@ -397,7 +397,7 @@ def _newest_evaluation(run_dir: Path) -> Path | None:
     found: list[tuple[float, Path]] = []
     for path in islice(there, _MOST_SEARCHED):
         with suppress(OSError, UserError, InvalidDataError):
-            leaves = read_leaves(path.parent / "job.yaml")
+            leaves = read_leaves(path.parent / RECORD_FILE)
             weights = leaves.get("job.weights", "")
             if leaves["stage"] == "evaluate" and weights and not _others_weights(weights, own):
                 found.append((path.stat().st_mtime, path.parent))

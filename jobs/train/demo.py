@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -22,8 +23,10 @@ from jobs.output import show_table
 from jobs.ranks import Ranks, start_ranks
 from jobs.settings.runs import DemoJob
 from pipeline.ranks.host import free_port
+from pipeline.runs.starts import last_step
 from pipeline.training.reporting.metrics import read_metrics
 from shards.errors import UserError
+from shards.files.local_files import read_local_file
 from shards.output.terminal import command_lines, printable_name, unescaped
 
 __all__ = ["Comparison", "DemoJob", "compare", "last_step", "run"]
@@ -31,7 +34,7 @@ __all__ = ["Comparison", "DemoJob", "compare", "last_step", "run"]
 log = logging.getLogger(__name__)
 _URL, _TEST_URL = "s3://demo/digits", "s3://demo/digits-test"
 _MARKER = ".patchline-demo"
-_SERVER_SECONDS = 30.0
+_SERVER_SECONDS, _MOST_BYTES = 30.0, 16 << 20
 _STEPS_PAST_A_CHECKPOINT = 10  # so that the continued run repeats some steps
 
 
@@ -147,17 +150,10 @@ def _run_and_kill(stages: _Stages) -> int:
     raise UserError("the run that was to be killed ended by itself; its messages are above")
 
 
-def last_step(run_dir: Path) -> int:
-    """Returns the last step in a run's metrics.jsonl, or 0 if there is none yet."""
-    if not (run_dir / "metrics.jsonl").exists():
-        return 0
-    return max((int(line["step"]) for line in read_metrics(run_dir)), default=0)
-
-
 def compare(unbroken: Path, continued: Path, *, killed_at: int) -> Comparison:
     """Compares the losses of the two runs, bit for bit, in every step after the continuation."""
     attempts = sorted((continued / "checkpoints" / "attempts").glob("*.json"))
-    origin = json.loads(attempts[-1].read_text())["resumed_from"]
+    origin = _json_in(attempts[-1])["resumed_from"]
     start = int(origin["step"]) if origin else 0
     expected = {line["step"]: line["loss"] for line in read_metrics(unbroken)}
     found = {line["step"]: line["loss"] for line in read_metrics(continued)}
@@ -166,9 +162,13 @@ def compare(unbroken: Path, continued: Path, *, killed_at: int) -> Comparison:
     return Comparison(killed_at=killed_at, continued_from=start, num_losses=len(steps), num_identical=len(identical))
 
 
+def _json_in(path: Path) -> Any:
+    return json.loads(read_local_file(path, most_bytes=_MOST_BYTES))
+
+
 def _table(job: DemoJob, folder: Path, comparison: Comparison, *, seconds: float) -> tuple[Table, float]:
-    before = json.loads((folder / "evaluate-pretrain" / "scores.json").read_text())
-    after = json.loads((folder / "evaluate-finetune" / "scores.json").read_text())
+    before = _json_in(folder / "evaluate-pretrain" / "scores.json")
+    after = _json_in(folder / "evaluate-finetune" / "scores.json")
     rates = sorted(line["images_per_second"] for line in read_metrics(folder / "unbroken"))
     num_train = 1797 - before["num_images"]
     verdict = "yes" if comparison.equal else "NO"

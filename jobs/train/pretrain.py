@@ -7,6 +7,7 @@ from jobs import exit_codes
 from jobs.record import write_record
 from pipeline.ranks.world import current_world
 from pipeline.runs.starts import NO_ORIGIN, Origin
+from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.run import NO_STEPS, RunEnding, RunRecord, train
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.step_times import refuse_later_steps
@@ -43,7 +44,7 @@ def run(
             profile=profile,
         )
     except UnreachableError as error:
-        if not is_there(run_dir / "job.yaml"):
+        if not is_there(run_dir / RECORD_FILE):
             raise
         raise StorageError(str(error)) from error  # since the address worked when the run began
     return _CODES[ending]

@@ -24,6 +24,7 @@ from jobs.stages import WITH_SMOKE, usage_of
 from jobs.submittable import Override, job_of_words, place_of
 from jobs.train.sweep_plan import SweepPlan, plan_of
 from jobs.train.trials import Trial, TrialScore, make_room, refuse_others, run_all, score_of
+from pipeline.shared_settings import RECORD_FILE
 from shards.config_values import differences, shown_value
 from shards.errors import InvalidDataError, UserError, WillNotSucceedError
 from shards.files.local_files import read_local_file, write_whole
@@ -171,7 +172,7 @@ def _has_values(folder: Path, values: Any) -> bool:
     if not isinstance(values, dict):
         return False
     try:
-        leaves = read_leaves(folder / "job.yaml")
+        leaves = read_leaves(folder / RECORD_FILE)
     except (OSError, InvalidDataError):
         return not values
     return all(_is_same(leaves.get(_leaf(flag)), value) for flag, value in values.items() if flag != _MOVES)

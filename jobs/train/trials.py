@@ -17,6 +17,7 @@ from jobs.record import read_leaves, read_record
 from jobs.submittable import Override, job_of_words, place_of
 from pipeline.checkpoints.manifest import STEPS
 from pipeline.runs.facts import RunFacts, State, read_facts
+from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.saving.may_continue import OF_POSITION, WARMUP, other_values
 from pipeline.training.settings.job import TrainingJob
 from shards.config_values import Difference, as_lines, differences, whole_number
@@ -141,7 +142,7 @@ def make_room(trials: Sequence[Trial], override: Override, *, free: Collection[s
 def _facts(trial: Trial) -> RunFacts | None:
     """Returns the facts of a trial's run, or None if there is no run."""
     try:
-        leaves = read_leaves(trial.folder / "job.yaml")
+        leaves = read_leaves(trial.folder / RECORD_FILE)
     except (OSError, InvalidDataError):
         return None
     num_steps, is_averaged = whole_number(leaves.get("job.steps", "")), leaves.get("job.ema_decay", "0") not in _OFF
@@ -153,7 +154,7 @@ def _changes(trial: Trial, override: Override, *, is_done: bool, exactly: bool =
     """Returns the fields in which the trial's words differ from the job that its folder records. Raises UserError if
     the record cannot be read. Unless `exactly`, a dataset may move, since the run itself compares its content, and
     --extend may add steps."""
-    record = read_record(trial.folder / "job.yaml", stage=trial.words[0], kind=TrainingJob)
+    record = read_record(trial.folder / RECORD_FILE, stage=trial.words[0], kind=TrainingJob)
     before, now = asdict(record), asdict(job_of_words(list(trial.words), override))
     found = run_changes(before, now, is_done=is_done, extends="--extend" in trial.words and not exactly)
     return [change for change in found if exactly or not _is_address(change)]

@@ -25,9 +25,10 @@ from jobs.record import record_text
 from jobs.settings.runs import VerifyResumeJob
 from jobs.train.resume_verdict import ResumeOutcome, as_json, explanations, outcome_of, outcome_table, resumed_from
 from pipeline.runs.comparison import StoredRun
-from pipeline.training.reporting.metrics import read_metrics
+from pipeline.runs.starts import last_step
 from pipeline.training.settings.job import LoggersConfig, TrainingJob
 from shards.errors import TransientError, UserError, WillNotSucceedError
+from shards.files.local_files import read_tail
 from shards.output.progress import Fact, Ticker
 from shards.store import open_store
 
@@ -136,14 +137,6 @@ def run_killed(command: Command, topologies: Sequence[TrialTopology], moments: S
     return done
 
 
-def last_step(run_dir: Path) -> int:
-    """Returns the latest step in the metrics, or 0 if there is none yet."""
-    try:
-        return max((int(line["step"]) for line in read_metrics(run_dir)[-1:]), default=0)
-    except FileNotFoundError:
-        return 0
-
-
 def _finish(command: Command, ranks: Ranks) -> None:
     code = ranks.wait(each_time=lambda: command.tick(last_step(command.run.run_dir)))
     _refuse_failure(command, code)
@@ -200,12 +193,8 @@ def _refuse_failure(command: Command, code: int) -> None:
 
 
 def _tail(path: Path) -> str:
-    if not path.exists():
-        return "(no log)"
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        lines = file.read().decode(errors="replace").splitlines()
-    return "\n".join(lines[-_TAIL_LINES:])
+    tail = read_tail(path, most_bytes=_TAIL_BYTES)
+    return "\n".join(tail.data.decode(errors="replace").splitlines()[-_TAIL_LINES:]) if tail else "(no log)"
 
 
 def run(job: VerifyResumeJob, *, environ: Mapping[str, str]) -> int:

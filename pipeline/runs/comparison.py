@@ -6,20 +6,25 @@ besides what RankFiles holds.
 """
 
 import math
-import struct
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pipeline.checkpoints.attempts import FAULTS
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId, CheckpointManifest, manifest_from_json
 from pipeline.checkpoints.rank_file_in import open_checkpoint
 from pipeline.checkpoints.stored import standing_in
+from pipeline.shared_settings import METRICS_FILE
 from pipeline.training.reporting.ledger import last_saved
-from pipeline.training.reporting.metrics import read_metrics
 from shards.config_values import shown_value
 from shards.errors import InvalidDataError
+from shards.files.local_files import each_line, is_finite, is_step
+from shards.files.looks import patiently
 from shards.store import Store
 
 
@@ -93,19 +98,37 @@ class StoredRun:
             raise InvalidDataError(f"{newest.folder} was computed in {shown_value((micro_batch, precision))}")
         return micro_batch, precision
 
-    def losses(self) -> dict[int, float]:
-        """Returns the loss of each step in the run's metrics."""
-        lines = read_metrics(self.run_dir)
-        return {int(line["step"]): float(line["loss"]) for line in lines if isinstance(line.get("loss"), int | float)}
+    def losses(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Returns the steps that have a loss in the run's metrics, in ascending order, and their losses. They take 16
+        bytes per step, since a run may have millions of steps. Raises FileNotFoundError if the file is missing."""
+        path, steps, losses = self.run_dir / METRICS_FILE, array("q"), array("d")
+        patiently(path, path.stat)
+        for _, _, line in each_line(path):
+            loss: Any = line.get("loss") if line else None
+            if line and is_step(line.get("step")) and (isinstance(loss, float) or is_finite(loss)):
+                steps.append(line["step"])
+                losses.append(loss)
+        steps.reverse()  # so that np.unique finds the last of equal steps
+        losses.reverse()
+        unique, places = np.unique(np.frombuffer(steps, dtype=np.int64), return_index=True)
+        return unique, np.frombuffer(losses, dtype=np.float64)[places]
 
 
 def different_losses(expected: StoredRun, found: StoredRun) -> tuple[int, list[LossDifference]]:
     """Returns the number of steps that were compared, and the steps whose losses do not have the same bits, in
     order."""
-    before, after = expected.losses(), found.losses()
-    steps = sorted(before.keys() | after.keys())
-    pairs = [LossDifference(step=step, expected=before.get(step), found=after.get(step)) for step in steps]
-    return len(steps), [each for each in pairs if _bits(each.expected) != _bits(each.found)]
+    runs = expected.losses(), found.losses()
+    steps = np.union1d(*(own for own, _ in runs))
+    has, values = [np.isin(steps, own, assume_unique=True) for own, _ in runs], np.zeros((2, len(steps)))
+    for run, (_, losses) in enumerate(runs):
+        values[run, has[run]] = losses
+    before, after = values.view(np.int64)
+    different = np.flatnonzero((has[0] != has[1]) | (before != after))
+    pairs = ([float(values[run, at]) if has[run][at] else None for run in (0, 1)] for at in different)
+    return len(steps), [
+        LossDifference(step=int(steps[at]), expected=one, found=other)
+        for at, (one, other) in zip(different, pairs, strict=True)
+    ]
 
 
 def compare_checkpoints(expected: StoredRun, found: StoredRun, *, step: int) -> CheckpointComparison:
@@ -150,10 +173,6 @@ def different_tensor(
         expected=float(one[element]),
         found=float(other[element]),
     )
-
-
-def _bits(loss: float | None) -> bytes:
-    return b"" if loss is None else struct.pack("<d", loss)
 
 
 def _of_step(run: StoredRun, step: int) -> CheckpointId:

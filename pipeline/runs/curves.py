@@ -18,7 +18,7 @@ from math import fsum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shards.files.local_files import Line, is_finite, is_step, object_in, open_local_file
+from shards.files.local_files import MOST_LINE_BYTES, Line, is_finite, is_step, object_by, open_local_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,7 +38,6 @@ _SCORES = re.compile(r"test_(ema_)?accuracy|eval/.{1,1000}/(ema_)?accuracy|fewsh
 MOST_CURVES = 48
 MOST_SCORES = 256
 _MOST_NAMES = 4096
-_MOST_LINE_BYTES = 1 << 20
 MOST_KEPT_BYTES = 1 << 16  # longer lines are not kept
 _LEAST = 1e-250  # smaller values become 0, because scales cannot divide by them
 _MOST = 1e300  # the limit of `is_finite`
@@ -238,11 +237,11 @@ class Reading:
         from isal.isal_zlib import crc32  # noqa: PLC0415
         from pydantic_core import from_json  # noqa: PLC0415
 
-        while text := file.readline(_MOST_LINE_BYTES):
-            if len(text) < _MOST_LINE_BYTES and not text.endswith(b"\n"):
+        while text := file.readline(MOST_LINE_BYTES):
+            if len(text) < MOST_LINE_BYTES and not text.endswith(b"\n"):
                 self.has_half_line = True
                 break
-            line = _parsed(text, from_json) if text.endswith(b"\n") else None
+            line = object_by(from_json, text) if text.endswith(b"\n") else None
             self.num_bytes += len(text)
             self.crc32 = crc32(text, self.crc32)
             self.num_lines += 1
@@ -324,17 +323,6 @@ class Reading:
         )
 
 
-def _parsed(text: bytes, from_json: Any) -> Line | None:
-    """Returns the object in a line, as `object_in` does. Lines that the faster parser refuses are left to Python's."""
-    if text.count(b"{") != 1 or b"[" in text:
-        return object_in(text)
-    try:
-        found = from_json(text)
-    except ValueError:
-        return object_in(text)
-    return found if isinstance(found, dict) else None
-
-
 def read_tail_of_curves(path: Path, *, most_bytes: int) -> Curves:
     """Returns the curves in the last `most_bytes` of a file, beginning with a whole line. Raises what `open_local_file`
     raises, except for a missing file, which has no curves."""
@@ -347,7 +335,7 @@ def read_tail_of_curves(path: Path, *, most_bytes: int) -> Curves:
         size = file.seek(0, 2)
         file.seek(max(0, size - most_bytes))
         if size > most_bytes:
-            file.readline(_MOST_LINE_BYTES)
+            file.readline(MOST_LINE_BYTES)
         reading.read(file)
     return reading.curves()
 

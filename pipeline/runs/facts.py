@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 
 from pipeline.runs.starts import FILE_NAME as STARTS
 from pipeline.runs.starts import NO_ORIGIN, Origin, has_process, is_start, origin_in, start_in
+from pipeline.shared_settings import METRICS_FILE, RECORD_FILE
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from pipeline.training.reporting.ledger import goodput
 from pipeline.training.watchdog.heartbeat_files import (
@@ -48,8 +49,7 @@ SILENT_SECONDS = 60.0  # heartbeats come at least every 15 s
 GONE_SECONDS = 20.0  # for a process that has vanished from this host
 QUIET_SECONDS = 300.0  # the longest time between two lines of metrics, for a run without heartbeats
 _FIRST_BEAT_SECONDS = 30.0  # after a start; the first heartbeat comes after at most 15 s
-METRICS = "metrics.jsonl"  # not imported from metrics.py, which loads much more
-SIGNS_OF_A_RUN = (METRICS, LEDGER, FOLDER, "DONE")
+SIGNS_OF_A_RUN = (METRICS_FILE, LEDGER, FOLDER, "DONE")
 _TAIL_BYTES, _LONG_TAIL_BYTES = 1 << 16, 1 << 24
 _MOST_DONE_BYTES = 16 << 20
 _OF_RANKS = (
@@ -291,8 +291,8 @@ class _Reader(Notes):
 
     def recorded(self) -> float | None:
         """Returns the time at which the run's record, its first file, was written."""
-        with self.judging("job.yaml"):
-            return (self.run_dir / "job.yaml").stat().st_mtime
+        with self.judging(RECORD_FILE):
+            return (self.run_dir / RECORD_FILE).stat().st_mtime
         return None
 
     def has_attempts(self) -> bool:
@@ -312,8 +312,8 @@ def read_facts(
     score may be many lines back. `score`: the name of the accuracy in the metrics.
     """
     reader, now = _Reader(run_dir), time.time() if now is None else now
-    tail = reader.tail(METRICS)
-    told, saved = reader.last(METRICS, tail, _has_step), reader.last(LEDGER, reader.tail(LEDGER), _is_of_ledger)
+    tail = reader.tail(METRICS_FILE)
+    told, saved = reader.last(METRICS_FILE, tail, _has_step), reader.last(LEDGER, reader.tail(LEDGER), _is_of_ledger)
     starts = reader.tail(STARTS)
     started = reader.last(STARTS, starts, is_start)
     quiet_seconds = now - max(reader.times) if reader.times else None
@@ -393,7 +393,7 @@ def _accuracy(reader: _Reader, tail: Tail | None, name: str, *, is_scored: bool)
     mark = f'"{name}"'.encode()
     found = tail.last(is_score, containing=mark) if tail else None
     if found is None and tail and is_scored and len(tail.data) < tail.num_bytes:
-        long = reader.tail(METRICS, most_bytes=_LONG_TAIL_BYTES)
+        long = reader.tail(METRICS_FILE, most_bytes=_LONG_TAIL_BYTES)
         found = long.last(is_score, containing=mark) if long else None
     return _number(found[name]) if found else None
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+from pipeline.shared_settings import METRICS_FILE
 from pipeline.training.watchdog.heartbeat_files import Phase, beat_path, is_hanging, read_beat
 from shards.config_values import Range
 from shards.errors import InvalidDataError
@@ -167,13 +168,7 @@ class Start:
 def left_behind(run_dir: Path) -> Left:
     """Reads what the earlier start left. Call it before this start writes anything. A file that cannot be read counts
     as missing."""
-    reached, beat, is_hung = 0, None, False
-    try:
-        tail = read_tail(run_dir / "metrics.jsonl", most_bytes=_TAIL_BYTES)
-        line = tail.last(lambda line: is_step(line.get("step"))) if tail else None
-        reached = int(line["step"]) if line else 0
-    except (OSError, ValueError, InvalidDataError):
-        pass
+    beat, is_hung, reached = None, False, last_step(run_dir)
     try:
         beat = read_beat(run_dir / beat_path(0))
         is_hung = bool(beat.attempt) and is_hanging(run_dir, beat.attempt)
@@ -191,6 +186,17 @@ def left_behind(run_dir: Path) -> Left:
         error=beat.error,
         is_done=beat.is_done,
     )
+
+
+def last_step(run_dir: Path) -> int:
+    """Returns the step of the last usable line of the run's metrics; 0 if there is none, or if the file cannot be
+    read."""
+    try:
+        tail = read_tail(run_dir / METRICS_FILE, most_bytes=_TAIL_BYTES)
+    except (OSError, InvalidDataError):
+        return 0
+    line = tail.last(lambda line: is_step(line.get("step"))) if tail else None
+    return int(line["step"]) if line else 0
 
 
 def add_start(

@@ -9,7 +9,7 @@ from pathlib import Path
 from pipeline.checkpoints.stored import read_best
 from pipeline.data.transform import why_no_crop_decoder
 from pipeline.ranks.world import World
-from pipeline.training.reporting.metrics import METRICS_FILE
+from pipeline.shared_settings import METRICS_FILE
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan
 from shards.errors import InvalidDataError

@@ -21,10 +21,11 @@ from shards.errors import InvalidDataError, disk_fault
 from shards.files.looks import Look, look_once, patiently
 from shards.files.typed_json import MOST_DEPTH
 from shards.storage.local import open_regular, read_whole
+from shards.storage.objects import too_large
 
 log = logging.getLogger(__name__)
 MOST_FILE_BYTES = 1 << 30
-_MOST_LINE_BYTES = 1 << 20
+MOST_LINE_BYTES = 1 << 20
 _MOST_KEPT = 10_000  # writes of 1 or 2 kB each
 Line = dict[str, Any]
 
@@ -75,43 +76,65 @@ def open_local_file(path: str | Path) -> BufferedReader:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
-    """The usable lines of a file in order, as bytes and as objects, and the number of unusable lines.
+    """The objects in the usable lines of a file, in order, and the number of unusable lines.
 
     `has_half_line`: whether the last line is unusable and has no line break, as if it were still being written.
     """
 
-    texts: list[bytes]
     objects: list[Line]
     num_unusable: int
     has_half_line: bool = False
 
 
 def read_lines(path: Path, *, is_usable: Callable[[Line], bool], containing: bytes = b"") -> Lines:
-    """Reads the lines that are usable objects and contain `containing`. There are none if the file is missing.
+    """Reads the lines that are usable objects and contain `containing`. There are none if the file is missing. The file
+    may have any size, because only these lines are kept.
 
-    Raises InvalidDataError if the file is not regular, or is larger than MOST_FILE_BYTES.
+    Raises InvalidDataError if the file is not regular, or if these lines have more than MOST_FILE_BYTES.
     """
+    return patiently(path, lambda: _read_lines(path, is_usable, containing))
+
+
+def _read_lines(path: Path, is_usable: Callable[[Line], bool], containing: bytes) -> Lines:
+    objects, num_bytes, num_unusable, has_half_line = list[Line](), 0, 0, False
+    for _, text, found in each_line(path, containing=containing):
+        num_bytes += len(text)
+        if num_bytes > MOST_FILE_BYTES:
+            raise InvalidDataError(f"{too_large(str(path), MOST_FILE_BYTES)}; move it away")
+        has_half_line = False
+        if found is not None and is_usable(found):
+            objects.append(found)
+        else:
+            num_unusable, has_half_line = num_unusable + 1, not text.endswith(b"\n")
+    return Lines(objects=objects, num_unusable=num_unusable, has_half_line=has_half_line)
+
+
+def each_line(path: Path, *, containing: bytes = b"") -> Iterator[tuple[int, bytes, Line | None]]:
+    """Yields the offset and the bytes of each line that is not empty and contains `containing`, and the object in it:
+    None if it has none, or more than MOST_LINE_BYTES. Yields nothing if the file is missing. Only one line is in
+    memory, since a run's metrics may have millions.
+
+    Raises InvalidDataError if the file is not regular.
+    """
+    from pydantic_core import from_json  # noqa: PLC0415 - short commands read only the ends of files
+
     try:
-        data = patiently(path, lambda: read_local_file(path, most_bytes=MOST_FILE_BYTES))
+        file = open_local_file(path)
     except FileNotFoundError:
-        data = b""
+        return
     except IsADirectoryError:
         raise InvalidDataError(f"{path} is a folder; move it away, a run writes a file of this name") from None
     except InvalidDataError as error:
         raise InvalidDataError(f"{error}; move it away") from error
-    texts, objects, num_unusable, is_usable_line = [], [], 0, True
-    for text in data.split(b"\n"):
-        if not text or containing not in text:
-            continue
-        found = object_in(text)
-        is_usable_line = found is not None and is_usable(found)
-        if found is None or not is_usable_line:
-            num_unusable += 1
-            continue
-        texts.append(text)
-        objects.append(found)
-    has_half_line = not is_usable_line and not data.endswith(b"\n")
-    return Lines(texts=texts, objects=objects, num_unusable=num_unusable, has_half_line=has_half_line)
+    with file:
+        offset = 0
+        while text := file.readline(MOST_LINE_BYTES):
+            begin, offset, rest = offset, offset + len(text), text
+            while len(rest) == MOST_LINE_BYTES and not rest.endswith(b"\n"):
+                rest = file.readline(MOST_LINE_BYTES)
+                offset += len(rest)
+            if text != b"\n" and containing in text:
+                yield begin, text, object_by(from_json, text) if offset == begin + len(text) else None
 
 
 @contextmanager
@@ -168,9 +191,13 @@ def open_to_append(path: Path) -> BinaryIO:
 def append_to(file: BinaryIO, line: Mapping[str, object]) -> None:
     """Appends an object to a file from `open_to_append`. After an OSError the file may end with half a line, so it must
     be opened again."""
-    text = json.dumps(line).encode() + b"\n"
-    while text:  # a nearly full disk takes only the beginning
-        text = text[file.write(text) :]
+    write_all(file, json.dumps(line).encode() + b"\n")
+
+
+def write_all(file: BinaryIO, data: bytes) -> None:
+    """Writes to an unbuffered file, of which a nearly full disk takes only the beginning at first."""
+    while data:
+        data = data[file.write(data) :]
 
 
 def append_or_say(path: Path, line: Mapping[str, object], *, what: str) -> None:
@@ -244,12 +271,24 @@ def object_in(text: bytes) -> Line | None:
 
     NaN and Infinity are accepted as this program writes them, since a loss may be either.
     """
-    if len(text) > _MOST_LINE_BYTES or text.count(b"[") + text.count(b"{") > MOST_DEPTH:
+    if len(text) > MOST_LINE_BYTES or text.count(b"[") + text.count(b"{") > MOST_DEPTH:
         return None
     try:
         found = json.loads(text)
     except ValueError:  # broken, not UTF-8, or an integer of thousands of digits
         return None
+    return found if isinstance(found, dict) else None
+
+
+def object_by(from_json: Callable[[bytes], Any], text: bytes) -> Line | None:
+    """Returns what `object_in` does, in a sixth of the time for an object of numbers. `from_json`: pydantic's parser,
+    which is given because a short command does not load it. Python's gets the lines that it refuses."""
+    if len(text) > MOST_LINE_BYTES or text.count(b"{") != 1 or b"[" in text:
+        return object_in(text)
+    try:
+        found = from_json(text)
+    except ValueError:
+        return object_in(text)
     return found if isinstance(found, dict) else None
 
 

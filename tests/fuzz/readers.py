@@ -22,10 +22,11 @@ from pipeline.models.conversion.config import Hints
 from pipeline.models.conversion.open_any import open_any
 from pipeline.models.weights.folder import Weights, filled_model, open_weights
 from pipeline.runs.facts import STATES, read_facts
+from pipeline.shared_settings import METRICS_FILE
 from pipeline.training.reporting.follower import MetricsReader
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.reporting.loggers import logger_id
-from pipeline.training.reporting.metrics import METRICS_FILE, cut_after, read_metrics
+from pipeline.training.reporting.metrics import cut_after, read_metrics
 from pipeline.training.saving.finish import Done, read_done
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.summary import scores_of

@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.jobs.cluster.test_slurm import programs
@@ -16,9 +19,17 @@ from tests.rigs.processes import Ended, patchline, patchline_of_a_colleague
 
 pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can give files to another user")
 OTHER = 65534
+NOBODY = 0xFFFFFFFF  # the number in entries of an ACL that name nobody
 ALONE = {"PATH": "/nowhere"}
 COMMANDS = ("status", "watch", "logs", "doctor", "report", "show", "save", "stop", "cancel")
 MakeRun = Callable[..., Path]
+MAKES = """
+import sys
+from pathlib import Path
+from jobs.output import make_folder
+for name in ("run", "shared/run"):
+    make_folder(Path(sys.argv[1], name))
+"""
 
 
 @pytest.fixture
@@ -70,6 +81,43 @@ def test_a_run_that_may_only_be_read(run_of_another: MakeRun) -> None:
     (run_dir / "DONE").unlink()
     for command in ("report", "stop", "cancel"):
         assert refused(patchline_of_a_colleague(command, str(run_dir), environ=ALONE)) == [], command
+
+
+def test_a_refusal_says_who_lacks_which_right(run_of_another: MakeRun) -> None:
+    """A default ACL of the folder, whose mask takes the right to write from the colleague."""
+    run_dir = run_of_another("masked")
+    acl = np.array([2], "<u4").tobytes() + b"".join(
+        np.array([tag, rights], "<u2").tobytes() + np.array([number], "<u4").tobytes()
+        for tag, rights, number in (
+            (1, 7, NOBODY),
+            (2, 7, os.getuid()),
+            (4, 5, NOBODY),
+            (16, 5, NOBODY),
+            (32, 5, NOBODY),
+        )
+    )
+    try:
+        os.setxattr(run_dir, "system.posix_acl_access", acl)
+    except OSError as error:
+        pytest.skip(f"needs a file system with ACLs: {error}")
+    ended = patchline_of_a_colleague("report", str(run_dir), environ=ALONE)
+    assert refused(ended) == []
+    said = " ".join(ended.errors.split())
+    assert f"(user root may not write to {run_dir}: drwxr-xr-x+ nobody:nogroup)" in said
+
+
+@pytest.mark.skipif(not shutil.which("strace"), reason="needs strace")
+def test_a_file_server_that_refuses_the_setgid_bit(tmp_path: Path) -> None:
+    """NFSv4 with ACLs answers chmod with EPERM. The run's folder is made, with a warning unless its parent has the
+    bit."""
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared").chmod(0o2775)
+    fault = ["-e", "trace=chmod,fchmodat", "-e", "inject=chmod,fchmodat:error=EPERM"]
+    words = ["strace", "-f", "-qqq", "-o", os.devnull, *fault, sys.executable, "-c", MAKES, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120, umask=0o002)
+    assert done.returncode == 0, done.stderr
+    assert [line.startswith(f"{tmp_path}/run cannot be kept") for line in done.stderr.splitlines()] == [True]
+    assert stat.S_IMODE((tmp_path / "shared" / "run").stat().st_mode) == 0o2775
 
 
 def test_one_run_that_may_not_be_read_does_not_hide_the_others(run_of_another: MakeRun, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from jobs.chains.state import read_record_of
 from tests.rigs.processes import patchline
 from tests.rigs.slurm import SlurmCluster, SlurmConfig
 from tests.rigs.small_disk import small_disk
-from tests.slurm.test_stage import PATCHLINE, program, wait_until_ended
+from tests.slurm.test_stage import PATCHLINE, SCRIPT, program, wait_until_ended
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -119,24 +119,44 @@ def test_the_preferences_of_a_shell_hide_no_job(slurm_cluster: SlurmCluster, tmp
 
 
 def test_a_number_that_slurm_uses_again_is_not_the_runs_job(tmp_path: Path) -> None:
-    """Slurm has lost its state and counts from 1 again: the run's number belongs to a stranger."""
+    """Slurm has lost its state and counts from 1 again: the numbers of two runs belong to strangers. One run was
+    submitted by `patchline submit`, the other by plain sbatch, without a comment. A stranger of another user even has
+    the comment of the first run."""
     config = SlurmConfig(num_nodes=1, cpus_per_node=1)
+    run, plain = tmp_path / "run", tmp_path / "plain"
+
+    def told(cluster: SlurmCluster, command: str, folder: Path) -> str:
+        ended = patchline(command, str(folder), environ=cluster.job_environment())
+        return ended.output + ended.errors
+
     with SlurmCluster(config) as before:
         words, number, _ = held_job(before, tmp_path)
-        told = patchline("status", f"{tmp_path}/run", environ=before.job_environment())
-        assert f"job {number}" in told.output
+        comment = before.job(number)["Comment"]
+        assert f"job {number}" in told(before, "status", run)
+        sleeps = program(tmp_path / "sleeps", "sleep 600")
+        of_plain = ["pretrain", "digits_smoke", "--data.url=d", f"--run-dir={plain}"]
+        by_hand = before.sbatch(SCRIPT, *of_plain, options=["--output=/dev/null"], env={"PATCHLINE": str(sleeps)})
+        before.wait_for((plain / "submit" / "submitted.jsonl").exists, deadline_seconds=60)
+        again = [*of_plain, words[2], "--no-check"]
+        before.scontrol("requeue", str(by_hand))  # gives it another submit time
+        said = submit(before, *again).stderr
+        assert f"has a job already: {by_hand} " in said, said
     stranger = program(tmp_path / "stranger.sbatch", "sleep 600")
     with SlurmCluster(config) as cluster:
-        while cluster.sbatch(stranger, options=["--output=/dev/null", "--hold"]) < number:
-            pass  # Slurm takes a number for each question, too
-        told = patchline("status", f"{tmp_path}/run", environ=cluster.job_environment())
-        ended = patchline("cancel", f"{tmp_path}/run", environ=cluster.job_environment())
-        assert cluster.squeue_state(number) == "PENDING", ended.errors
-        assert f"job {number}" not in told.output
-        assert "has no job that waits or runs" in ended.errors
-        again = submit(cluster, *words)
-        assert "has a job already" not in again.stderr
-        assert re.search(r"job \d+: pretrain-digits_smoke", again.stderr), again.stderr
+        for_whom = {number: ["--uid=nobody", f"--comment={comment}"]}
+        last = 0
+        while last < by_hand:  # Slurm takes a number for each question, too
+            last = cluster.sbatch(stranger, options=["--output=/dev/null", "--hold", *for_whom.get(last + 1, [])])
+        for folder, own, again_words in ((run, number, words), (plain, by_hand, again)):
+            said = told(cluster, "status", folder)
+            assert f"job {own}" not in said, said
+            said = told(cluster, "cancel", folder)
+            assert "has no job that waits or runs" in said, said
+            assert cluster.squeue_state(own) == "PENDING", said
+            ended = submit(cluster, *again_words)
+            assert "has a job already" not in ended.stderr
+            assert re.search(r"job \d+: pretrain-digits_smoke", ended.stderr), ended.stderr
+            assert cluster.squeue_state(own) == "PENDING"
 
 
 @pytest.mark.parametrize("is_bare", [pytest.param(False, marks=pytest.mark.long), True], ids=["environment", "bare"])

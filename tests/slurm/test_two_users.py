@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
-from pipeline.training.reporting.metrics import METRICS_FILE
+from pipeline.shared_settings import METRICS_FILE
 from tests.conftest import CHECKOUT
 from tests.rigs.slurm import SlurmCluster, SlurmConfig
 

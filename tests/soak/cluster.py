@@ -33,9 +33,9 @@ from tests.soak import cluster_faults as faults
 from tests.soak.cluster_work import Shared, Work, kind_of, shared_by_all
 
 RESULT = Path(__file__).parent / "results" / "cluster.json"
-PASSING = ("full", "read-only", "frozen", "503", "broken bodies", "expired credentials", "crashed controller", "stale")
-DISK, STORE = PASSING[:3], PASSING[3:6]
-FAULTS = ("kill", "stop", *PASSING, "lost node", "wrong clock", "out of memory")
+DISK, STORE = ("full", "read-only", "frozen", "hung mount"), ("503", "broken bodies", "expired credentials")
+PASSING = (*DISK, *STORE, "crashed controller", "stale")
+FAULTS = ("kill", "stop", *PASSING, "lost node", "wrong clock", "out of memory", "reused number")
 PLACES = ("rank", "writer", "launcher", "batch script", "gate", "evaluation", "packing task")
 MOMENTS = ("start", "mid-step", "mid-save", "evaluation", "end")
 CELL_SECONDS, POLL_SECONDS = 300.0, 0.005
@@ -116,6 +116,14 @@ def _why_not(cell: Cell) -> str:
             "nothing is asked of the controller then",
         ),
         (
+            fault == "reused number" and place in ("evaluation", "packing task"),
+            "no number of it is recorded: `cancel` and `status` find it by its name",
+        ),
+        (
+            fault == "reused number" and (place, moment) not in _ASK_THE_CONTROLLER - {("launcher", "start")},
+            "Slurm kills all that runs in a job that it does not know: the cell of the batch script in mid-step",
+        ),
+        (
             fault == "out of memory" and (place, moment) not in _NEED_MEMORY,
             "the kernel's killer sends the same signal: the cell of kill",
         ),
@@ -152,6 +160,7 @@ WHAT_HAPPENS = {
     ("full", ""): _KEPT,
     ("read-only", ""): _KEPT,
     ("frozen", ""): _WAITS,
+    ("hung mount", ""): _WAITS + "; if a file cannot be written as the mount is taken away, all ranks are restarted",
     ("503", ""): "requests are repeated until the store answers again",
     ("broken bodies", ""): "each read is resumed after the last byte that arrived",
     ("expired credentials", ""): "the credentials are read again until the store accepts them",
@@ -160,6 +169,10 @@ WHAT_HAPPENS = {
     ("wrong clock", ""): "the job leaves out the node",
     ("crashed controller", ""): "the job keeps running, and asks Slurm again until the controller answers",
     ("out of memory", ""): "the same as after a kill",
+    ("reused number", ""): (
+        "Slurm has lost its state, and kills the job; repeating the `submit` continues the run or the chain, and the "
+        "stranger's job that has got the number is left alone"
+    ),
     ("stop", ""): _WAITS,
 }
 """What happens, by fault and place. An empty place stands for all other places."""
@@ -200,6 +213,7 @@ class Lane:
     def __init__(self, cluster: SlurmCluster, shared: Shared, folder: Path) -> None:
         self.cluster, self.shared, self.folder = cluster, shared, folder
         self.number = 0
+        self.taken = 0  # the number of the cell's job that a stranger's job has now
 
     def run(self, cell: Cell) -> Found:
         """Runs a cell of the matrix, and leaves the cluster as it was."""
@@ -209,7 +223,7 @@ class Lane:
             disk = faults.Disk(place)
             stack.callback(disk.close)
             stack.callback(self._tidy)
-            kind = kind_of(cell.place, is_stored=cell.fault in STORE)
+            kind = kind_of(cell.place, is_stored=cell.fault in STORE, is_recorded=cell.fault == "reused number")
             work = stack.enter_context(kind(self.cluster, self.shared, place))
             try:
                 return self._found(cell, work, disk)
@@ -218,7 +232,7 @@ class Lane:
                 return Found(**asdict(cell), end=f"not tried: {error!r}", message="", seconds=0.0, is_right=False)
 
     def _found(self, cell: Cell, work: Work, disk: faults.Disk) -> Found:
-        expected = self.shared.expected(type(work))
+        expected, self.taken = self.shared.expected(type(work)), 0
         began = time.monotonic()
         if cell.fault == "wrong clock":
             work.turn_clock("n2" if cell.place == "rank" else "n1")
@@ -233,6 +247,8 @@ class Lane:
             is_right = work.digest() == expected.digest and bool(message)
             end += f", then {again}"
         seconds = time.monotonic() - began - expected.seconds
+        if self.taken and self.cluster.squeue_state(self.taken) != "PENDING":
+            end, is_right = f"{end}; the stranger's job was disturbed", False
         if not has_struck:
             end, is_right = f"{end}; the fault came too late", False
         if not is_right:
@@ -265,6 +281,9 @@ class Lane:
                 time.sleep(faults.HELD_SECONDS)
         elif cell.fault == "lost node":
             self._lose("n2" if cell.place == "rank" else work.batch_host(), work)
+        elif cell.fault == "reused number":
+            self.taken = faults.reuse_numbers(self.cluster)
+            return self.taken > 0
         elif cell.fault == "out of memory":
             faults.starve(pid, f"patchline-soak-{os.getpid()}-{self.number}")
         else:
@@ -278,6 +297,7 @@ class Lane:
             "full": disk.full,
             "read-only": disk.read_only,
             "frozen": disk.frozen,
+            "hung mount": disk.hung,
             "503": partial(faults.refused, work.proxy, 503, "SlowDown"),
             "expired credentials": partial(faults.refused, work.proxy, 400, "ExpiredToken"),
             "broken bodies": partial(faults.halved, work.proxy),
@@ -321,7 +341,8 @@ class Lane:
 
     def _tidy(self) -> None:
         """Cancels all jobs, ends their processes, and waits until all nodes are idle."""
-        self.cluster.command("scancel", f"--user={os.getuid()}")
+        for user in (str(os.getuid()), faults.STRANGER):
+            self.cluster.command("scancel", f"--user={user}")
         places = [place for place in PLACES if place != "gate"]
         time.sleep(1)
         faults.end([pid for place in places for pid in self._pids(place)])

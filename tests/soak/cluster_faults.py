@@ -1,6 +1,7 @@
 """The faults of the matrix (cluster.py): in processes, the disk of a run, its store, a node, and the controller."""
 
 import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -8,11 +9,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.rigs.cutting_proxy import CuttingProxy
+from tests.rigs.dead_mount import dead_mount
 from tests.rigs.own_processes import read_process
 from tests.rigs.slurm import SlurmCluster
 from tests.rigs.small_disk import filled
 
 DISK_MIB = 160
+STRANGER = "nobody"
 HELD_SECONDS = 12.0
 """How long a temporary fault lasts."""
 _LOOKED_AT = ("", "STOP", "SAVE", "DONE", "checkpoints", "checkpoints/attempts", "weights")
@@ -21,7 +24,7 @@ _BYTES_LEFT = 4 << 20
 
 
 class Disk:
-    """An ext4 file system in a file, which can be made full, read-only or frozen. Needs root."""
+    """An ext4 file system in a file, which can be made full, read-only, frozen or silent. Needs root."""
 
     def __init__(self, folder: Path) -> None:
         self.image, self.path = folder.with_suffix(".ext4"), folder
@@ -63,6 +66,13 @@ class Disk:
             yield
         finally:
             _run("fsfreeze", "--unfreeze", str(self.path))
+
+    @contextmanager
+    def hung(self) -> Iterator[None]:
+        """Lets every look at its files wait, as a file server that does not answer. Calls that still wait at the end
+        fail with ECONNABORTED or ENOTCONN."""
+        with dead_mount(self.path):
+            yield
 
 
 @contextmanager
@@ -116,6 +126,32 @@ def without_controller(cluster: SlurmCluster) -> Iterator[None]:
         yield
     finally:
         cluster.start_controller()
+
+
+def reuse_numbers(cluster: SlurmCluster) -> int:
+    """Makes the controller lose its state and count from its first number again. A stranger's jobs, which are held,
+    take the numbers of our jobs. Returns the last of these numbers, or 0 if there were no such jobs."""
+    last = max(map(int, cluster.command("squeue", "--noheader", "--me", "--format=%A").split()), default=0)
+    if not last:
+        return 0
+    state, script = cluster.folder / "state", cluster.folder / "stranger.sbatch"
+    cluster.kill_controller()
+    shutil.rmtree(state)
+    state.mkdir()
+    cluster.start_controller()
+    cluster.wait_for(lambda: _answers(cluster), deadline_seconds=60)
+    script.write_text("#!/bin/sh\nsleep 600\n")
+    options = ["--output=/dev/null", "--hold", f"--uid={STRANGER}"]
+    while cluster.sbatch(script, options=options) < last:
+        pass
+    return last
+
+
+def _answers(cluster: SlurmCluster) -> bool:
+    try:
+        return bool(cluster.command("sinfo", "--noheader"))
+    except (RuntimeError, subprocess.TimeoutExpired):
+        return False
 
 
 def starve(pid: int, group: str) -> None:

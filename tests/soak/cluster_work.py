@@ -138,6 +138,36 @@ class Work(ABC):
         options = [f"--output={self.log_path}", *self.options()]
         self.jobs.append(self.cluster.sbatch(SCRIPT, *self.words(), options=options, env=environ))
 
+    def submit_by_patchline(self, *words: str) -> None:
+        """Runs `patchline submit` with these words and the cluster's settings."""
+        keys, settings_path = self.folder / "keys", self.folder / "cluster.yaml"
+        keys.touch(mode=0o600)
+        keys.write_text("[soak]\naws_access_key_id=soak\naws_secret_access_key=soak\n")
+        settings = {
+            "command": [str(self.shared.command)],
+            "s3_endpoint": self.proxy.endpoint,
+            "s3_profile": "soak",
+            "setup": [f"export AWS_SHARED_CREDENTIALS_FILE={keys}"],
+        }
+        settings_path.write_text(json.dumps(settings))  # JSON is YAML
+        done = subprocess.run(
+            [str(PATCHLINE), "submit", *words, f"--cluster={settings_path}"],
+            env=self.cluster.job_environment() | {"AWS_SHARED_CREDENTIALS_FILE": str(keys)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        if done.returncode:
+            raise RuntimeError(done.stderr)
+
+    def has_jobs(self) -> bool:
+        """Whether any of our jobs is in the queue. Returns True if the controller does not answer."""
+        try:
+            return bool(self.cluster.command("squeue", "--noheader", "--me").strip())
+        except (RuntimeError, subprocess.TimeoutExpired):
+            return True
+
     def turn_clock(self, node: str) -> None:
         """Makes the shells of this node see a time that is wrong by decades."""
         path = self.folder / "environment"
@@ -245,6 +275,23 @@ class StoredTraining(Training):
         return self._step() % SAVE_STEPS <= 1
 
 
+class RecordedTraining(Training):
+    """The same training, submitted by `patchline submit`."""
+
+    def submit(self) -> None:
+        self.submit_by_patchline(*self.words(), *self.options())
+
+    def is_over(self) -> bool:
+        return not self.has_jobs()
+
+    def end(self) -> str:
+        return "done" if (self.run_dir / "DONE").exists() else "it has no job left"
+
+    def log(self) -> str:
+        paths = (self.run_dir / "submit").glob("*.out")
+        return "\n".join(path.read_text(errors="replace") for path in paths)
+
+
 class Evaluation(Work):
     """Scores the weights of the undisturbed training run on one node."""
 
@@ -302,23 +349,13 @@ class Chain(Work):
     """A chain that packs and then trains, with a gate in between."""
 
     def words(self) -> list[str]:
-        return ["submit", f"{self.folder}/chain.yaml", f"--cluster={self.folder}/cluster.yaml"]
+        return [f"{self.folder}/chain.yaml"]
 
     def __init__(self, cluster: SlurmCluster, shared: Shared, folder: Path) -> None:
         super().__init__(cluster, shared, folder)
         self.run_dir = folder / "chain"
 
     def submit(self) -> None:
-        keys = self.folder / "keys"
-        keys.touch(mode=0o600)
-        keys.write_text("[soak]\naws_access_key_id=soak\naws_secret_access_key=soak\n")
-        settings = {
-            "command": [str(self.shared.command)],
-            "s3_endpoint": self.proxy.endpoint,
-            "s3_profile": "soak",
-            "setup": [f"export AWS_SHARED_CREDENTIALS_FILE={keys}"],
-        }
-        (self.folder / "cluster.yaml").write_text(json.dumps(settings))  # JSON is YAML
         steps = [
             {"name": "pack", "stage": "pack", "recipe": "digits", "flags": self.pack_flags()},
             {
@@ -330,16 +367,7 @@ class Chain(Work):
             },
         ]
         (self.folder / "chain.yaml").write_text(json.dumps({"folder": str(self.run_dir), "steps": steps}))
-        done = subprocess.run(
-            [str(PATCHLINE), *self.words()],
-            env=self.cluster.job_environment() | {"AWS_SHARED_CREDENTIALS_FILE": str(keys)},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        if done.returncode:
-            raise RuntimeError(done.stderr)
+        self.submit_by_patchline(*self.words())
 
     def pack_flags(self) -> list[str]:
         """Returns the flags that say where the dataset goes. By default, it goes into the chain's folder."""
@@ -352,17 +380,14 @@ class Chain(Work):
         state = self.run_dir / "chain"
         if any((state / name).exists() for name in ("done", "gave-up")):
             return True
-        try:
-            return not self.cluster.command("squeue", "--noheader").strip()
-        except (RuntimeError, subprocess.TimeoutExpired):
-            return False
+        return not self.has_jobs()
 
     def end(self) -> str:
         state = self.run_dir / "chain"
         return next((name for name in ("done", "gave-up") if (state / name).exists()), "it has no job left")
 
     def batch_host(self) -> str:
-        running = self.cluster.command("squeue", "--noheader", "--states=RUNNING", "--format=%B").split()
+        running = self.cluster.command("squeue", "--noheader", "--me", "--states=RUNNING", "--format=%B").split()
         return running[0] if running else "n1"
 
     def digest(self) -> str:
@@ -388,6 +413,8 @@ _KINDS: dict[str, tuple[type[Work], type[Work]]] = {
 }
 
 
-def kind_of(place: str, *, is_stored: bool) -> type[Work]:
-    """Returns the kind of job for a place of the matrix. `is_stored`: whether it writes to the store."""
-    return _KINDS.get(place, (Training, Training))[is_stored]
+def kind_of(place: str, *, is_stored: bool, is_recorded: bool) -> type[Work]:
+    """Returns the kind of job for a place of the matrix. `is_stored`: whether it writes to the store. `is_recorded`:
+    whether `patchline submit` records it."""
+    kind = _KINDS.get(place, (Training, Training))[is_stored]
+    return RecordedTraining if is_recorded and kind is Training else kind

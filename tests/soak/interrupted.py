@@ -125,12 +125,13 @@ class Interrupted:
 def comparison(twin: Path, run_dir: Path) -> dict[str, object]:
     """What both runs have: losses and other values of each step, and the tensors of their common checkpoints."""
     expected, found = (StoredRun(run_dir=each, store=open_store(str(each / "checkpoints"))) for each in (twin, run_dir))
-    last = min(max(expected.losses()), max(found.losses()))
+    steps = [set(each.losses()[0].tolist()) for each in (expected, found)]
+    last = min(map(max, steps))
     losses = [each for each in different_losses(expected, found)[1] if each.step <= last]
     common = sorted(expected.checkpoints().keys() & found.checkpoints().keys())
     compared = [compare_checkpoints(expected, found, step=step) for step in common]
     return {
-        "lines_compared": sum(step <= last for step in expected.losses().keys() & found.losses().keys()),
+        "lines_compared": sum(step <= last for step in steps[0] & steps[1]),
         "last_step": last,
         "first_different_loss": losses[0].step if losses else None,
         "checkpoints_compared": common,

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from pipeline.training.zero.loading import without
-from shards.files.local_files import naming
+from shards.files.local_files import naming, read_local_file
 from shards.files.looks import Look, is_a_folder, look_once
 
 with without("boto3"):  # with boto3, TensorBoard would write to buckets
@@ -20,6 +20,7 @@ with without("boto3"):  # with boto3, TensorBoard would write to buckets
     from torch.utils.tensorboard.summary import hparams
 
 log = logging.getLogger(__name__)
+_MOST_PICTURE_BYTES = 64 << 20
 _FLUSH_SECONDS = 10  # a killed process may lose this much
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 10.0, 600.0  # pauses before another file is opened
 
@@ -149,7 +150,7 @@ def show_files(folder: Path, files: Sequence[Path], *, step: int) -> None:
     from `step` on. `folder` must not be one that a run writes to: TensorBoard would follow only the new file."""
     pictures = []
     for path in files:
-        data = path.read_bytes()
+        data = read_local_file(path, most_bytes=_MOST_PICTURE_BYTES)
         width, height = (int.from_bytes(data[at : at + 4]) for at in (16, 20))  # offsets in IHDR, the first chunk
         image = Summary.Image(width=width, height=height, colorspace=4, encoded_image_string=data)
         pictures.append(Summary.Value(tag=f"weights/inspect/{path.stem}", image=image))

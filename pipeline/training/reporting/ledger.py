@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shards.files.local_files import KeptWrites, Line, append_line, is_finite, is_step, read_lines
+from shards.output.quantities import DAY_SECONDS
 
 if TYPE_CHECKING:
     from pipeline.checkpoints.manifest import CheckpointId
@@ -18,7 +19,8 @@ log = logging.getLogger(__name__)
 Account = Literal["restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation"]
 ACCOUNTS: tuple[Account, ...] = ("restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation")
 FILE_NAME = "ledger.jsonl"
-_MOST_GAP_SECONDS = 366 * 86400.0
+COMMIT = "commit_seconds"
+_MOST_GAP_SECONDS = 366.0 * DAY_SECONDS
 _ROUNDING_SECONDS = 0.01
 
 
@@ -72,9 +74,10 @@ class Ledger:
         """Returns the seconds of each account, rounded, with their sum and the goodput."""
         return _record(self.seconds)
 
-    def append(self, run_dir: Path, *, step: int, attempt: str, **more: Mapping[str, int]) -> None:
-        """Appends a line to RUN/ledger.jsonl: the run's totals up to the checkpoint of `step`. `more`: details for
-        people, which no code reads. If the disk is full, the line is written later."""
+    def append(self, run_dir: Path, *, step: int, attempt: str, **more: Mapping[str, int] | float) -> None:
+        """Appends a line to RUN/ledger.jsonl: the run's totals up to the checkpoint of `step`. `more`: either
+        `commit_seconds`, which `save_seconds` reads, or the details of a rewind, which no code reads. If the disk is
+        full, the line is written later."""
         line = {"step": step, "attempt": attempt, "unix_time": round(time.time(), 3), "seconds": self.record()}
         self._writes.do(partial(append_line, run_dir / FILE_NAME, {**line, **more}))
 
@@ -98,6 +101,15 @@ def last_line(run_dir: Path, *, says: bool = False) -> dict[str, Any]:
     if says and lines.num_unusable:
         log.warning("%s: skipped %d lines that are no lines of a ledger", path, lines.num_unusable)
     return lines.objects[-1] if lines.objects else {}
+
+
+def save_seconds(run_dir: Path) -> float:
+    """Returns how long the run's newest committed save took, from its beginning until all ranks knew of the commit.
+    Returns 0 if there is none."""
+    lines = read_lines(
+        run_dir / FILE_NAME, is_usable=lambda line: is_finite(line.get(COMMIT)), containing=COMMIT.encode()
+    )
+    return float(lines.objects[-1][COMMIT]) if lines.objects else 0.0
 
 
 def last_saved(run_dir: Path) -> "CheckpointId | None":

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from pipeline.ranks.world import set_defaults
+from pipeline.shared_settings import METRICS_FILE
 from pipeline.training.reporting.follower import CurveLine, Follower, Logger, Settings, StartEnding, end_all
-from pipeline.training.reporting.metrics import METRICS_FILE
 from pipeline.training.settings.job import LoggersConfig, TrainingJob
 from shards.config_values import shown_value, whole_number
 from shards.errors import InvalidDataError, UserError

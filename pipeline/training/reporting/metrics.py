@@ -4,7 +4,7 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,25 +12,26 @@ from typing import Any, BinaryIO
 
 import torch
 
-from shards.errors import InvalidDataError
+from pipeline.shared_settings import METRICS_FILE
 from shards.files.local_files import (
+    MOST_LINE_BYTES,
     KeptWrites,
     Line,
-    Lines,
     append_to,
+    each_line,
     is_step,
     naming,
     object_in,
-    open_local_file,
     open_to_append,
     read_lines,
+    read_tail,
     replacing,
+    write_all,
 )
 from shards.files.looks import is_there
 
 log = logging.getLogger(__name__)
-METRICS_FILE = "metrics.jsonl"
-_MOST_LINE_BYTES = 1 << 20
+_END, _COMMA = b"}\n", b", "  # of equal length
 # TensorBoard sorts groups and cards by name. These names make it open on the loss, with the scores below and counters
 # last.
 _TRAIN = {"loss": "loss", "learning_rate": "lr", "epoch": "num_epochs", "grad_norm": "total_grad_norm"}
@@ -85,9 +86,12 @@ class Metrics:
         self._board.picture(tag, picture_HW3, step)
 
     def amend(self, step: int, values: dict[str, float]) -> None:
-        """Adds values to the last line, or appends a line if the last one is not of `step`. If the process is killed
-        meanwhile, the file has the earlier line or the new one."""
-        self._writes.do(partial(self._rewrite, step, values))
+        """Adds values to the last line, or appends a line if the last one is not of `step`. Of a value that the line
+        has already, both are kept, and readers of JSON take the later one. If the process is killed meanwhile, the file
+        has the earlier line or the new one: the values are first written as a line of their own, which is unusable
+        until two bytes join it to the last line."""
+        if values:
+            self._writes.do(partial(self._add_to_last, step, values))
         self._board.points(step, {tag_of(name): value for name, value in values.items()})
 
     def settle(self) -> None:
@@ -103,22 +107,24 @@ class Metrics:
                 self._close_file()
                 raise
 
-    def _rewrite(self, step: int, values: Mapping[str, float]) -> None:
+    def _add_to_last(self, step: int, values: Mapping[str, float]) -> None:
+        tail = read_tail(self._path, most_bytes=MOST_LINE_BYTES)
+        text = tail.data[tail.data.rfind(b"\n", 0, -1) + 1 :] if tail else b""
+        last = object_in(text) if text.endswith(_END) else None
+        if tail is None or last is None or last.get("step") != step:
+            self._append({"step": step, **values})
+            return
         self._close_file()
-        with naming(self._path), replacing(self._path) as waiting, waiting.open("wb") as file:
-            last: tuple[bytes, Line] | None = None
-            for text, line in _each_line(self._path):
-                if line is None:
-                    continue
-                if last:
-                    file.write(last[0] + b"\n")
-                last = text, line
-            before: Line = {"step": step}
-            if last and last[1]["step"] == step:
-                before = last[1]
-            elif last:
-                file.write(last[0] + b"\n")
-            file.write(json.dumps({**before, **values}).encode() + b"\n")
+        with naming(self._path), self._path.open("r+b", buffering=0) as file:
+            file.seek(tail.num_bytes)
+            try:
+                write_all(file, json.dumps(values)[1:].encode() + b"\n")
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(tail.num_bytes)
+                raise
+            file.seek(tail.num_bytes - len(_END))
+            file.write(_COMMA)  # joins both lines
 
     def _close_file(self) -> None:
         """Closes the file; the next line opens it again. Errors are ignored, because writing the line raised them
@@ -156,18 +162,31 @@ def grid(images_NHW3: torch.Tensor) -> torch.Tensor:
 
 
 def cut_after(path: Path, *, step: int) -> None:
-    """Drops the lines of steps above `step`, and unusable lines, such as a half-written last one."""
+    """Drops the lines of steps above `step`, and unusable lines, such as a half-written last one. If all of them are at
+    the end, as usual, the file is cut there, and nothing is copied."""
     if not is_there(path):
         return
-    num_unusable = 0
-    with naming(path), replacing(path) as waiting, waiting.open("wb") as file:
-        for text, line in _each_line(path):
-            if line is None:
-                num_unusable += 1
-            elif line["step"] <= step:
-                file.write(text + b"\n")
+    end, num_unusable, is_beginning = 0, 0, True
+    for offset, text, line in each_line(path):
+        if line is None or not _is_usable(line):
+            num_unusable += 1
+        elif line["step"] <= step:
+            is_beginning = is_beginning and offset == end and text.endswith(b"\n")
+            end = offset + len(text)
+    with naming(path):
+        if is_beginning:
+            os.truncate(path, end)
+        else:
+            _copy_up_to(path, step)
     if num_unusable:
         log.warning("%s: dropped %d lines that are no lines of metrics", path, num_unusable)
+
+
+def _copy_up_to(path: Path, step: int) -> None:
+    with replacing(path) as waiting, waiting.open("wb") as file:
+        for _, text, line in each_line(path):
+            if line is not None and _is_usable(line) and line["step"] <= step:
+                file.write(text.removesuffix(b"\n") + b"\n")
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
@@ -176,34 +195,7 @@ def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
     path = run_dir / METRICS_FILE
     if not is_there(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    return _lines(path).objects
-
-
-def _each_line(path: Path) -> Iterator[tuple[bytes, Line | None]]:
-    """Yields each line that is not empty, and its object, None if it is unusable. Yields nothing if the file is
-    missing. Raises InvalidDataError if it is not a regular file. Only one line is in memory, since a run may have
-    millions."""
-    try:
-        file = open_local_file(path)
-    except FileNotFoundError:
-        return
-    except IsADirectoryError:
-        raise InvalidDataError(f"{path} is a folder; move it away, a run writes a file of this name") from None
-    except InvalidDataError as error:
-        raise InvalidDataError(f"{error}; move it away") from error
-    with file:
-        while text := file.readline(_MOST_LINE_BYTES):
-            is_too_long = len(text) == _MOST_LINE_BYTES and not text.endswith(b"\n")
-            while is_too_long and (rest := file.readline(_MOST_LINE_BYTES)) and not rest.endswith(b"\n"):
-                pass
-            text = text.removesuffix(b"\n")
-            if text:
-                line = None if is_too_long else object_in(text)
-                yield text, line if line is not None and _is_usable(line) else None
-
-
-def _lines(path: Path) -> Lines:
-    return read_lines(path, is_usable=_is_usable)
+    return read_lines(path, is_usable=_is_usable).objects
 
 
 def _is_usable(line: Line) -> bool:

@@ -19,6 +19,7 @@ from pipeline.data.position import Skipped, data_step_of
 from pipeline.data.training_data import TrainingData
 from pipeline.evaluation.scores import Scores
 from pipeline.inspection.weight_pictures import picture
+from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.reporting.ledger import Account, Ledger
 from pipeline.training.reporting.loggers import following
 from pipeline.training.reporting.metrics import Metrics
@@ -143,7 +144,7 @@ def open_reporter(
     data steps that the run leaves out."""
     run_dir = Path(job.run_dir)
     with closing(Metrics(run_dir, step=step)) as metrics:
-        text, settings = _text(run_dir / "job.yaml"), settings_of(job)
+        text, settings = _text(run_dir / RECORD_FILE), settings_of(job)
         metrics.show_job(text, settings)
         epoch_samples = data.datasets[0].num_samples if len(data.datasets) == 1 else 0
         reporter = Reporter(

@@ -197,7 +197,12 @@ class Saving:
         self.stall_seconds, self.commit_seconds = self._waited_seconds, ended.seconds
         self.controls.saved(step)
         if self.reporter:
-            self.controls.ledger.append(self.checkpoints.run_dir, step=step, attempt=ended.id.attempt)
+            self.controls.ledger.append(
+                self.checkpoints.run_dir,
+                step=step,
+                attempt=ended.id.attempt,
+                commit_seconds=round(ended.seconds, 3),
+            )
             seconds = {"stall_seconds": self.stall_seconds, "commit_seconds": self.commit_seconds}
             self.reporter.saved(step, {f"checkpoint/{name}": value for name, value in seconds.items()})
 

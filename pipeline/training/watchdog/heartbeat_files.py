@@ -6,6 +6,7 @@ silent is the difference between two times of that folder's file system, so the 
 
 import errno
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -267,7 +268,7 @@ def _overwrite(path: Path, data: bytes) -> None:
     """Overwrites a JSON file in place, so that its disk space stays allocated. The rest of the old file is filled with
     spaces."""
     with path.open("r+b") as file:
-        num_bytes = len(file.read())
+        num_bytes = min(file.seek(0, os.SEEK_END), MOST_BEAT_BYTES)
         file.seek(0)
         file.write(data.rstrip(b"\n").ljust(num_bytes - 1) + b"\n")
 

@@ -78,8 +78,8 @@ def test_a_refusal_ends_the_chain_with_its_message(state: Path, tmp_path: Path) 
 def test_a_job_that_was_submitted_before_a_crash_is_found_in_the_queue(state: Path, tmp_path: Path) -> None:
     comments = f"-,{NAME}"
     squeue = (
-        f"echo '7 COMPLETED {comments},report.e1.r0.p0'"
-        f"; case $* in *states=all*) echo '8 PENDING {comments},{GATE}.report.e1.r0';; esac"
+        f"echo '7 COMPLETED 0 9 {comments},report.e1.r0.p0'"
+        f"; case $* in *states=all*) echo '8 PENDING 0 9 {comments},{GATE}.report.e1.r0';; esac"
     )
     environ = programs(tmp_path, squeue=squeue, sbatch=f'touch "{tmp_path}/submitted"; echo 9')
     advance.submit_unit(
@@ -97,7 +97,7 @@ def test_a_job_of_a_chain_that_was_deleted_is_no_job_of_this_one(state: Path, tm
     """The chain has the same name, and its jobs the same tags, as the chain that was in the folder before."""
     begin(state)
     life = read_record_of(state).life
-    ended = f"echo '7 COMPLETED life-0,-,{NAME},report.e2.r0.p0'"
+    ended = f"echo '7 COMPLETED 0 9 life-0,-,{NAME},report.e2.r0.p0'"
     opened = advance.open_chain(
         state,
         environ=programs(tmp_path, squeue=ended, sbatch="echo 9"),
@@ -154,7 +154,7 @@ def test_a_job_of_the_run_itself_is_waited_for(state: Path, tmp_path: Path, comm
     unit = replace(UNIT, names=("patchline-r",))
     plan = ChainPlan(name=NAME, units=(unit,), rounds=1, chdir=str(tmp_path), command=("patchline",))
     (state / "plan.json").write_text(plan_json(plan))
-    environ = programs(tmp_path, squeue=f"echo '7_[2-3] PENDING {comment}'", sbatch=numbering(tmp_path))
+    environ = programs(tmp_path, squeue=f"echo '7_[2-3] PENDING 0 9 {comment}'", sbatch=numbering(tmp_path))
     assert run_gate(state, environ) == exit_codes.DONE
     assert [(job.kind, job.tag) for job in read_record_of(state).jobs] == [("gate", "gate.report.e1.r0.g0")]
     assert "#SBATCH --dependency=afterany:7\n" in (state / "jobs" / "gate.report.e1.r0.g0.sbatch").read_text()
@@ -162,7 +162,7 @@ def test_a_job_of_the_run_itself_is_waited_for(state: Path, tmp_path: Path, comm
 
 def test_jobs_from_before_a_new_beginning_count(state: Path, tmp_path: Path) -> None:
     add_line(state, began=True)
-    squeue = f"echo '7 RUNNING -,{NAME},report.e1.r0.p0'; echo '8 PENDING -,{NAME},{GATE}.report.e1.r0'"
+    squeue = f"echo '7 RUNNING 0 9 -,{NAME},report.e1.r0.p0'; echo '8 PENDING 0 9 -,{NAME},{GATE}.report.e1.r0'"
     environ = programs(tmp_path, squeue=squeue, sbatch=f'touch "{tmp_path}/submitted"; echo 9')
     assert run_gate(state, environ) == exit_codes.DONE
     assert not (tmp_path / "submitted").exists()
@@ -203,7 +203,7 @@ def test_a_full_disk_is_no_reason_to_give_up(state: Path, tmp_path: Path) -> Non
         folder, filler, asked = disk / "a chain", disk / "filler", tmp_path / "asked"
         shutil.copytree(state.parent, folder)
         fills = f'echo 7; test -e "{asked}" || {{ touch "{asked}"; cat /dev/zero >"{filler}" 2>/dev/null; }}; exit 0'
-        told = f"echo '7 PENDING -,{NAME},report.e1.r0.p0'"
+        told = f"echo '7 PENDING 0 9 -,{NAME},report.e1.r0.p0'"
         frees = f'echo again >>"{asked}"; test $(wc -l <"{asked}") -lt 5 || rm -f "{filler}"'
         environ = programs(tmp_path, squeue=f'test -e "{asked}" || exit 0; {told}; {frees}', sbatch=fills)
         assert run_gate(folder / "chain", environ) == exit_codes.DONE

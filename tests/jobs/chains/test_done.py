@@ -83,6 +83,9 @@ def test_scores_that_are_older_than_their_record_are_of_another_job(tmp_path: Pa
     before = (tmp_path / "job.yaml").stat().st_mtime - 10
     os.utime(tmp_path / "scores.json", (before, before))
     assert missing(*words, state=tmp_path) == [0]
+    (tmp_path / "scores.json").unlink()
+    os.mkfifo(tmp_path / "scores.json")
+    assert missing(*words, state=tmp_path) == [0], "a pipe in its place is not waited for"
 
 
 @pytest.fixture

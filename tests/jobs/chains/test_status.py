@@ -29,7 +29,7 @@ def chain(tmp_path: Path) -> Path:
     state = state_folder(str(folder))
     state.mkdir(parents=True)
     (state / "plan.json").write_text(plan_json(replace(PLAN, units=UNITS, chdir=str(folder))))
-    add_line(state, began=True)
+    add_line(state, began=True, life="life-1")
     add_job(state, replace(JOB, unit="pack.shards", job=1))
     add_line(state, complete="pack.shards")
     add_job(state, JOB)
@@ -42,9 +42,11 @@ def slurm(chain: Path, *queue: str) -> dict[str, str]:
     """squeue has these lines of the chain, and scontrol knows job 2."""
     folder = chain.parent / "bin"
     folder.mkdir(exist_ok=True)
-    (folder / "2").write_text(RUNNING)
+    (folder / "2").write_text(RUNNING.replace("Comment=of JobState=FAILED", "Comment=life-1 "))
     words = [line.split() for line in queue]
-    (folder / "queue").write_text("".join(f"{job} {state} -,{PLAN.name},{tag}\n" for job, state, tag in words))
+    (folder / "queue").write_text(
+        "".join(f"{job} {state} 0 9 life-1,-,{PLAN.name},{tag}\n" for job, state, tag in words)
+    )
     return programs(
         folder, scontrol=f'cat "{folder}/$4" 2>&- || {UNKNOWN}', squeue=f'cat "{folder}/queue"', sinfo="true"
     )
@@ -111,7 +113,7 @@ def test_commands_about_a_run_say_that_a_folder_is_a_chain(chain: Path) -> None:
 
 def test_json_counts_the_tasks_of_arrays(chain: Path) -> None:
     state = state_folder(str(chain))
-    add_line(state, began=True)
+    add_line(state, began=True, life="life-1")
     add_job(state, replace(JOB, unit="pack.shards", job=9))
     queue = ("9_0 RUNNING pack.shards.e2.r0.p0", "9_[1-4,6%2] PENDING pack.shards.e2.r0.p0")
     ended = patchline("status", str(chain), "--json", environ=slurm(chain, *queue))
@@ -123,10 +125,10 @@ def test_json_counts_the_tasks_of_arrays(chain: Path) -> None:
 
 def test_the_tasks_of_an_array_that_run_and_those_that_wait(chain: Path) -> None:
     state = state_folder(str(chain))
-    add_line(state, began=True)
+    add_line(state, began=True, life="life-1")
     add_job(state, replace(JOB, unit="pack.shards", job=1))
     environ = slurm(chain, "1_2 RUNNING pack.shards.e2.r0.p0", "1_[3-6%3] PENDING pack.shards.e2.r0.p0")
-    (chain.parent / "bin" / "1").write_text(ARRAY)
+    (chain.parent / "bin" / "1").write_text(ARRAY.replace("ExitCode", "Comment=life-1 ExitCode"))
     lines = [line.strip() for line in patchline("status", str(chain), environ=environ).output.splitlines()]
     assert lines[1:5] == [
         "pack.shards  running: 1 running, 4 in the queue  (1 job, the last 1)",

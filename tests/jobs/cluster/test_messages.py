@@ -1,6 +1,5 @@
 """What submit and its checks say when they refuse, each message once."""
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from jobs.cluster.settings import ClusterConfig, read_cluster
 from jobs.cluster.slurm import slurms_answer, submitted, tasks_of
 from jobs.cluster.submit_checks import AskedJob, refuse_job, refuse_unprintable
 from jobs.recipes.pretrain import RECIPES
+from pipeline.training.reporting.ledger import Ledger
 from tests.jobs.cluster.test_slurm import SILENT, programs
 from tests.jobs.cluster.test_submit_checks import TINY, check
 from tests.rigs.messages import Row, row, table
@@ -55,12 +55,11 @@ def queued_ranks(_: Path, nodes: int, gpus: int, changes: dict[str, int]) -> Non
 
 
 def margin_shorter_than_saves(folder: Path) -> None:
-    names = ("restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation")
-    lines = [
-        {"step": step, "unix_time": 1.0, "seconds": dict.fromkeys(names, 0.0) | {"checkpoint": 150.0 * step}}
-        for step in (1, 2)
-    ]
-    (folder / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    """Training waited a second for each save, which a slow disk then took for 150 s."""
+    ledger = Ledger(folder)
+    for step, seconds in ((1, 2.0), (2, 150.0)):
+        ledger.seconds["checkpoint"] += 1.0
+        ledger.append(folder, step=step, attempt=f"{step:04}-0123abcd", commit_seconds=seconds)
     check(str(folder))
 
 
@@ -292,8 +291,9 @@ def checked_job(_: Path) -> None:
         "take as many as the most ranks that it may ever have)"
     ),
     row("a margin shorter than the run's saves", margin_shorter_than_saves).says(
-        "a save has held this run up for 150 s so far, and margin_seconds is 120; raise margin_seconds in your "
-        "cluster's settings above it, or submit with --no-check"
+        "the newest save of this run took 150 s, and at the time limit a run may have to wait for two: the one being "
+        "written, and its last; margin_seconds is 120; raise margin_seconds in your cluster's settings above that, or "
+        "submit with --no-check"
     ),
     *(
         row(f"a path in a script, {run_dir}", path_in_a_script, run_dir).says(

@@ -9,6 +9,7 @@ import pytest
 
 from jobs.cluster.judge import ports_of
 from jobs.cluster.questions import answer, store_address
+from pipeline.training.reporting.ledger import Ledger
 from shards.errors import UserError
 
 TRY = ("run-dir ", "has-marker ", "nodes n1 n2", "ranks 2", "ranks-per-node 1", "full ", "asked ", "try 0", "retries 2")
@@ -92,6 +93,16 @@ def test_codes_that_are_none_are_passed_over(asked: Asked) -> None:
     assert asked.said("try", facts=TRY)["pause-seconds"], "no room for the code of rank 1"
 
 
+def test_pipes_in_place_of_files_hold_up_no_answer(asked: Asked, tmp_path: Path) -> None:
+    for path in (asked.exits / "rank-1", asked.state / "idle", asked.state / "crashes", tmp_path / "config"):
+        os.mkfifo(path)
+    asked.rank(0, "137\n", 2000)
+    found = asked.said("try", facts=TRY)
+    assert (found["end"], found["crashed-on"], found["idle"]) == ("crashed", "n1", "1")
+    assert asked.said("nodes", facts=(*CHECK, "checks 0"))["nodes"] == "n1 n2"
+    assert store_address(("evaluate", "r", "s3://b"), {"AWS_CONFIG_FILE": str(tmp_path / "config")})
+
+
 CHECK = (
     *(
         "job 7",
@@ -165,6 +176,9 @@ def test_a_job_starts_with_its_numbers(asked: Asked) -> None:
         "state": str(asked.state),
         "s3": "",
     }
+    Ledger(asked.run_dir).append(asked.run_dir, step=1, attempt="0001-0123abcd", commit_seconds=60.0)
+    assert "the newest save took 60 s; at its time limit the run has 120 s" in asked.said(*words, facts=START)["say"]
+    assert "say" not in asked.said(*words, facts=(*START, "margin 121"))
     found = asked.said("start", "evaluate", "r", facts=(*START, "spares 1", "retries 0", "launcher torchrun"))
     assert (found["run-dir"], found["has-marker"], found["state"]) == ("", "", str(asked.state))
     assert (found["spares"], found["retries"], found["launcher"]) == ("1", "0", "torchrun")
@@ -201,8 +215,11 @@ def test_what_cannot_work_is_refused(asked: Asked, words: list[str], fact: str, 
     ("restart", "submitted", "ends"),
     [
         pytest.param("0", "1000", True, id="the next job of a chain"),
-        pytest.param("0", "", True, id="Slurm does not say when it was submitted"),
-        pytest.param("0", "2026-11-28T10:00:00", True, id="Slurm says it in another format"),
+        pytest.param("0", "", True, id="Slurm is silent, and the next job of a chain is on record"),
+        pytest.param(
+            "0", "", False, id="Slurm is silent, and nobody knows when it was submitted: it may be a new wish"
+        ),
+        pytest.param("0", "2026-11-28T10:00:00", False, id="Slurm says it in another format"),
         pytest.param("0", "3000", False, id="submitted again"),
         pytest.param("1", "1000", False, id="this job itself was requeued"),
     ],
@@ -211,9 +228,11 @@ def test_a_run_that_gave_up_ends_the_jobs_submitted_before(
     asked: Asked, restart: str, submitted: str, ends: bool
 ) -> None:
     (asked.state / "gave-up").touch()
+    if ends and not submitted:
+        (asked.state / "submitted.jsonl").write_text('{"job": 7, "submitted": 1000}\n')
     os.utime(asked.state / "gave-up", (2000, 2000))
     words = ("start", "pretrain", "r", f"--run-dir={asked.run_dir}")
-    found = asked.said(*words, facts=(*START, f"restart {restart}", f"submitted {submitted}"))
+    found = asked.said(*words, facts=(*START, "job 7", f"restart {restart}", f"submitted {submitted}"))
     assert (found.get("code"), found.get("tries-again")) == (("78", None) if ends else (None, "yes"))
 
 

@@ -9,27 +9,31 @@ import stat
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from jobs.cluster import slurm
+from jobs.cluster import recorded_jobs, slurm
+from jobs.cluster.recorded_jobs import (
+    RecordedJob,
+    is_copied,
+    numbers_of,
+    recorded_in,
+    started_in,
+    submitted_in,
+)
 from jobs.cluster.slurm import (
     NodeFacts,
     in_one_line,
-    is_copied,
     job_facts,
-    names_in,
     need_sbatch,
     nodes_in,
-    numbers_of,
     parsed,
     queued,
     queued_with,
     settled_with,
     slurms_answer,
-    started_in,
     submitted,
-    submitted_in,
     tasks_of,
     unused_options,
 )
@@ -42,7 +46,7 @@ UNKNOWN = "{ echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1;
 RUNNING = (
     "JobId=2 JobName=pretrain-x UserId=root(0) Priority=42 Account=(null) QOS=(null) JobState=RUNNING Reason=None "
     "Dependency=(null) Requeue=1 Restarts=3 BatchFlag=1 ExitCode=0:0 RunTime=00:00:12 TimeLimit=00:10:00 TimeMin=N/A "
-    "StartTime=2026-11-23T11:40:43 EndTime=2026-11-23T11:50:43 AllocNode:Sid=localhost:1377 ReqNodeList=n9 "
+    "SubmitTime=1000 StartTime=1795434043 EndTime=1795434643 AllocNode:Sid=localhost:1377 ReqNodeList=n9 "
     "NodeList=n[1-2] BatchHost=n1 NumNodes=2 NumTasks=2 CPUs/Task=1 ReqB:S:C:T=0:0:*:* TRES=cpu=2,node=2,billing=2 "
     "NtasksPerN:B:S:C=0:0:*:* Command=/a b/x.sbatch WorkDir=/a b Comment=of JobState=FAILED "
     "StdOut=/runs/my run/submit/x-2.out Power=\n"
@@ -148,9 +152,9 @@ def test_an_answer_is_one_line_without_control_characters(tmp_path: Path) -> Non
 
 def test_jobs_of_a_comment(tmp_path: Path) -> None:
     lines = (
-        "12 RUNNING patchline-a\\n13_[1-3%2] PENDING patchline-b,patchline-a,tag\\n14 RUNNING (null)\\n"
-        "15 RUNNING two words\\n16_5 RUNNING patchline-c@5,patchline-a@6,x\\n"
-        "17_[0,4-6%1] PENDING patchline-c@3,patchline-a@6,x\\nnonsense\\n1 2 3 4\\nx RUNNING patchline-a\\n\\n"
+        "12 RUNNING 0 9 patchline-a\\n13_[1-3%2] PENDING 0 9 patchline-b,patchline-a,tag\\n14 RUNNING 0 9 (null)\\n"
+        "15 RUNNING 0 9 two words\\n16_5 RUNNING 0 9 patchline-c@5,patchline-a@6,x\\n17_[0,4-6%1] PENDING 0 N/A "
+        "patchline-c@3,patchline-a@6,x\\nnonsense\\n1 2 3 4 5\\nx RUNNING 0 9 patchline-a\\n\\n"
     )
     environ = programs(
         tmp_path, squeue=f"echo $SLURM_BITSTR_LEN >'{tmp_path}/bits'; printf '{lines.replace('%', '%%')}'"
@@ -169,50 +173,67 @@ def test_jobs_of_a_comment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("recorded", "jobs"),
     [
-        pytest.param({"12": "patchline-b"}, ["12"], id="submitted through another path: the recorded name is its own"),
-        pytest.param({"12": "patchline-c"}, [], id="Slurm lost its state, and gave the number to another job"),
-        pytest.param({"12": ""}, ["12"], id="no name was recorded"),
-        pytest.param({"13_2": "life-1"}, ["13_2"], id="a task of a chain"),
-        pytest.param({"13_2": "life-2"}, [], id="a task of another chain, or of an earlier one"),
+        pytest.param(
+            {"name": "patchline-b"}, ["12"], id="submitted through another path: the recorded name is its own"
+        ),
+        pytest.param({"name": "patchline-c"}, [], id="Slurm lost its state, and gave the number to another job"),
+        pytest.param({}, [], id="only the number was recorded"),
+        pytest.param({"user": 8, "submitted": 1000}, ["12"], id="by plain sbatch: the record of its first start"),
+        pytest.param({"user": 9, "submitted": 1000}, [], id="of another user"),
+        pytest.param({"name": "patchline-b", "user": 9}, [], id="of another user, in spite of the name"),
+        pytest.param({"name": "patchline-b", "submitted": 1001}, [], id="submitted earlier"),
+        pytest.param({"name": "patchline-b", "submitted": 999}, [], id="submitted later, and never requeued"),
+        pytest.param({"job": "13", "user": 8, "submitted": 999}, ["13"], id="submitted later: requeued meanwhile"),
+        pytest.param({"job": "14_2", "name": "life-1"}, ["14_2"], id="a task of a chain"),
+        pytest.param({"job": "14_2", "name": "life-2"}, [], id="a task of another chain, or of an earlier one"),
     ],
 )
-def test_a_recorded_number_is_not_enough(tmp_path: Path, recorded: dict[str, str], jobs: list[str]) -> None:
-    lines = "12 RUNNING patchline-b\\n13_[1-3] PENDING life-1,patchline-d@1,patchline-e,tag\\n"
-    environ = programs(tmp_path, squeue=f"case $* in *--jobs*) printf '{lines}' ;; esac")
-    assert [one.job for one in queued_with("patchline-a", environ, recorded=recorded)] == jobs
+def test_a_recorded_number_is_not_enough(tmp_path: Path, recorded: dict[str, Any], jobs: list[str]) -> None:
+    lines = (
+        "12 RUNNING 8 1000 patchline-b\\n13 PENDING 8 1000 (null)\\n14_[1-3] PENDING 8 1000 life-1,patchline-d@1,x\\n"
+    )
+    environ = programs(
+        tmp_path,
+        squeue=f"case $* in *--jobs*) printf '{lines}' ;; esac",
+        scontrol="echo JobId=$4 JobState=PENDING Restarts=$(($4 - 12))",
+    )
+    found = queued_with("patchline-a", environ, recorded=[RecordedJob(**{"job": "12"} | recorded)])
+    assert [one.job for one in found] == jobs
 
 
 @pytest.mark.parametrize(
-    ("comment", "name", "is_own"),
+    ("comment", "recorded", "is_own"),
     [
-        ("patchline-b", "patchline-b", True),
-        ("patchline-b", "patchline-c", False),
-        ("", "patchline-b", False),
-        ("life-1,patchline-a@3,patchline-e,tag", "life-1", True),
-        ("life-1,patchline-a@3,patchline-e,tag", "", True),
-        ("patchline-b", "", False),
-        ("a note of the user", "", True),
-        ("", "", True),
+        ("patchline-b", {"name": "patchline-b"}, True),
+        ("patchline-b", {"name": "patchline-c"}, False),
+        ("", {"name": "patchline-b"}, False),
+        ("life-1,patchline-a@3,patchline-e,tag", {"name": "life-1"}, True),
+        ("life-1,patchline-a@3,patchline-e,tag", {"name": "patchline-a"}, True),
+        ("patchline-b", {}, False),
+        ("a note of the user", {"user": 0, "submitted": 1000}, True),
+        ("", {"user": 0, "submitted": 999}, True),  # it was requeued three times
+        ("", {"user": 0, "submitted": 1001}, False),
+        ("", {"user": 1, "submitted": 1000}, False),
     ],
 )
-def test_what_slurm_says_of_a_number_is_of_the_run(comment: str, name: str, is_own: bool) -> None:
+def test_what_slurm_says_of_a_number_is_of_the_run(comment: str, recorded: dict[str, Any], is_own: bool) -> None:
     job = parsed(RUNNING.replace("Comment=of JobState=FAILED", f"Comment={comment} "))
     assert job
-    assert (job.comment, job.is_of(name, "patchline-a")) == (comment, is_own)
+    assert (job.comment, job.is_recorded(RecordedJob(job="2", **recorded))) == (comment, is_own)
 
 
 def test_jobs_that_are_ending_are_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "_PAUSE_SECONDS", 0.01)
     squeue = (
         f'n=$(cat "{tmp_path}/n" 2>/dev/null || echo 0); echo $((n + 1)) >"{tmp_path}/n"; '
-        '[ "$n" = 2 ] && exit 0; echo "7 COMPLETING patchline-a"'
+        '[ "$n" = 2 ] && exit 0; echo "7 COMPLETING 0 9 patchline-a"'
     )
     assert settled_with("patchline-a", programs(tmp_path, squeue=squeue)) == []
-    both = "echo '7 COMPLETING patchline-a'; echo '8 PENDING patchline-a'"
+    both = "echo '7 COMPLETING 0 9 patchline-a'; echo '8 PENDING 0 9 patchline-a'"
     assert [one.job for one in settled_with("patchline-a", programs(tmp_path, squeue=both))] == ["7", "8"]
     monkeypatch.setattr(slurm, "_ENDING_SECONDS", 0.05)
     with pytest.raises(UserError, match="job 7 is still ending; try again once"):
-        settled_with("patchline-a", programs(tmp_path, squeue="echo '7 COMPLETING patchline-a'"))
+        settled_with("patchline-a", programs(tmp_path, squeue="echo '7 COMPLETING 0 9 patchline-a'"))
 
 
 def test_a_silent_or_missing_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,25 +280,26 @@ def test_the_numbers_on_record(tmp_path: Path) -> None:
 
 
 def test_jobs_of_a_folder_and_not_of_the_one_that_it_is_a_copy_of(tmp_path: Path) -> None:
-    assert submitted_in(tmp_path) == {}
+    assert submitted_in(tmp_path) == []
     here = tmp_path.stat().st_ino
     lines: list[dict[str, object]] = [
         {"job": 3},
         {"job": 4, "folder": here},
         {"job": 5, "folder": here + 1},
-        {"job": 6, "folder": here, "name": "patchline-a"},
+        {"job": 6, "folder": here, "name": "patchline-a", "submitted": 8},
+        {"job": 6, "folder": here, "name": "patchline-a", "submitted": 9, "user": True},
     ]
     lines += [{"job": "8", "folder": here}, {"folder": here}]
     (tmp_path / "submitted.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert list(submitted_in(tmp_path).items()) == [("6", "patchline-a"), ("4", "")]
+    assert submitted_in(tmp_path) == [RecordedJob(job="6", name="patchline-a", submitted=9), RecordedJob(job="4")]
     assert not is_copied(tmp_path)
     shutil.copytree(tmp_path, tmp_path / "copy")
-    assert (submitted_in(tmp_path / "copy"), is_copied(tmp_path / "copy")) == ({}, True)
-    assert names_in(tmp_path / "copy") == {"3": "", "4": "", "5": "", "6": "patchline-a"}
+    assert (submitted_in(tmp_path / "copy"), is_copied(tmp_path / "copy")) == ([], True)
+    assert list(recorded_in(tmp_path / "copy")) == ["3", "4", "5", "6"]
 
 
 def failing_reads(monkeypatch: pytest.MonkeyPatch, faults: Iterator[int]) -> None:
-    """The next reads of the records have these faults; 0: none. They are tried again for 0.05 s."""
+    """The next reads of the records and their folder have these faults; 0: none. They are tried again for 0.05 s."""
     quick = RetryConfig(backoff_seconds=0.001, most_backoff_seconds=0.001, deadline_seconds=0.05)
     monkeypatch.setattr("shards.storage.local.RETRIES", quick)
 
@@ -286,7 +308,13 @@ def failing_reads(monkeypatch: pytest.MonkeyPatch, faults: Iterator[int]) -> Non
             raise OSError(fault, os.strerror(fault), str(path))
         return read_tail(path, most_bytes=most_bytes)
 
-    monkeypatch.setattr(slurm, "read_tail", faulty)
+    def faulty_list(path: Path) -> Iterator[Path]:
+        if fault := next(faults, 0):
+            raise OSError(fault, os.strerror(fault), str(path))
+        return map(path.joinpath, os.listdir(path))  # noqa: PTH208 - iterdir is replaced
+
+    monkeypatch.setattr(recorded_jobs, "read_tail", faulty)
+    monkeypatch.setattr(Path, "iterdir", faulty_list)
 
 
 @pytest.mark.parametrize("fault", [errno.EIO, errno.ESTALE])
@@ -298,20 +326,21 @@ def test_a_record_that_cannot_be_read_is_not_a_record_without_jobs(
     folder.mkdir()
     line = {"job": 6, "folder": folder.stat().st_ino, "name": "patchline-a"}
     (folder / "submitted.jsonl").write_text(json.dumps(line) + "\n")
+    (folder / "exits-20-0-0").mkdir()
     failing_reads(monkeypatch, iter([fault, fault]))
-    assert submitted_in(folder) == {"6": "patchline-a"}
+    assert submitted_in(folder) == [RecordedJob(job="6", name="patchline-a")]
+    failing_reads(monkeypatch, iter([fault, fault]))
+    assert (started_in(tmp_path), numbers_of(tmp_path)) == ([20], [20, 6])
     failing_reads(monkeypatch, repeat(fault))
-    for ask in (submitted_in, names_in, is_copied, lambda _: numbers_of(tmp_path)):
-        with pytest.raises(
-            UserError, match=r"submitted\.jsonl' cannot be read \(.*\), so the run's jobs are not known; try"
-        ):
+    for ask in (submitted_in, recorded_in, is_copied, lambda _: started_in(tmp_path), lambda _: numbers_of(tmp_path)):
+        with pytest.raises(UserError, match=r"submit.*' cannot be read \(.*\), so the run's jobs are not known; try"):
             ask(folder)
 
 
 def test_a_record_of_a_colleague(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without access to it, a run is shown without its jobs, but no job is submitted."""
     failing_reads(monkeypatch, repeat(errno.EACCES))
-    assert (names_in(tmp_path), numbers_of(tmp_path), is_copied(tmp_path)) == ({}, [], False)
+    assert (recorded_in(tmp_path), numbers_of(tmp_path), is_copied(tmp_path)) == ({}, [], False)
     with pytest.raises(UserError, match=r"cannot be read \(Permission denied\).*; ask its owner for access"):
         submitted_in(tmp_path)
 

@@ -92,11 +92,11 @@ def test_only_the_jobs_of_the_run_are_cancelled(run_dir: Path, tmp_path: Path) -
     name = run_name(str(run_dir))
     environ = cluster(
         tmp_path,
-        f"12 RUNNING {name}",
-        "13 RUNNING patchline-other",
-        f"14_3 RUNNING patchline-other@2,{name}@3,patchline-chain-1,tag",
-        f"14_2 RUNNING patchline-other@2,{name}@3,patchline-chain-1,tag",
-        f"15 COMPLETING {name}",
+        f"12 RUNNING 0 9 {name}",
+        "13 RUNNING 0 9 patchline-other",
+        f"14_3 RUNNING 0 9 patchline-other@2,{name}@3,patchline-chain-1,tag",
+        f"14_2 RUNNING 0 9 patchline-other@2,{name}@3,patchline-chain-1,tag",
+        f"15 COMPLETING 0 9 {name}",
     )
     (tmp_path / "link").symlink_to(run_dir)
     assert ask.cancel([str(tmp_path / "link")], environ=environ) == exit_codes.DONE
@@ -106,7 +106,7 @@ def test_only_the_jobs_of_the_run_are_cancelled(run_dir: Path, tmp_path: Path) -
 
 def test_a_job_that_does_not_end_is_named(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ask, "_MOST_SECONDS", 0.05)
-    environ = programs(tmp_path, squeue=f"echo '7 RUNNING {run_name(str(run_dir))}'", scancel="true")
+    environ = programs(tmp_path, squeue=f"echo '7 RUNNING 0 9 {run_name(str(run_dir))}'", scancel="true")
     with pytest.raises(UserError, match="7 does not end; see `scontrol show job 7`"):
         ask.cancel([str(run_dir)], environ=environ)
 
@@ -134,7 +134,7 @@ def test_a_look_that_fails_is_repeated(
 @pytest.mark.parametrize("scancel", ["echo 'Access/permission denied' >&2; exit 1", "exit 1"])
 def test_a_cancel_that_fails_leaves_no_marker(run_dir: Path, tmp_path: Path, scancel: str) -> None:
     """Of which a gate would think that the chain is cancelled."""
-    environ = programs(tmp_path, squeue=f"echo '7 RUNNING {run_name(str(run_dir))}'", scancel=scancel)
+    environ = programs(tmp_path, squeue=f"echo '7 RUNNING 0 9 {run_name(str(run_dir))}'", scancel=scancel)
     with pytest.raises(UserError, match="scancel failed"):
         ask.cancel([str(run_dir)], environ=environ)
     assert not (run_dir / "submit" / "cancelled").exists()
@@ -146,7 +146,7 @@ def test_a_cancel_that_fails_leaves_no_marker(run_dir: Path, tmp_path: Path, sca
 
 def test_what_a_job_is_to_write(run_dir: Path, tmp_path: Path) -> None:
     """The output of a stage without a run directory, which may be a URL, and not be there yet."""
-    environ = cluster(tmp_path, f"7 PENDING {output_name('s3://b/pk')}", f"8 RUNNING {run_name(str(run_dir))}")
+    environ = cluster(tmp_path, f"7 PENDING 0 9 {output_name('s3://b/pk')}", f"8 RUNNING 0 9 {run_name(str(run_dir))}")
     assert ask.cancel(["s3://b/pk/"], environ=environ) == exit_codes.DONE
     assert (tmp_path / "cancelled").read_text() == "7\n"
     with pytest.raises(UserError, match=r"give its folder\. No job that waits or runs is to write it"):

@@ -72,6 +72,11 @@ def test_what_the_batch_script_refused(tmp_path: Path) -> None:
         ("1: OSError: [Errno 28] No space left on device", "a disk is full", "df -h"),
         ("1: error: Disk quota exceeded at /x", "your quota is used up", "quota -s"),
         ("slurmstepd: error: Detected 1 oom_kill event in StepId=12.0.", "memory, or the job's share", "--mem=0"),
+        (
+            "3: process 812 waits: a disk or file server does not answer (openat of /data/x)",
+            "a disk or file server did not answer",
+            "check the disk that the line names",
+        ),
         ("0: torch.OutOfMemoryError: CUDA out of memory.", "a GPU's memory ran out", "--micro-batch"),
         ("slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT x DUE TO NODE FAILURE ***", "a node was lost", "sinfo"),
         ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT x DUE TO TIME LIMIT ***", "the time limit", "margin_"),

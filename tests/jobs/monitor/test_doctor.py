@@ -18,7 +18,7 @@ from tests.rigs.training import FinishedRuns, pretrain_words, start
 
 NAMES = ["Python", "libraries", "DeepSpeed", "cores", "memory", "shared memory", "open files"]
 PROBED = ["GPU", "driver", "bf16", "threads", "JPEG decoder", "disk"]
-HELD = "JobId=7 JobName=a JobState=PENDING Reason=JobHeldUser Restarts=0 ExitCode=0:0 NodeList="
+HELD = "JobId=7 JobName=a JobState=PENDING Reason=JobHeldUser Restarts=0 SubmitTime=1000 ExitCode=0:0 NodeList="
 
 
 @pytest.fixture

@@ -140,6 +140,7 @@ def test_the_one_that_was_written_last(logged_run: Path, tmp_path: Path) -> None
     job = parsed(RUNNING)
     assert job
     old = written(logged_run / "submit" / "x-1.out")
+    (logged_run / "submit" / "submitted.jsonl").write_text('{"job": 2, "submitted": 1000}\n')
     assert newest_log(logged_run, [replace(job, log=""), replace(job, log="relative")]) == old
     elsewhere = written(tmp_path / "logs" / "my job.txt", at=2e9)
     assert newest_log(logged_run, [replace(job, log=str(elsewhere))]) == elsewhere
@@ -179,6 +180,7 @@ def test_the_pointer_of_the_batch_script(logged_run: Path, tmp_path: Path, text:
 
 def test_slurm_is_asked_if_the_files_do_not_tell(logged_run: Path, tmp_path: Path) -> None:
     old = written(logged_run / "submit" / "x-1.out")
+    (logged_run / "submit" / "submitted.jsonl").write_text('{"job": 2, "submitted": 1000}\n')
     path = written(tmp_path / "logs" / "log", at=2e9)
     told = RUNNING.replace("/runs/my run/submit/x-2.out", str(path))
     environ = programs(tmp_path, scontrol=f"[ $4 = 2 ] && echo '{told}' || {UNKNOWN}")

@@ -16,13 +16,18 @@ from tests.jobs.cluster.test_slurm import RUNNING, SILENT, UNKNOWN, programs
 from tests.jobs.reports.test_ls import make
 from tests.rigs.processes import patchline
 
-WAITING = "JobId=7 JobName=a JobState=PENDING Reason=launch_failed_requeued_held Restarts=1 ExitCode=0:0 NodeList="
+WAITING = (
+    "JobId=7 JobName=a JobState=PENDING Reason=launch_failed_requeued_held Restarts=1 SubmitTime=1000 ExitCode=0:0 "
+    "NodeList="
+)
 FAULT = {"job": 7, "start": 1, "try": 0, "exit_codes": [74, 75], "end": "crashed"}
 
 
 def submitted(run_dir: Path, *jobs: int) -> Path:
     (run_dir / "submit").mkdir(exist_ok=True, parents=True)
-    (run_dir / "submit" / "submitted.jsonl").write_text("".join(json.dumps({"job": job}) + "\n" for job in jobs))
+    (run_dir / "submit" / "submitted.jsonl").write_text(
+        "".join(json.dumps({"job": job, "submitted": 1000}) + "\n" for job in jobs)
+    )
     return run_dir
 
 
@@ -96,8 +101,8 @@ def test_a_fault_after_which_a_job_continues_the_run(tmp_path: Path, slurm: dict
     (run_dir / "submit" / "exits-7-1-0").mkdir()
     said = patchline("status", str(run_dir), environ=slurm).output
     assert said.splitlines()[1].split()[2:4] == ["interrupted", "105/300"]
-    words = "its last try ended by a fault outside: storage, a disk, a lost worker or rank (exit code 74), and is to be"
-    assert words in " ".join(said.split())
+    words = "its last try ended by a fault outside the program: storage, a disk, a lost worker or rank (exit code 74)"
+    assert f"{words}, and is to be" in " ".join(said.split())
     found = json.loads(patchline("status", str(run_dir), "--json", environ=slurm).output)
     assert (found["state"], found["continued_by"]) == ("failed", "7")
     head, *_ = patchline("doctor", str(run_dir), environ=slurm).output.splitlines()
@@ -179,7 +184,7 @@ def packing_slurm(tmp_path: Path) -> dict[str, str]:
     (folder / "7").write_text(f"{WAITING} StdErr=/x/pack-digits-7.out\n")
     return programs(
         folder,
-        squeue=f"echo '7 PENDING {output_name(str(tmp_path / 'pk'))}'",
+        squeue=f"echo '7 PENDING 0 9 {output_name(str(tmp_path / 'pk'))}'",
         scontrol=f'cat "{folder}/$4" || exit 1',
         sbatch="echo 8",
     )

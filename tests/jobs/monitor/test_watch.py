@@ -41,7 +41,7 @@ from tests.jobs.reports.test_ls import CHECKOUT, make
 from tests.rigs.processes import patchline
 
 LEAVES, ENTERS, ENDS = "q or Ctrl-C leaves", "\x1b[?1049h", "\x1b[?1049l"
-WAITS = "JobId=7 JobName=a JobState=PENDING Reason=Resources Restarts=0 ExitCode=0:0 NodeList="
+WAITS = "JobId=7 JobName=a JobState=PENDING Reason=Resources Restarts=0 SubmitTime=1000 ExitCode=0:0 NodeList="
 STATUS = Status(
     jobs=(),
     findings=(

@@ -65,6 +65,21 @@ def write_long(path: Path, *, num_steps: int, num_lines: int) -> None:
 
 
 @pytest.mark.long
+def test_the_losses_of_three_million_steps_are_compared_in_little_memory(tmp_path: Path) -> None:
+    write_long(tmp_path / "metrics.jsonl", num_steps=NUM_STEPS, num_lines=NUM_STEPS)
+    program = f"""
+import re
+from pathlib import Path
+from pipeline.runs.comparison import StoredRun, different_losses
+run = StoredRun(run_dir=Path({str(tmp_path)!r}), store=None)
+assert different_losses(run, run) == ({NUM_STEPS + 1}, [])
+print(re.search(r"VmHWM:\\s*([0-9]+) kB", Path("/proc/self/status").read_text())[1])
+"""
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
+    assert int(done.stdout) << 10 < 1 << 30
+
+
+@pytest.mark.long
 def test_ten_million_lines_take_little_memory_and_from_their_summary_little_time(
     finished_runs: FinishedRuns, tmp_path: Path
 ) -> None:

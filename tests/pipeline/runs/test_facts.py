@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.runs.facts import (
-    METRICS,
     SIGNS_OF_A_RUN,
     STATES,
     LastBeat,
@@ -21,7 +20,7 @@ from pipeline.runs.facts import (
     read_facts,
     state_of,
 )
-from pipeline.training.reporting import ledger, metrics
+from pipeline.shared_settings import METRICS_FILE
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from pipeline.training.watchdog.heartbeat_files import Phase, Place
 
@@ -33,7 +32,7 @@ COMPUTING, ENDED, STARTING = Phase.COMPUTING, Phase.ENDED, Phase.STARTING
 def make(run_dir: Path, *, phase: str = "ended", step: int = 12) -> Path:
     (run_dir / "heartbeats").mkdir(parents=True)
     scored = {"step": 4, "loss": 0.9, "test_accuracy": 0.75, "test_loss": 1.0}
-    (run_dir / METRICS).write_text(f"{json.dumps(scored)}\n{json.dumps(LINE)}\n")
+    (run_dir / METRICS_FILE).write_text(f"{json.dumps(scored)}\n{json.dumps(LINE)}\n")
     saved = {"step": 12, "attempt": "0001-00000000", "unix_time": 1.0, "seconds": SECONDS}
     (run_dir / LEDGER).write_text(f"{json.dumps(saved)}\n")
     beat = {"rank": 0, "host": "elsewhere", "pid": 1, "attempt": "0001-00000000", "phase": phase, "step": step}
@@ -44,10 +43,6 @@ def make(run_dir: Path, *, phase: str = "ended", step: int = 12) -> Path:
 
 def read(run_dir: Path, *, now: float | None = None) -> RunFacts:
     return read_facts(run_dir, num_steps=16, is_scored=True, now=now)
-
-
-def test_the_names_are_those_that_are_written() -> None:
-    assert (METRICS, LEDGER) == (metrics.METRICS_FILE, ledger.FILE_NAME)
 
 
 def test_the_facts_of_a_whole_run(tmp_path: Path) -> None:
@@ -106,16 +101,16 @@ def test_the_beat_is_that_of_the_last_start(tmp_path: Path, attempt: str, is_of_
 
 def test_a_score_may_stand_far_back(tmp_path: Path) -> None:
     run_dir = make(tmp_path / "run")
-    with (run_dir / METRICS).open("a") as file:
+    with (run_dir / METRICS_FILE).open("a") as file:
         file.writelines(f"{json.dumps({**LINE, 'step': 13 + number})}\n" for number in range(2000))
-    assert (run_dir / METRICS).stat().st_size > 1 << 16
+    assert (run_dir / METRICS_FILE).stat().st_size > 1 << 16
     assert read(run_dir).accuracy == 0.75
     assert read_facts(run_dir, num_steps=16, is_scored=False).accuracy is None, "nobody evaluates it"
 
 
 def test_a_loss_may_be_nan(tmp_path: Path) -> None:
     run_dir = make(tmp_path / "run")
-    (run_dir / METRICS).write_text('{"step": 12, "loss": NaN, "images_per_second": "fast"}\n')
+    (run_dir / METRICS_FILE).write_text('{"step": 12, "loss": NaN, "images_per_second": "fast"}\n')
     found = read(run_dir)
     assert found.loss is not None
     assert math.isnan(found.loss)
@@ -133,9 +128,9 @@ def pipe_instead(path: Path) -> None:
 
 
 DAMAGE: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "metrics of zeros": (METRICS, lambda path: path.write_bytes(bytes(999)), "metrics.jsonl has no usable line"),
-    "metrics are a folder": (METRICS, folder_instead, "metrics.jsonl cannot be read: Is a directory"),
-    "metrics are a pipe": (METRICS, pipe_instead, "metrics.jsonl is damaged"),
+    "metrics of zeros": (METRICS_FILE, lambda path: path.write_bytes(bytes(999)), "metrics.jsonl has no usable line"),
+    "metrics are a folder": (METRICS_FILE, folder_instead, "metrics.jsonl cannot be read: Is a directory"),
+    "metrics are a pipe": (METRICS_FILE, pipe_instead, "metrics.jsonl is damaged"),
     "half a ledger": (LEDGER, lambda path: path.write_bytes(path.read_bytes()[:40]), "ledger.jsonl has no usable line"),
     "a ledger of lists": (LEDGER, lambda path: path.write_text("[[[[\n"), "ledger.jsonl has no usable line"),
     "half a beat": (

@@ -43,7 +43,7 @@ def test_one_look_has_three_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert look_once(tmp_path) is look
 
 
-@pytest.mark.parametrize("fault", [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.EREMOTEIO])
+@pytest.mark.parametrize("fault", [errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ECONNABORTED, errno.EREMOTEIO])
 def test_a_look_is_repeated_until_there_is_an_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int
 ) -> None:

@@ -20,8 +20,10 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG, SESSION_START_INFO_TAG
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
+from pipeline.runs.starts import last_step
 from pipeline.training.reporting.board import Board
 from pipeline.training.reporting.metrics import Metrics, cut_after, grid, read_metrics, tag_of
+from pipeline.training.summary import scores_of
 from tests.rigs.small_disk import filled, small_disk
 
 
@@ -38,6 +40,7 @@ def line(step: int) -> str:
         pytest.param(line(1) + '{"step": 2, "lo', 5, [1], id="a half-written line"),
         pytest.param(line(1) + line(2).rstrip("\n"), 5, [1, 2], id="only the line's end is missing"),
         pytest.param(line(1) + "\0" * 30, 5, [1], id="zeros after a power cut"),
+        pytest.param(line(1) + line(2) + '"test_loss": 1.5}\n', 5, [1, 2], id="values not yet joined"),
         pytest.param("", 5, [], id="an empty file"),
     ],
 )
@@ -291,13 +294,53 @@ def test_a_grid_of_fewer_images_is_narrower() -> None:
     assert grid(torch.full((2, 3, 3, 3), 300.0)).tolist() == torch.full((3, 8, 3), 255).tolist()
 
 
-def test_a_file_of_more_than_a_gibibyte_is_cut_and_amended(tmp_path: Path) -> None:
-    """Such as the metrics of a million steps. The zeros are a hole, which takes no room."""
+def test_a_file_of_more_than_a_gibibyte_is_read_and_cut(tmp_path: Path) -> None:
+    """Such as the metrics of three million steps. The zeros are a hole, which takes no room."""
     path = tmp_path / "metrics.jsonl"
+    scored = json.dumps({"step": 2, "loss": 0.5, "test_accuracy": 0.25, "test_loss": 1.5}) + "\n"
     with path.open("wb") as file:
         file.write(line(1).encode())
         file.truncate((1 << 30) + 10)
         file.seek(0, os.SEEK_END)
-        file.write(b"\n" + line(2).encode() + line(3).encode())
+        file.write(b"\n" + scored.encode() + line(3).encode())
+    assert [(score.step, score.accuracy) for score in scores_of(tmp_path)] == [(2, 0.25)]
+    assert last_step(tmp_path) == 3
     cut_after(path, step=2)
-    assert path.read_text() == line(1) + line(2)
+    assert path.read_text() == line(1) + scored
+
+
+def test_a_start_and_an_amended_line_copy_no_file(tmp_path: Path) -> None:
+    """Two copies of the file do not fit on this disk."""
+    steps = range(1, 3000)
+    with small_disk(tmp_path / "disk", num_bytes=160 << 10) as folder:
+        path = folder / "metrics.jsonl"
+        path.write_text("".join(line(step) for step in steps) + line(4000))
+        cut_after(path, step=3000)
+        metrics = Metrics(folder, step=3000)
+        metrics.amend(2999, {"test_loss": 1.5})
+        metrics.write(3000, {"loss": 0.5})
+        metrics.settle()
+        metrics.amend(3000, {"checkpoint/failed": 1.0})
+        metrics.amend(3000, {"checkpoint/failed": 2.0})
+        metrics.settle()
+        metrics.close()
+        found = read_metrics(folder)
+    assert [one["step"] for one in found] == [*steps, 3000]
+    assert found[-2:] == [
+        {"step": 2999, "loss": 2999 / 7, "test_loss": 1.5},
+        {"step": 3000, "loss": 0.5, "checkpoint/failed": 2.0},
+    ]
+
+
+def test_an_amended_line_survives_a_full_disk(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", num_bytes=64 << 10) as folder:
+        metrics = Metrics(folder, step=0)
+        metrics.write(1, {"loss": 0.5})
+        filler = filled(folder)
+        many = {f"eval/{number}/accuracy": 0.5 for number in range(300)}  # more than fits into the file's last page
+        metrics.amend(1, many)
+        assert read_metrics(folder) == [{"step": 1, "loss": 0.5}]
+        filler.unlink()
+        metrics.settle()
+        metrics.close()
+        assert read_metrics(folder) == [{"step": 1, "loss": 0.5, **many}]
