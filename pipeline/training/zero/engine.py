@@ -16,7 +16,7 @@ from pipeline.checkpoints.manifest import AVERAGE, MASTER
 from pipeline.ranks.collectives import second_group
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, reduced_in, with_buckets_of
 from pipeline.training.zero.batch_plan import BatchPlan
-from pipeline.training.zero.flat_blocks import Place, flatten_blocks, layout_of
+from pipeline.training.zero.flat_blocks import ParameterPlace, flatten_blocks, layout_of
 from pipeline.training.zero.loading import leave_dynamo_out, without
 from pipeline.training.zero.optimizer import RATE_FACTOR, build_optimizer, freeze, moments_of, update_averages, ways_of
 from pipeline.training.zero.state import (
@@ -362,7 +362,7 @@ class Engine:
         """The names of the parameters that updates change."""
         return tuple(place.name for _, places in self._trained() for place in places)
 
-    def _trained(self) -> list[tuple[nn.Parameter, tuple[Place, ...]]]:
+    def _trained(self) -> list[tuple[nn.Parameter, tuple[ParameterPlace, ...]]]:
         """Returns the tensors that DeepSpeed updates, each with the parameters in it."""
         named = self._deepspeed.module.named_parameters()
         return [(tensor, self.layout[name]) for name, tensor in named if tensor.requires_grad]

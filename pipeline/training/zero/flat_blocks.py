@@ -28,7 +28,7 @@ _BLOCK = re.compile(r"(.*\.)?(blocks\.\d+|stages\.\d+\.\d+)\.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ParameterPlace:
     """Where a parameter of the model lies in a tensor that DeepSpeed sees. `start`: its first element there."""
 
     name: str
@@ -41,16 +41,18 @@ class Place:
         return math.prod(self.shape)
 
 
-Layout = Mapping[str, tuple[Place, ...]]
+Layout = Mapping[str, tuple[ParameterPlace, ...]]
 
 
-def layout_of(shapes: Mapping[str, Sequence[int]], ways: Mapping[str, Hashable]) -> dict[str, tuple[Place, ...]]:
+def layout_of(
+    shapes: Mapping[str, Sequence[int]], ways: Mapping[str, Hashable]
+) -> dict[str, tuple[ParameterPlace, ...]]:
     """Returns the tensors that DeepSpeed sees, by name, each with the parameters in it.
 
     `shapes`: those of all the model's parameters. `ways`: how each of them is updated; parameters that are not in it
     are not trained. These, and parameters outside of blocks, remain tensors of their own.
     """
-    layout: dict[str, tuple[Place, ...]] = {}
+    layout: dict[str, tuple[ParameterPlace, ...]] = {}
     numbers: dict[str, dict[Hashable, int]] = {}
     for name, shape in shapes.items():
         block = _BLOCK.match(name)
@@ -59,7 +61,7 @@ def layout_of(shapes: Mapping[str, Sequence[int]], ways: Mapping[str, Hashable])
             of_block = numbers.setdefault(block.group(), {})
             own = f"{block.group()}{_FLAT}{of_block.setdefault(ways[name], len(of_block))}"
             start = _padded(layout.get(own, ()))
-        layout[own] = (*layout.get(own, ()), Place(name=name, shape=tuple(shape), start=start))
+        layout[own] = (*layout.get(own, ()), ParameterPlace(name=name, shape=tuple(shape), start=start))
     return layout
 
 
@@ -68,11 +70,11 @@ def sizes_of(layout: Layout) -> list[int]:
     return [_padded(places) if is_flat(name) else places[0].numel for name, places in layout.items()]
 
 
-def _padded(places: Sequence[Place]) -> int:
+def _padded(places: Sequence[ParameterPlace]) -> int:
     return sum(_lengths(places))
 
 
-def end_to_end(layout: Layout, names: Iterable[str]) -> Iterator[Place]:
+def end_to_end(layout: Layout, names: Iterable[str]) -> Iterator[ParameterPlace]:
     """Yields the parameters of these tensors if the tensors are put end to end, each with its place in the whole."""
     base = 0
     for name in names:
@@ -81,7 +83,7 @@ def end_to_end(layout: Layout, names: Iterable[str]) -> Iterator[Place]:
         base += _padded(layout[name]) if is_flat(name) else layout[name][0].numel
 
 
-def views_of(tensor: torch.Tensor, places: Iterable[Place]) -> Iterator[tuple[str, torch.Tensor]]:
+def views_of(tensor: torch.Tensor, places: Iterable[ParameterPlace]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yields the parameters in a tensor that DeepSpeed sees, by name, as views in their own shapes."""
     for place in places:
         yield place.name, tensor.view(-1)[place.start : place.start + place.numel].view(place.shape)
@@ -117,7 +119,7 @@ def flatten_blocks(model: nn.Module, layout: Layout) -> None:
         block.flat_tensors.append((own, tuple(_lengths(places)), tuple(slots)))
 
 
-def _lengths(places: Iterable[Place]) -> Iterator[int]:
+def _lengths(places: Iterable[ParameterPlace]) -> Iterator[int]:
     """Yields the lengths into which a flat tensor is split: each parameter, and the padding after it."""
     for place in places:
         yield place.numel

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pipeline.training.zero.flat_blocks import Place
+from pipeline.training.zero.flat_blocks import ParameterPlace
 
 # The Newton-Schulz iteration: the coefficients of Jordan's quintic, the number of steps, and the least norm.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -71,7 +71,7 @@ def is_orthogonalized(name: str) -> bool:
     return parts[0] == "blocks" and parts[-1] == "weight" and "norm" not in parts[-2]
 
 
-def matrices_of(parameters: Iterable[Place]) -> tuple[Matrix, ...]:
+def matrices_of(parameters: Iterable[ParameterPlace]) -> tuple[Matrix, ...]:
     """Returns the matrices of a group's parameters, whose places are those in the group's flat partition. q, k and v
     share one parameter, but count as three matrices, since Muon then works better (Jordan's post)."""
     found = list[Matrix]()

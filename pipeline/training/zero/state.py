@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER
-from pipeline.training.zero.flat_blocks import Place
+from pipeline.training.zero.flat_blocks import ParameterPlace
 from pipeline.training.zero.optimizer import MOMENTS
 
 _PIECE = 1 << 24  # the most elements that are copied at once
@@ -23,7 +23,7 @@ _PIECE = 1 << 24  # the most elements that are copied at once
 
 def local_fragments(
     zero: Any,
-    tensors: Iterable[tuple[torch.nn.Parameter, Sequence[Place]]],
+    tensors: Iterable[tuple[torch.nn.Parameter, Sequence[ParameterPlace]]],
     *,
     averages: Mapping[torch.Tensor, torch.Tensor],
 ) -> list[Fragment]:
@@ -48,7 +48,7 @@ def local_fragments(
     return found
 
 
-def _parts(places: Sequence[Place], start: int, end: int) -> Iterator[tuple[Place, int, int]]:
+def _parts(places: Sequence[ParameterPlace], start: int, end: int) -> Iterator[tuple[ParameterPlace, int, int]]:
     """Yields the parameters of which some elements lie in [start, end) of their tensor, each with the first and one
     past the last of these elements there."""
     for place in places:
@@ -125,7 +125,7 @@ def narrow_first_moments(zero: Any) -> None:
 
 
 def local_gradients(
-    zero: Any, tensors: Iterable[tuple[torch.nn.Parameter, Sequence[Place]]]
+    zero: Any, tensors: Iterable[tuple[torch.nn.Parameter, Sequence[ParameterPlace]]]
 ) -> dict[str, torch.Tensor]:
     """Returns live views of this rank's part of the reduced gradients, by name, before clipping. They are flat, and
     have the elements of the rank's fragments. They are valid only between an update's last backward pass and the
