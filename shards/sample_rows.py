@@ -219,7 +219,7 @@ def refuse_blocks(blocks: BlockTable, manifest: Manifest) -> None:
     wrong[1:] |= (shard[1:] == shard[:-1]) & (blocks.first_byte[1:] < blocks.end_byte[:-1])
     if (place := _first(wrong)) is not None:
         found = f"block {place} is bytes {blocks.first_byte[place]} to {blocks.end_byte[place]} of shard {shard[place]}"
-        raise ValueError(f"{found}; allowed: behind the block before it, and up to {most_bytes[place]}")
+        raise ValueError(f"{found}; allowed: after the block before it, and up to {most_bytes[place]}")
     if blocks.rows_end is not None:
         _refuse_row_places(blocks.rows_end, blocks.num_samples)
 

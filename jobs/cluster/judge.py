@@ -174,7 +174,7 @@ def _without_room(facts: TryFacts, idle: int) -> NextTry:
     if idle < MOST_IDLE:
         return NextTry(then="again", idle=idle)
     todo = "make room, or have the disk looked at; then submit again"
-    return _given_up(f"{facts.full} takes no file, for the {idle}. time in a row: {todo}", idle=0)
+    return _given_up(f"{facts.full} takes no file, {idle} times in a row: {todo}", idle=0)
 
 
 def _given_up(why: str, *, idle: int | None = None, crashed_on: str = "") -> NextTry:
@@ -264,7 +264,7 @@ def _chosen(facts: CheckFacts) -> Choice:
 
 def _too_few(left_out: str, idle: int | None) -> NextTry:
     if idle is not None and idle >= MOST_IDLE:
-        return _given_up(f"too few healthy nodes, for the {idle}. time in a row: {left_out}", idle=0)
+        return _given_up(f"too few healthy nodes, {idle} times in a row: {left_out}", idle=0)
     words = f"too few healthy nodes: to be continued. To avoid them, submit with --exclude={left_out}"
     return NextTry(then="requeue", end="too few nodes", words=words, idle=idle)
 

@@ -82,7 +82,8 @@ _CODES = {
     2: Finding(found="was refused for a mistake in its words or settings", todo=_LOG),
     75: Finding(found="stopped with its work saved, and could not be requeued", todo="submit again to continue"),
     74: Finding(
-        found="ended to be continued, by a fault outside or because jobs may not be requeued here (exit code 74)",
+        found="ended to be continued, by a fault outside the program or because jobs may not be requeued here "
+        "(exit code 74)",
         todo="the next job of its run continues it; if there is none, submit again",
     ),
     78: Finding(found="gave up: it would not succeed", todo="patchline doctor {run}"),

@@ -40,7 +40,7 @@ _ENDS = {
     exit_codes.USER_MISTAKE: ("refused its words or settings", f"correct what the log names, then {AGAIN}"),
     exit_codes.WILL_NOT_SUCCEED: ("ended because it would not succeed", f"change what the log names, then {AGAIN}"),
     exit_codes.OUR_BUG: ("met a bug in patchline", "please report it with the log's last lines"),
-    exit_codes.CRASH: ("met a fault outside: a disk, storage, or a lost worker", AGAIN),
+    exit_codes.CRASH: ("met a fault outside the program: a disk, storage, or a lost worker", AGAIN),
 }
 _GUARD_FINDINGS = {"spike": "a spike of the loss", "evaluation_failed": "an evaluation that failed"}
 

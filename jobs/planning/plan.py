@@ -24,14 +24,13 @@ from pipeline.planning.step_time import slow_stage_3
 from pipeline.training.settings.schedule import steps_of
 from pipeline.training.zero.batch_plan import shared_lanes, times_read
 from shards.errors import UserError
-from shards.output.quantities import duration, plural, size
+from shards.output.quantities import DAY_SECONDS, duration, plural, size
 from shards.output.terminal import printable_name
 
 __all__ = ["PlanJob", "forecast_rows", "operations", "rows_of", "run"]
 
 _LEAST_SHOWN = 0.001
 _LEAST_GIGABYTES, _LEAST_DAYS = 10**7, 0.1
-_SECONDS_A_DAY = 86_400
 Rows = list[tuple[str, str]]
 
 
@@ -184,7 +183,7 @@ def _seconds(seconds: float) -> str:
 def _days(days: float) -> str:
     if days >= _LEAST_DAYS:
         return f"{days:,.2f} days"
-    return duration(days * _SECONDS_A_DAY) if days * _SECONDS_A_DAY >= 1 else "less than 1 s"
+    return duration(days * DAY_SECONDS) if days * DAY_SECONDS >= 1 else "less than 1 s"
 
 
 def operations(exaflops: float) -> str:

@@ -22,9 +22,8 @@ from pipeline.planning.step_time import Network, gpu_named, slow_stage_3
 from pipeline.training.fitting.memory import pass_of
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
-from shards.output.quantities import duration, plural, short_count, size
+from shards.output.quantities import DAY_SECONDS, duration, plural, short_count, size
 
-_DAY_SECONDS = 86_400.0
 _OF_TRAINING = re.compile(r"--(?=global-batch|micro-batch|data\.|engine\.)")
 _EFFICIENT = 0.5  # the share of a step that is spent on computing
 _MOST_DOUBLED = 8  # to find an efficient batch, fewer doublings than this are tried
@@ -247,7 +246,7 @@ def summary(job: PlanJob, rows: Sequence[NodesPlan]) -> str:
     """Returns a description of the plot in words: the time and goodput with the fewest and with the most nodes."""
     first, last = rows[0], rows[-1]
     parts = [
-        f"{plural(plan.num_nodes, 'node')}: {duration(plan.days * _DAY_SECONDS)}, goodput "
+        f"{plural(plan.num_nodes, 'node')}: {duration(plan.days * DAY_SECONDS)}, goodput "
         f"{_percent(plan.outcome.goodput)} %"
         for plan in ((first, last) if len(rows) > 1 else (first,))
     ]

@@ -67,7 +67,7 @@ _KNOWN = {
     "told to stop": "was stopped by the file STOP",
 }
 _CRASHES = (
-    (exit_codes.CRASH, "by a fault outside: storage, a disk, a lost worker or rank"),
+    (exit_codes.CRASH, "by a fault outside the program: storage, a disk, a lost worker or rank"),
     (exit_codes.OUR_BUG, "by a bug in patchline"),
     (137, "by SIGKILL"),
     (135, "by SIGBUS"),

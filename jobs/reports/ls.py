@@ -26,6 +26,7 @@ from pipeline.shared_settings import RECORD_FILE
 from shards.config_values import whole_number
 from shards.errors import PASSING_FAULTS, Finding, InvalidDataError, UserError
 from shards.files.looks import is_a_folder, is_there
+from shards.output.quantities import DAY_SECONDS
 from shards.output.terminal import columns_of, printable_name
 from shards.pool import Pool
 
@@ -41,7 +42,7 @@ _LEFT = (True, True, True, False, False, False, False, False, False)
 _LEAST_NAME, _LEAST_RECIPE = 12, 8
 _LATEST_TO_GO = ("goodput", "images/s", "accuracy", "loss")  # columns that a narrow terminal leaves out, in this order
 _GAP, _INDENT = "  ", "    "
-_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
+_UNITS = ((DAY_SECONDS, "d"), (3600, "h"), (60, "min"))
 Cells = list[str]
 
 

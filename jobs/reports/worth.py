@@ -34,9 +34,9 @@ from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import Line, is_finite, read_local_file
 from shards.files.looks import is_a_file, is_there
 from shards.files.typed_json import parse_json, read_record, record_from
+from shards.output.quantities import DAY_SECONDS
 from shards.pages.page import data_uri, matrix, shown
 
-_SECONDS_A_DAY = 86_400
 _MOST_FIGURE_BYTES, _MOST_SWEEP_BYTES = 8 << 20, 16 << 20
 _PNG = b"\x89PNG\r\n\x1a\n"
 # The figures of `patchline inspect`: file name and title.
@@ -177,7 +177,7 @@ def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None
         return None
     ends = [*(one.total_seconds for one in starts[1:]), wall_seconds]
     spans = [max(0.0, end - one.total_seconds) * one.num_ranks for one, end in zip(starts, ends, strict=True)]
-    return sum(spans) / _SECONDS_A_DAY
+    return sum(spans) / DAY_SECONDS
 
 
 def _repeats(run_dir: Path) -> Repeats | None:

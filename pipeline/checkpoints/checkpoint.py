@@ -234,7 +234,7 @@ class Checkpoints:
             own = next_attempt(attempts, token=token, origin=resumed_from, skip=skip)
             record = attempt_to_json(replace(own, unread=unread))
         self.attempt = attempt_from_json(broadcast_json(record.decode(), device=self.world.device).encode())
-        self._run_folder = folder_id(self.run_dir)
+        self._run_folder = _folder_id(self.run_dir)
         is_registered: bool = self._register() if self.world.is_first else True
         return bool(broadcast_json(is_registered, device=self.world.device))
 
@@ -256,7 +256,7 @@ class Checkpoints:
         may_save = False
         if self.world.is_first:
             try:
-                is_same = self._run_folder == folder_id(self.run_dir)  # not another run under the same name
+                is_same = self._run_folder == _folder_id(self.run_dir)  # not another run under the same name
                 if is_same and not list_committed(self.store) and not read_attempts(self.store):
                     self.store.write(record_path(self.attempt.token), attempt_to_json(self.attempt))
                     log.warning(_DELETED, self.store.url)
@@ -299,7 +299,7 @@ class Checkpoints:
         self._files = None
 
 
-def folder_id(folder: Path) -> tuple[int, int] | None:
+def _folder_id(folder: Path) -> tuple[int, int] | None:
     """Returns the device and inode numbers, which identify a folder; None if the folder is missing."""
     try:
         found = patiently(folder, folder.stat)

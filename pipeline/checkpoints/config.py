@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
+from shards.output.quantities import DAY_SECONDS
 
-DAY_SECONDS = 86400.0
 LEAST_SECONDS = 10.0  # for shorter intervals, requests to the store would cost more than the work that a failure loses
 MOST_SECONDS = 7200.0  # no failure loses more work than this, even if a longer interval would be best
 _MARGIN = 0.25  # a share of the commit time: saves must not pile up if one takes longer than those before

@@ -77,6 +77,9 @@ def _lost_shards(data: TrainingData, run_dir: Path, *, max_share: float) -> tupl
             where = printable_name(f"{datasets[url].shard_store.url}/{path}")
             return [], f"storage cannot read {where}, nor any other shard of this dataset"
     new = {shard: reason for shard in new if (reason := _why_unreadable(datasets[shard[0]], shard[1]))}
+    for url, path in noted:
+        if (url, path) not in new:
+            log.info("%s can be read again", printable_name(f"{datasets[url].shard_store.url}/{path}"))
     lost = [*known, *new]
     num_lost = sum(_num_samples(datasets[url])[path] for url, path in lost)
     num_samples = sum(sum(_num_samples(dataset).values()) for dataset in datasets.values())
@@ -128,5 +131,4 @@ def _why_unreadable(dataset: Dataset, path: str) -> str:
         if not disk_fault(error):
             raise
         return error.strerror or str(error)
-    log.info("%s can be read again", printable_name(f"{store.url}/{path}"))
     return ""

@@ -25,6 +25,7 @@ from pipeline.planning.forecast import Forecast
 from pipeline.planning.step_time import StepTime
 from pipeline.training.zero.batch_plan import times_read
 from shards.errors import UserError
+from shards.output.quantities import DAY_SECONDS
 
 _ROUNDING = 1e-6  # relative, so that rounding errors do not add a job
 # Published failures per node and day, by the name of the cluster or the run.
@@ -38,7 +39,7 @@ PUBLISHED_RATES = {
 MISSED_SECONDS = 300.0  # until Slurm notices that a node is gone: the default of SlurmdTimeout
 MARGIN_SECONDS = 120.0  # between the last save and the time limit; the default of `margin_seconds` in cluster.yaml
 TAR_BYTES = 2_816  # a sample's bytes besides its image: three tar headers, padding, label and names
-_DAY_SECONDS, _HOUR_SECONDS = 86_400.0, 3_600.0
+_HOUR_SECONDS = 3_600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +199,7 @@ def plan_nodes(found: Forecast, cluster: Cluster, *, num_nodes: int) -> NodesPla
     """Returns the plan of a run whose forecast on these GPUs is `found`. Raises UserError if the cluster's times leave
     none for training."""
     regime = regime_of(found, cluster, num_nodes=num_nodes, failures_per_node_day=cluster.failures_per_node_day)
-    num_gpus, work_seconds = num_nodes * cluster.gpus_per_node, found.days * _DAY_SECONDS
+    num_gpus, work_seconds = num_nodes * cluster.gpus_per_node, found.days * DAY_SECONDS
     expected = outcome(regime, work_seconds=work_seconds)
     gpu_hours = expected.held_seconds / _HOUR_SECONDS * num_gpus
     return NodesPlan(
@@ -214,7 +215,7 @@ def plan_nodes(found: Forecast, cluster: Cluster, *, num_nodes: int) -> NodesPla
         mean_to_failure_seconds=regime.mean_to_failure,
         restart_seconds=regime.down + regime.startup,
         ideal_days=found.days,
-        days=expected.wall_seconds / _DAY_SECONDS,
+        days=expected.wall_seconds / DAY_SECONDS,
         gpu_hours=gpu_hours,
         cost=gpu_hours * cluster.price,
         outcome=expected,

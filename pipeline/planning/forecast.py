@@ -9,8 +9,8 @@ from pipeline.training.fitting.fit import Budget, Fit, fitted, gpu_budget
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch
 from shards.errors import UserError
+from shards.output.quantities import DAY_SECONDS
 
-_SECONDS_A_DAY = 86_400
 # The speed at which a rank's state is copied from the GPU to pinned memory. 16 lanes of PCIe 4 move 25 GB/s; PCIe 5
 # moves 50 [unverified].
 COPY_BYTES_PER_SECOND = 20e9
@@ -55,7 +55,7 @@ def cost_of(job: TrainingJob, *, num_images: int, num_classes: int, days: float)
     is_frozen, skips = job.optimizer.freeze_backbone, job.engine.skip_branches
     training = training_flops(model, head=classes > 0, is_frozen=is_frozen, skips_branches=skips)
     seen = job.steps * job.global_batch
-    images_per_second = seen / (days * _SECONDS_A_DAY)
+    images_per_second = seen / (days * DAY_SECONDS)
     return Cost(
         num_parameters=total,
         num_head_parameters=total - body,
@@ -126,7 +126,7 @@ def forecast(
         mfu_reached=mfu * step.compute_share,
         step=step,
         images_per_second=images_per_second,
-        days=cost.num_images_seen / images_per_second / _SECONDS_A_DAY,
+        days=cost.num_images_seen / images_per_second / DAY_SECONDS,
         checkpoint_bytes=fit.memory.saved * num_gpus,
         stall_seconds=fit.memory.saved / COPY_BYTES_PER_SECOND,
     )

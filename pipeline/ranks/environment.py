@@ -12,10 +12,11 @@ from typing import Annotated
 
 from shards.config_values import Range, shown_value
 from shards.errors import UserError
+from shards.output.quantities import DAY_SECONDS
 
 LOOPBACK = "127.0.0.1"
 MOST_RANKS = 1 << 20
-MOST_SECONDS = 7 * 86400  # the longest time limit of the ranks
+MOST_SECONDS = 7 * DAY_SECONDS  # the longest time limit of the ranks
 _MOST_THREADS = 1 << 12
 _OF_LAUNCH = (
     *("MASTER_ADDR", "MASTER_PORT", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),

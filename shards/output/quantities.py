@@ -1,7 +1,7 @@
 """Formats numbers for people: times, sizes, counts, shares."""
 
-_MINUTE, _HOUR, _DAY = 60, 3600, 86400
-_TIMES = ((_DAY, "d", _HOUR, "h"), (_HOUR, "h", _MINUTE, "min"), (_MINUTE, "min", 1, "s"))
+_MINUTE, _HOUR, DAY_SECONDS = 60, 3600, 86_400
+_TIMES = ((DAY_SECONDS, "d", _HOUR, "h"), (_HOUR, "h", _MINUTE, "min"), (_MINUTE, "min", 1, "s"))
 _SHORT_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _BYTES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
@@ -21,7 +21,7 @@ def duration(seconds: float) -> str:
 def clock(seconds: float) -> str:
     """Returns a time for a narrow line: `2:31`, `5:12:00`, `3 d 4 h`."""
     whole = round(seconds)
-    if whole >= _DAY:
+    if whole >= DAY_SECONDS:
         return duration(whole)
     minutes, rest = divmod(whole, _MINUTE)
     return f"{whole // _HOUR}:{minutes % 60:02d}:{rest:02d}" if whole >= _HOUR else f"{minutes}:{rest:02d}"

@@ -205,7 +205,7 @@ def checked_path(path: str) -> str:
     """Returns `path` itself. Raises ValueError if it could lead out of the store or has a second spelling."""
     parts = path.split("/")
     if "" in parts[1:-1] and not path.startswith("/"):
-        part = f"the one between the two slashes behind {path.partition('//')[0]!r}"
+        part = f"the one between the two slashes after {path.partition('//')[0]!r}"
         what = f"object path {path!r} is not a plain relative path: it has an empty part, {part}"
         raise ValueError(f"{what}; copy it to a name without //")
     if not path or path.startswith("/") or any(part in ("", ".", "..") for part in parts) or "\0" in path:

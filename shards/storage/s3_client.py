@@ -397,7 +397,7 @@ def _raise_client_error(
         object_ = f": {error.operation_name} of {url}/{path}" if path else ""
         raise UserError(f"access denied ({code}) to {where}{object_}", todo=todo) from error
     if code == "InvalidRange":
-        raise EOFError(f"{url}/{path}: the range asked begins behind its end") from error
+        raise EOFError(f"{url}/{path}: the range asked begins after its end") from error
     if code in _REPLACED:
         raise ReplacedError(f"{url}/{path} was replaced while it was read") from error
     raise BadAnswerError(f"{error.operation_name} of {url}/{path} failed: {code}") from error

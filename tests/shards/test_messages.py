@@ -546,7 +546,7 @@ def damaged_index(folder: Path) -> None:
     row("not a store, s3:///x", store_at, "s3:///x").says("cannot open 's3:///x'; give a folder or s3://bucket/prefix"),
     row("a prefix with two spellings, a//b", store_below, "a//b").says(
         "cannot open 's3://bucket/a//b': object path 'a//b' is not a plain relative path: it has an empty part, "
-        "the one between the two slashes behind 'a'; copy it to a name without //"
+        "the one between the two slashes after 'a'; copy it to a name without //"
     ),
     row("a prefix with two spellings, ../x", store_below, "../x").says(
         "cannot open 's3://bucket/../x': object path '../x' is not a plain relative path: use NAME or "

@@ -138,11 +138,9 @@ def test_a_number_that_slurm_uses_again_is_not_the_runs_job(tmp_path: Path) -> N
         by_hand = before.sbatch(SCRIPT, *of_plain, options=["--output=/dev/null"], env={"PATCHLINE": str(sleeps)})
         before.wait_for((plain / "submit" / "submitted.jsonl").exists, deadline_seconds=60)
         again = [*of_plain, words[2], "--no-check"]
-        assert f"has a job already: {by_hand} RUNNING" in submit(before, *again).stderr
         before.scontrol("requeue", str(by_hand))  # gives it another submit time
         said = submit(before, *again).stderr
         assert f"has a job already: {by_hand} " in said, said
-        assert f"job {by_hand}" in told(before, "status", plain)
     stranger = program(tmp_path / "stranger.sbatch", "sleep 600")
     with SlurmCluster(config) as cluster:
         for_whom = {number: ["--uid=nobody", f"--comment={comment}"]}

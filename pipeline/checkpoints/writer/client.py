@@ -175,7 +175,7 @@ class Writer:
 
     def _take(self, answer: object, found: list[SaveResult]) -> None:
         if not isinstance(answer, SaveResult):
-            raise ValueError(f"a {type(answer).__name__}; allowed: an Answer")
+            raise ValueError(f"a {type(answer).__name__}; allowed: a SaveResult")
         if answer.what == "said":
             if answer.message != self._said:
                 log.warning("%s", answer.message)

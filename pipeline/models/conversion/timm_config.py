@@ -379,7 +379,7 @@ def refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> N
         raise UserError(f"{architecture!r} has QuickGELU; allowed: GELU exact and tanh")
     if "_rpn_" in architecture:
         raise UserError(
-            f"{file.where!r} is of {shown_value(architecture)}, which has its norms behind attention and MLP; allowed: "
+            f"{file.where!r} is of {shown_value(architecture)}, which has its norms after attention and MLP; allowed: "
             "norms in front of them"
         )
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from shards.files.local_files import KeptWrites, Line, append_line, is_finite, is_step, read_lines
+from shards.output.quantities import DAY_SECONDS
 
 if TYPE_CHECKING:
     from pipeline.checkpoints.manifest import CheckpointId
@@ -19,7 +20,7 @@ Account = Literal["restarts", "startup", "compute", "data_wait", "checkpoint", "
 ACCOUNTS: tuple[Account, ...] = ("restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation")
 FILE_NAME = "ledger.jsonl"
 COMMIT = "commit_seconds"
-_MOST_GAP_SECONDS = 366 * 86400.0
+_MOST_GAP_SECONDS = 366.0 * DAY_SECONDS
 _ROUNDING_SECONDS = 0.01
 
 

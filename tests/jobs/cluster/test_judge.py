@@ -119,7 +119,7 @@ def test_storage_gets_time_before_the_last_try(codes: dict[int, int | None], idl
         ),
         (
             {"full": "S", "idle": 2},
-            "S takes no file, for the 3. time in a row: make room, or have the disk looked at; then submit again",
+            "S takes no file, 3 times in a row: make room, or have the disk looked at; then submit again",
         ),
     ],
 )

@@ -68,7 +68,7 @@ def test_what_it_waits_for() -> None:
         ("TIMEOUT", "0:0", "was ended at its time limit"),
         ("NODE_FAIL", "0:0", "lost a node"),
         ("FAILED", "2:0", "was refused for a mistake"),
-        ("FAILED", "74:0", "ended to be continued, by a fault outside"),
+        ("FAILED", "74:0", "ended to be continued, by a fault outside the program"),
         ("FAILED", "78:0", "gave up"),
         ("FAILED", "9:0", "failed with exit code 9:0"),
         ("FAILED", "", "failed with exit code ?"),

@@ -101,8 +101,8 @@ def test_a_fault_after_which_a_job_continues_the_run(tmp_path: Path, slurm: dict
     (run_dir / "submit" / "exits-7-1-0").mkdir()
     said = patchline("status", str(run_dir), environ=slurm).output
     assert said.splitlines()[1].split()[2:4] == ["interrupted", "105/300"]
-    words = "its last try ended by a fault outside: storage, a disk, a lost worker or rank (exit code 74), and is to be"
-    assert words in " ".join(said.split())
+    words = "its last try ended by a fault outside the program: storage, a disk, a lost worker or rank (exit code 74)"
+    assert f"{words}, and is to be" in " ".join(said.split())
     found = json.loads(patchline("status", str(run_dir), "--json", environ=slurm).output)
     assert (found["state"], found["continued_by"]) == ("failed", "7")
     head, *_ = patchline("doctor", str(run_dir), environ=slurm).output.splitlines()

@@ -13,7 +13,11 @@ from tests.rigs.processes import patchline
 @pytest.mark.parametrize(
     ("end", "codes", "words"),
     [
-        ("crashed", [74, 75], "ended by a fault outside: storage, a disk, a lost worker or rank (exit code 74), and"),
+        (
+            "crashed",
+            [74, 75],
+            "ended by a fault outside the program: storage, a disk, a lost worker or rank (exit code 74), and",
+        ),
         ("crashed", [1, 137], "ended by SIGKILL (exit code 1 and 137), and is to be continued"),
         ("crashed", [70], "ended by a bug in patchline (exit code 70), and is to be continued"),
         ("crashed", [9], "crashed (exit code 9), and is to be continued"),
@@ -51,7 +55,7 @@ def test_the_report_says_how_the_last_try_ended(tmp_path: Path) -> None:
     line = {"job": 9, "start": 0, "try": 1, "exit_codes": [74], "end": "crashed"}
     (run_dir / "submit" / "tries.jsonl").write_text(json.dumps(line) + "\n")
     shown = patchline("report", str(run_dir)).output
-    ended = "its last try ended by a fault outside: storage, a disk, a lost worker or rank (exit code 74)"
+    ended = "its last try ended by a fault outside the program: storage, a disk, a lost worker or rank (exit code 74)"
     assert " ".join(shown.split("\n", 1)[1].split()).startswith(ended), "it is part of the outcome"
     assert ended in (run_dir / "report.html").read_text()
     (run_dir / "submit" / "tries.jsonl").write_text(json.dumps(line | {"end": "gave up"}) + "\n")

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.checkpoints.config import (
-    DAY_SECONDS,
     LEAST_SECONDS,
     MOST_SECONDS,
     best_interval,
     daly_interval,
     mean_seconds_to_failure,
 )
+from shards.output.quantities import DAY_SECONDS
 
 SECONDS = st.floats(min_value=0, max_value=1e5)
 MEANS = st.floats(min_value=1, max_value=1e9)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from pipeline.checkpoints.config import DAY_SECONDS, best_interval, mean_seconds_to_failure
+from pipeline.checkpoints.config import best_interval, mean_seconds_to_failure
 from pipeline.planning.cluster_plan import Regime, outcome
+from shards.output.quantities import DAY_SECONDS
 
 _ROUNDING_SECONDS = 1e-6
 QUIET = Regime(interval=100.0, stall=2.0, commit=10.0, mean_to_failure=1e15, startup=50.0, down=300.0, queue=20.0)

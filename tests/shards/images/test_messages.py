@@ -145,56 +145,56 @@ def resize(_: Path, short_side: int, quality: int) -> None:
         device,
     ).says("ImageRefusedError: DIR/a.jpg is not a regular file; give a file, not a pipe or a device"),
     # near_duplicates
-    row("image_file can not be decoded: perceptual_hash, no bytes", hashed, b"", perceptual_hash).says(
+    row("image_file cannot be decoded: perceptual_hash, no bytes", hashed, b"", perceptual_hash).says(
         "ImageRefusedError: empty file"
     ),
     row(
-        "image_file can not be decoded: perceptual_hash, a text",
+        "image_file cannot be decoded: perceptual_hash, a text",
         hashed,
         b"not an image at all",
         perceptual_hash,
     ).says("ImageRefusedError: not a JPEG, PNG, WebP, GIF, TIFF or BMP image"),
     row(
-        "image_file can not be decoded: perceptual_hash, a JPEG that is cut off",
+        "image_file cannot be decoded: perceptual_hash, a JPEG that is cut off",
         hashed,
         image_bytes(0, height=96, width=128)[:-300],
         perceptual_hash,
     ).says("ImageRefusedError: truncated: a JPEG without its end, 4250 bytes"),
     row(
-        "image_file can not be decoded: perceptual_hash, a PNG that is cut off",
+        "image_file cannot be decoded: perceptual_hash, a PNG that is cut off",
         hashed,
         image_bytes(0, height=96, width=128, image_format="PNG")[:-300],
         perceptual_hash,
     ).says("ImageRefusedError: truncated: a PNG without its end, 27131 bytes"),
     row(
-        "image_file can not be decoded: perceptual_hash, a PNG with a broken chunk",
+        "image_file cannot be decoded: perceptual_hash, a PNG with a broken chunk",
         hashed,
         image_bytes(0, height=96, width=128, image_format="PNG").replace(b"IDAT\x78", b"IDAT\x79"),
         perceptual_hash,
     ).says("ImageRefusedError: damaged image: OSError: broken data stream when reading image file"),
-    row("image_file can not be decoded: evaluation_hashes, no bytes", hashed, b"", evaluation_hashes).says(
+    row("image_file cannot be decoded: evaluation_hashes, no bytes", hashed, b"", evaluation_hashes).says(
         "ImageRefusedError: empty file"
     ),
     row(
-        "image_file can not be decoded: evaluation_hashes, a text",
+        "image_file cannot be decoded: evaluation_hashes, a text",
         hashed,
         b"not an image at all",
         evaluation_hashes,
     ).says("ImageRefusedError: not a JPEG, PNG, WebP, GIF, TIFF or BMP image"),
     row(
-        "image_file can not be decoded: evaluation_hashes, a JPEG that is cut off",
+        "image_file cannot be decoded: evaluation_hashes, a JPEG that is cut off",
         hashed,
         image_bytes(0, height=96, width=128)[:-300],
         evaluation_hashes,
     ).says("ImageRefusedError: truncated: a JPEG without its end, 4250 bytes"),
     row(
-        "image_file can not be decoded: evaluation_hashes, a PNG that is cut off",
+        "image_file cannot be decoded: evaluation_hashes, a PNG that is cut off",
         hashed,
         image_bytes(0, height=96, width=128, image_format="PNG")[:-300],
         evaluation_hashes,
     ).says("ImageRefusedError: truncated: a PNG without its end, 27131 bytes"),
     row(
-        "image_file can not be decoded: evaluation_hashes, a PNG with a broken chunk",
+        "image_file cannot be decoded: evaluation_hashes, a PNG with a broken chunk",
         hashed,
         image_bytes(0, height=96, width=128, image_format="PNG").replace(b"IDAT\x78", b"IDAT\x79"),
         evaluation_hashes,

@@ -147,14 +147,14 @@ def no_temporary_folder(_: Path) -> None:
     ),
     row("path of an object: a//b", path_of_an_object, "a//b").says(
         "ValueError: object path 'a//b' is not a plain relative path: it has an empty part, the one between the "
-        "two slashes behind 'a'; copy it to a name without //"
+        "two slashes after 'a'; copy it to a name without //"
     ),
     row("path of an object: a\\x00b", path_of_an_object, "a\0b").says(
         "ValueError: object path 'a\\x00b' is not a plain relative path: use NAME or FOLDER/NAME, no .."
     ),
     row("the empty part of a path", lambda _: checked_path("a/b//c")).says(
         "ValueError: object path 'a/b//c' is not a plain relative path: it has an empty part, the one between the "
-        "two slashes behind 'a/b'; copy it to a name without //"
+        "two slashes after 'a/b'; copy it to a name without //"
     ),
     # ranges
     row(

@@ -1626,11 +1626,11 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         "as the paper's code: give weights with global_pool 'avg' and fc_norm False, or with a class token"
     ),
     row("folder", norms_behind, False).says(
-        "'DIR/w.pth/model.safetensors' is of 'vit_base_patch16_rpn_224', which has its norms behind attention and "
+        "'DIR/w.pth/model.safetensors' is of 'vit_base_patch16_rpn_224', which has its norms after attention and "
         "MLP; allowed: norms in front of them"
     ),
     row("file", norms_behind, True).says(
-        "'DIR/w.pth' is of 'vit_base_patch16_rpn_224', which has its norms behind attention and MLP; allowed: "
+        "'DIR/w.pth' is of 'vit_base_patch16_rpn_224', which has its norms after attention and MLP; allowed: "
         "norms in front of them"
     ),
     *(
