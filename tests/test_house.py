@@ -167,6 +167,7 @@ KERNEL = re.compile(r"""Path\(f?['"]/(proc|sys)/""")  # files of the kernel
 READ_MODE = re.compile(r"""['"]r?b?['"]""")
 BANNED = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 BANNED_NAMES = {"utils.py", "common.py", "helpers.py", "core.py", "base.py", "misc.py"}
+LOCAL_TIMES = {"strptime", "mktime", "fromisoformat", "fromtimestamp", "utcnow"}
 BANNED_CALLS = {"extractall", "eval", "exec", "system", "popen"} | {
     *("all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list")  # they unpickle
 }
@@ -392,6 +393,8 @@ def test_no_dangerous_call() -> Iterator[str]:
                 continue
             name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
             is_model_switch = name == "eval" and isinstance(node.func, ast.Attribute)
+            if name in LOCAL_TIMES:
+                yield f"{source.at(node.lineno)}: calls {name}; an hour of local time may exist twice: keep Unix time"
             if name in BANNED_CALLS and not is_model_switch:
                 yield f"{source.at(node.lineno)}: calls {name}"
             given = {keyword.arg: keyword.value for keyword in node.keywords}
