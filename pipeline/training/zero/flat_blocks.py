@@ -100,9 +100,9 @@ def flatten_blocks(model: nn.Module, layout: Layout) -> None:
         if not is_flat(name):
             continue
         prefix, _, own = name.rpartition(".")
-        block = model.get_submodule(prefix)
+        block: Any = model.get_submodule(prefix)
         if not isinstance(block, _FlatBlock):
-            block.__class__ = _flat_class(type(block))
+            block.__class__ = _flat_class(type(block))  # type: ignore[arg-type]  # a class is hashable
             block.flat_tensors = []
         first = model.get_parameter(places[0].name)
         flat = torch.zeros(_padded(places), dtype=first.dtype, device=first.device)
@@ -152,7 +152,7 @@ class _FlatBlock(nn.Module):
         the backward pass. DeepSpeed gathers them again before that."""
         for own, _, _ in self.flat_tensors:
             if saved.untyped_storage().data_ptr() == getattr(self, own).untyped_storage().data_ptr():
-                return own, tuple(saved.shape), saved.stride(), saved.storage_offset()
+                return own, tuple(saved.shape), saved.stride(), int(saved.storage_offset())
         return saved
 
     def _unpacked(self, saved: torch.Tensor | _SavedView) -> torch.Tensor:
@@ -164,6 +164,6 @@ class _FlatBlock(nn.Module):
 
 
 @cache
-def _flat_class(kind: type[nn.Module]) -> type[_FlatBlock]:
+def _flat_class(kind: Any) -> type[_FlatBlock]:
     """Returns the class of a block with flat tensors, derived from the block's own class as in FSDP2."""
     return type(f"Flat{kind.__name__}", (_FlatBlock, kind), {})

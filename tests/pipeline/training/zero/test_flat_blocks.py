@@ -94,7 +94,7 @@ def gathered_weights_left_after_the_forward_pass(world: World) -> tuple[int, int
 
     for block in engine.module.get_submodule("blocks").children():
         block.get_submodule("mlp").register_forward_hook(lambda *_, block=block: note(block))
-    left = []
+    left = list[StorageWeakRef]()
 
     def loss_of(model: torch.nn.Module) -> torch.Tensor:
         loss: torch.Tensor = model(torch.zeros(2, 16, 16, 3, dtype=torch.uint8)).square().sum()
@@ -103,7 +103,8 @@ def gathered_weights_left_after_the_forward_pass(world: World) -> tuple[int, int
 
     num_gathered = []
     for _ in range(2):  # DeepSpeed traces the first step, and learns from it what it may free
-        gathered.clear(), left.clear()
+        gathered.clear()
+        left.clear()
         engine.accumulate(loss_of)
         num_gathered.append(len(gathered))
         engine.update(learning_rate=1e-3)
