@@ -281,7 +281,9 @@ class Engine:
         if config.precision == "bf16":
             model = model.to(torch.bfloat16)
         self.layout = layout_of(self.shapes, ways_of(self.shapes, optimizer))
-        flatten_blocks(model, self.layout)
+        for block in flatten_blocks(model, self.layout):
+            # Stage 3 gathers a block as a whole, and needs no hooks in its layers.
+            deepspeed.utils.set_z3_leaf_module(block, True)
         if next(model.parameters()).is_meta:
             give_memory(model, settings)
         freeze(model, optimizer)

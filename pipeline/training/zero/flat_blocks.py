@@ -94,8 +94,10 @@ def is_flat(name: str) -> bool:
     return name.rpartition(".")[2].startswith(_FLAT)
 
 
-def flatten_blocks(model: nn.Module, layout: Layout) -> None:
-    """Moves the parameters of a model's blocks into flat tensors, in place. The model may be on meta."""
+def flatten_blocks(model: nn.Module, layout: Layout) -> list[nn.Module]:
+    """Moves the parameters of a model's blocks into flat tensors, in place, and returns these blocks. The model may be
+    on meta."""
+    blocks = list[nn.Module]()
     for name, places in layout.items():
         if not is_flat(name):
             continue
@@ -104,6 +106,7 @@ def flatten_blocks(model: nn.Module, layout: Layout) -> None:
         if not isinstance(block, _FlatBlock):
             block.__class__ = _flat_class(type(block))  # type: ignore[arg-type]  # a class is hashable
             block.flat_tensors = []
+            blocks.append(block)
         first = model.get_parameter(places[0].name)
         flat = torch.zeros(_padded(places), dtype=first.dtype, device=first.device)
         slots = []
@@ -117,6 +120,7 @@ def flatten_blocks(model: nn.Module, layout: Layout) -> None:
             slots.append((module, kind, place.shape))
         block.register_parameter(own, nn.Parameter(flat))
         block.flat_tensors.append((own, tuple(_lengths(places)), tuple(slots)))
+    return blocks
 
 
 def _lengths(places: Iterable[ParameterPlace]) -> Iterator[int]:
