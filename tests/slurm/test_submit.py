@@ -85,9 +85,12 @@ def held_job(cluster: SlurmCluster, folder: Path, **environ: str) -> tuple[list[
 
 def test_sbatchs_variables_of_a_shell_replace_no_option(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     options = {
+        "SBATCH_CLUSTERS": "other",
+        "SBATCH_CONSTRAINT": "v100",
         "SBATCH_JOB_NAME": "mine",
         "SBATCH_NO_REQUEUE": "1",
         "SBATCH_OUTPUT": "/dev/null",
+        "SBATCH_PARTITION": "debug",
         "SBATCH_SIGNAL": "KILL@1",
         "SBATCH_TIMELIMIT": "7",
     }
