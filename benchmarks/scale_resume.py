@@ -48,7 +48,8 @@ from pipeline.models import ModelConfig, shapes_of
 from pipeline.models.weights.safetensors_head import FLOAT_BYTES, head_of
 from pipeline.training.saving.save import saved_job
 from pipeline.training.settings.job import OptimizerConfig
-from pipeline.training.zero.optimizer import is_decayed
+from pipeline.training.zero.flat_blocks import layout_of, sizes_of
+from pipeline.training.zero.optimizer import ways_of
 from shards.store import LocalStore
 from tests.rigs.positions import position_at
 
@@ -66,29 +67,27 @@ Owned = tuple[str, int, int]  # tensor, first element, number of elements
 
 def owned(shapes: Shapes, *, stage: int, num_ranks: int) -> Iterator[list[Owned]]:
     """What each rank holds under ZeRO: of every tensor an equal part (3), or an equal slice of all tensors of a
-    parameter group, end to end (1 and 2)."""
-    sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-    if stage == 3:
-        shares = {name: -(-size // num_ranks) for name, size in sizes.items()}
-        for rank in range(num_ranks):
-            starts = {name: rank * share for name, share in shares.items()}
-            yield [(n, starts[n], min(shares[n], size - starts[n])) for n, size in sizes.items() if size > starts[n]]
-        return
-    group_of = {name: is_decayed(name, OptimizerConfig()) for name in sizes}
-    begins, ends = dict[str, int](), {True: 0, False: 0}
+    parameter group, end to end (1 and 2). The tensors are those that DeepSpeed sees (flat_blocks.py)."""
+    ways = ways_of(shapes, OptimizerConfig(weight_decay=0.1))
+    layout = layout_of(shapes, ways)
+    sizes = dict(zip(layout, sizes_of(layout), strict=True))
+    group_of = {name: name if stage == 3 else ways[places[0].name] for name, places in layout.items()}
+    begins, ends = dict[str, int](), dict[object, int]()
     for name, size in sizes.items():
-        begins[name] = ends[group_of[name]]
-        ends[group_of[name]] += size
-    # DeepSpeed pads a group so that each slice begins at an even element.
-    slices = {group: 2 * -(-end // (2 * num_ranks)) for group, end in ends.items()}
+        begins[name] = ends.get(group_of[name], 0)
+        ends[group_of[name]] = begins[name] + size
+    # In stages 1 and 2, DeepSpeed pads a group so that each slice begins at an even element.
+    even = 1 if stage == 3 else 2
+    slices = {group: even * -(-end // (even * num_ranks)) for group, end in ends.items()}
     for rank in range(num_ranks):
         found = []
-        for name, size in sizes.items():
+        for name, places in layout.items():
             own = slices[group_of[name]]
-            first = max(begins[name], rank * own) - begins[name]
-            end = min(begins[name] + size, (rank + 1) * own) - begins[name]
-            if first < end:
-                found.append((name, first, end - first))
+            for place in places:
+                begin = begins[name] + place.start
+                first, end = max(begin, rank * own), min(begin + place.numel, (rank + 1) * own)
+                if first < end:
+                    found.append((place.name, first - begin, end - first))
         yield found
 
 

@@ -55,6 +55,7 @@ NOT_GIVEN = {
     "_Source",
     "Architecture",
     "CheckedJob",
+    "RecordedJob",
     "AskedJob",
     "Retention",
     "SumSource",

@@ -21,10 +21,15 @@ difference is not subtracted.
 """
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from pipeline.models.activations import Activations, Pass, activations_of
+from pipeline.models.build import shapes_of
+from pipeline.models.config import ModelConfig
 from pipeline.models.flops import num_block_weights, num_parameters
-from pipeline.training.settings.job import TrainingJob, reduced_in, with_buckets_of
+from pipeline.training.settings.job import OptimizerConfig, TrainingJob, reduced_in, with_buckets_of
+from pipeline.training.zero.flat_blocks import is_flat, largest_block, layout_of, sizes_of
+from pipeline.training.zero.optimizer import ways_of
 
 _FP32, _BF16 = 4, 2
 # Stage 3 keeps up to this many gathered weights that are needed again soon.
@@ -154,7 +159,8 @@ class _Gradients:
 
     @property
     def _bucket_size(self) -> int:
-        return with_buckets_of(self.job.engine, on_cpu=not self.topology.is_on_gpu).reduce_bucket
+        bucket = with_buckets_of(self.job.engine, on_cpu=not self.topology.is_on_gpu).reduce_bucket
+        return max(bucket, _largest_block(self.job.model, self.job.optimizer))
 
     @property
     def _part(self) -> int:
@@ -163,9 +169,10 @@ class _Gradients:
     @property
     def _own(self) -> int:
         """The bytes of this rank's gradients. Under stage 1, gradients are summed before they are divided among ranks,
-        so they are not widened."""
+        so they are not widened. Under stage 2, a rank keeps the gradients of a block as a whole if it owns a part."""
         is_wide = self.is_summed and self._stage > 1
-        return self._part * (_FP32 if is_wide else self.weight)
+        more = _cut_off(self.job.model, self.job.optimizer, self.topology.num_ranks) if self._stage == 2 else 0
+        return (self._part + more) * (_FP32 if is_wide else self.weight)
 
     @property
     def gathered(self) -> int:
@@ -224,6 +231,36 @@ class _Gradients:
             return 0
         size = self.job.model.size
         return self.weight * size.width * size.mlp_width * (3 if self.topology.num_ranks == 1 else 5)
+
+
+@cache
+def _largest_block(model: ModelConfig, optimizer: OptimizerConfig) -> int:
+    """Returns the number of elements of the largest flat tensor, which a bucket takes at least."""
+    shapes = shapes_of(model)
+    return largest_block(layout_of(shapes, ways_of(shapes, optimizer)))
+
+
+@cache
+def _cut_off(model: ModelConfig, optimizer: OptimizerConfig, num_ranks: int) -> int:
+    """Returns the most elements of flat tensors that a rank owns in part under stage 2, without the parts it owns."""
+    shapes = shapes_of(model)
+    ways = ways_of(shapes, optimizer)
+    layout = layout_of(shapes, ways)
+    ends, spans = dict[object, int](), list[tuple[object, int, int, bool]]()
+    for (name, places), size in zip(layout.items(), sizes_of(layout), strict=True):
+        if (way := ways.get(places[0].name)) is not None:
+            begin = ends.get(way, 0)
+            ends[way] = begin + size
+            spans.append((way, begin, begin + size, is_flat(name)))
+    most = 0
+    for rank in range(num_ranks):
+        missing = 0
+        for way, begin, end, is_of_block in spans:
+            size = -(-ends[way] // num_ranks)
+            held = min(end, (rank + 1) * size) - max(begin, rank * size)
+            missing += end - begin - held if is_of_block and held > 0 else 0
+        most = max(most, missing)
+    return most
 
 
 def pass_of(job: TrainingJob, *, is_on_gpu: bool, element_bytes: int) -> Pass:

@@ -131,8 +131,8 @@ class EngineConfig:
     """Launch the kernels of each compiled block together, as a CUDA graph, which saves time if a GPU has few images.
     For GPUs, compiled blocks and micro-batches of one size."""
     reduce_bucket: Annotated[int, Range(1)] = 50_000_000
-    """Gradient elements that ZeRO reduces at once (with DeepSpeed's default of 5e8, ViT-H/14 would have a single bucket
-    and nothing to overlap); on a CPU at most MOST_ON_CPU."""
+    """Gradient elements that ZeRO reduces at once, at least those of a block (with DeepSpeed's default of 5e8, ViT-H/14
+    would have a single bucket and nothing to overlap); on a CPU at most MOST_ON_CPU."""
     allgather_bucket: Annotated[int, Range(1)] = 200_000_000
     """Weight elements that ZeRO gathers at once; on a CPU at most MOST_ON_CPU."""
     reduce_precision: Literal["auto", "fp32", "bf16"] = "auto"

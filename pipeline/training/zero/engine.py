@@ -16,7 +16,7 @@ from pipeline.checkpoints.manifest import AVERAGE, MASTER
 from pipeline.ranks.collectives import second_group
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, reduced_in, with_buckets_of
 from pipeline.training.zero.batch_plan import BatchPlan
-from pipeline.training.zero.flat_blocks import ParameterPlace, flatten_blocks, layout_of
+from pipeline.training.zero.flat_blocks import ParameterPlace, flatten_blocks, largest_block, layout_of
 from pipeline.training.zero.loading import leave_dynamo_out, without
 from pipeline.training.zero.optimizer import RATE_FACTOR, build_optimizer, freeze, moments_of, update_averages, ways_of
 from pipeline.training.zero.state import (
@@ -49,10 +49,11 @@ class UpdateResult:
 
 
 def deepspeed_config(
-    config: EngineConfig, plan: BatchPlan, *, clip_norm: float, on_cpu: bool = False
+    config: EngineConfig, plan: BatchPlan, *, clip_norm: float, on_cpu: bool = False, largest_block: int = 0
 ) -> dict[str, Any]:
-    """Returns DeepSpeed's configuration. It always sets clipping, whose default became 1.0 in 2026. Raises UserError
-    for CUDA graphs with several passes per step."""
+    """Returns DeepSpeed's configuration. It always sets clipping, whose default became 1.0 in 2026. A bucket takes at
+    least the `largest_block`, a number of elements: DeepSpeed keeps copies of tensors that fit in no bucket. Raises
+    UserError for CUDA graphs with several passes per step."""
     if config.precision == "auto":
         raise ValueError("engine.precision is 'auto'; the engine needs the resolved one, bf16 or fp32")
     if config.cuda_graphs and plan.accumulation > 1:
@@ -75,7 +76,7 @@ def deepspeed_config(
             # In stages 1 and 2, this is not a reduce-scatter, but the same all-reduce with two more copies of the
             # gradients.
             "reduce_scatter": config.zero_stage == 3,
-            "reduce_bucket_size": config.reduce_bucket,
+            "reduce_bucket_size": max(config.reduce_bucket, largest_block),
             "allgather_bucket_size": config.allgather_bucket,
         },
         "zero_allow_untested_optimizer": True,
@@ -277,10 +278,11 @@ class Engine:
             groups._WORLD_GROUP = second_group()
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         on_cpu = deepspeed.accelerator.get_accelerator().device_name() == "cpu"
-        settings = deepspeed_config(config, plan, clip_norm=clip_norm, on_cpu=on_cpu)
+        self.layout = layout_of(self.shapes, ways_of(self.shapes, optimizer))
+        largest = largest_block(self.layout)
+        settings = deepspeed_config(config, plan, clip_norm=clip_norm, on_cpu=on_cpu, largest_block=largest)
         if config.precision == "bf16":
             model = model.to(torch.bfloat16)
-        self.layout = layout_of(self.shapes, ways_of(self.shapes, optimizer))
         for block in flatten_blocks(model, self.layout):
             # Stage 3 gathers a block as a whole, and needs no hooks in its layers.
             deepspeed.utils.set_z3_leaf_module(block, True)

@@ -70,6 +70,11 @@ def sizes_of(layout: Layout) -> list[int]:
     return [_padded(places) if is_flat(name) else places[0].numel for name, places in layout.items()]
 
 
+def largest_block(layout: Layout) -> int:
+    """Returns the number of elements of the largest flat tensor; 0 if there is none."""
+    return max((_padded(places) for name, places in layout.items() if is_flat(name)), default=0)
+
+
 def _padded(places: Sequence[ParameterPlace]) -> int:
     return sum(_lengths(places))
 

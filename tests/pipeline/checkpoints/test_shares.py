@@ -59,7 +59,7 @@ def test_vit_h14_is_read_once_by_any_number_of_ranks_under_any_stage(stage: int,
     requests, from ZeRO-1 to ZeRO-3 on 512 ranks; they do only if that is little."""
     manifest = checkpoint_of(SHAPES, stage=stage, num_ranks=num_ranks)
     size, total = len(manifest_to_json(manifest)), state_bytes(SHAPES)
-    assert size < 1_100_000, "67 MB on 512 ranks under ZeRO-3"
+    assert size < 1_200_000, "67 MB on 512 ranks under ZeRO-3"
     for resuming in sorted({ranks for _, ranks in SAVED}):
         reads = reads_of(manifest, num_ranks=resuming, manifest_bytes=size)
         assert total < sum(read.num_bytes for read in reads) <= (MOST_AMPLIFICATION - MOST_AGAIN) * total
