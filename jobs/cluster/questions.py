@@ -210,13 +210,15 @@ def _codes(exits: Path) -> dict[int, int | None]:
 
 
 def _has_saved(run_dir: Path, started: Path) -> bool:
-    """Whether the run has saved something since the file `started` was touched. If checkpoints are kept elsewhere
-    (--checkpoint.url), looks at the ledger instead, which gets a line for each checkpoint."""
+    """Whether the run has saved something, or recorded a lost shard, since the file `started` was touched. If
+    checkpoints are kept elsewhere (--checkpoint.url), looks at the ledger instead, which gets a line for each
+    checkpoint."""
     if not is_there(started):
         return False
     begin, checkpoints = patiently(started, started.stat).st_mtime_ns, run_dir / "checkpoints"
     found = checkpoints.rglob("MANIFEST.json") if is_a_folder(checkpoints) else [run_dir / "ledger.jsonl"]
-    return any(patiently(path, path.stat).st_mtime_ns > begin for path in found if is_there(path))
+    paths = (run_dir / "quarantine" / "shards.jsonl", *found)
+    return any(patiently(path, path.stat).st_mtime_ns > begin for path in paths if is_there(path))
 
 
 def _idle(facts: Facts, state: Path) -> int:

@@ -66,7 +66,9 @@ def test_the_count_of_idle_tries(asked: Asked, text: str, memory: str, idle: str
     assert asked.said("try", facts=(*TRY, f"idle {memory}"))["idle"] == idle
 
 
-@pytest.mark.parametrize("name", ["checkpoints/step-1/attempt-0/MANIFEST.json", "ledger.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["checkpoints/step-1/attempt-0/MANIFEST.json", "ledger.jsonl", "quarantine/shards.jsonl"]
+)
 def test_a_try_that_saved_is_not_idle(asked: Asked, name: str) -> None:
     path = asked.run_dir / name
     path.parent.mkdir(parents=True, exist_ok=True)
