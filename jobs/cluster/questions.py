@@ -43,7 +43,7 @@ _CHECKED = re.compile(r"(\S+) ([0-9]*)( .*)?")
 _REACH_SECONDS, _MOST_BYTES = 2.0, 1 << 20
 _LEFT_OUT = "after the second time it is left out"
 # Variables of sbatch that replace options on which the script relies.
-_REPLACING = ("SBATCH_NO_REQUEUE", "SBATCH_SIGNAL")
+_REPLACING = ("SBATCH_NO_REQUEUE", "SBATCH_OPEN_MODE", "SBATCH_OUTPUT", "SBATCH_SIGNAL", "SBATCH_TIMELIMIT")
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
 Facts = Mapping[str, Sequence[str]]
 
@@ -91,7 +91,10 @@ def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> li
     if words[0] in _WITH_MARKER and is_there(done) and 0 < submitted < int(patiently(done, done.stat).st_mtime):
         lines.append("may-be-done yes")
     if replaced := [name for name in _REPLACING if name in environ]:
-        lines.append(f"say {' and '.join(replaced)} may have replaced options of this script: unset it for sbatch")
+        lines.append(
+            f"say {' and '.join(replaced)} may have replaced options of this script (see `scontrol show job`): unset "
+            "it for sbatch"
+        )
     return [*lines, f"state {state}", f"s3 {store_address(words, environ)}"]
 
 

@@ -188,8 +188,8 @@ def test_a_job_starts_with_its_numbers(asked: Asked) -> None:
 
 def test_variables_that_replace_the_scripts_options_are_named(asked: Asked) -> None:
     assert "say" not in asked.said("start", "evaluate", "r", facts=START, SBATCH_ACCOUNT="vision")
-    found = asked.said("start", "evaluate", "r", facts=START, SBATCH_SIGNAL="KILL@1", SBATCH_NO_REQUEUE="1")
-    assert found["say"].startswith("SBATCH_NO_REQUEUE and SBATCH_SIGNAL may have replaced options of this script")
+    found = asked.said("start", "evaluate", "r", facts=START, SBATCH_TIMELIMIT="1", SBATCH_OPEN_MODE="truncate")
+    assert found["say"].startswith("SBATCH_OPEN_MODE and SBATCH_TIMELIMIT may have replaced options of this script")
 
 
 @pytest.mark.parametrize(
