@@ -34,7 +34,7 @@ from jobs.cluster.batch_script import Piece, Request, batch_script, pieces_of, s
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.recorded_jobs import submitted_in
 from jobs.cluster.settings import ClusterConfig, read_cluster
-from jobs.cluster.slurm import QueuedJob, most_array_tasks, queued, silence, submitted
+from jobs.cluster.slurm import QueuedJob, most_array_tasks, queued, silence, submitted, with_variables
 from jobs.output import make_folder, work_in
 from jobs.submittable import SUBMIT_FOLDER, SUBMITTED, Override
 from jobs.train.sweep import write
@@ -88,7 +88,8 @@ class Chain:
 def open_chain(state: Path, *, environ: Mapping[str, str], override: Override, me: int = 0) -> Chain:
     """Reads the frozen chain in a folder."""
     plan = read_plan_of(state)
-    cluster = replace(read_cluster(state / "cluster.yaml"), command=plan.command)
+    environ = dict(environ)
+    cluster = replace(with_variables(read_cluster(state / "cluster.yaml"), environ), command=plan.command)
     return Chain(state=state, plan=plan, cluster=cluster, environ=environ, override=override, me=me)
 
 

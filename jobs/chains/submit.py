@@ -40,7 +40,7 @@ from jobs.cluster.slurm import (
     silence,
     slurms_answer,
     submitted,
-    unused_options,
+    with_variables,
 )
 from jobs.cluster.submit_checks import AskedJob, limits_of, refuse_job, refuse_unprintable, refuse_unreachable
 from jobs.output import make_folder, put, work_in
@@ -215,9 +215,10 @@ def _refuse_wrong_numbers(flags: SubmitFlags, stage: str, *, has_ranks: bool) ->
         raise UserError(f"--links is of {' and '.join(WITH_SMOKE)}, whose runs are continued; leave it out")
 
 
-def read_settings(path: str, environ: Mapping[str, str], *, is_full: bool) -> ClusterConfig:
-    """Reads the cluster's settings, and adds the command that runs patchline there. Logs the variables that jobs do not
-    get: all of them if `is_full`, otherwise the first three. Raises UserError for a mistake in the settings."""
+def read_settings(path: str, environ: MutableMapping[str, str], *, is_full: bool) -> ClusterConfig:
+    """Reads the cluster's settings, and adds what the shell says and the command that runs patchline there. Logs the
+    variables that jobs do not get: all of them if `is_full`, otherwise the first three. Raises UserError for a mistake
+    in the settings."""
     if not path:
         raise UserError(
             "--cluster is missing: the YAML file of your cluster's settings; for one to edit: patchline example "
@@ -232,13 +233,7 @@ def read_settings(path: str, environ: Mapping[str, str], *, is_full: bool) -> Cl
             ", ".join(map(printable_name, shown)),
             f" and {len(names) - len(shown)} more (--dry-run --full names all)" if len(names) > len(shown) else "",
         )
-    if names := unused_options(environ):
-        log.info(
-            "not given to sbatch: %s; the cluster's settings and the flags of submit say this, and `options:` of the "
-            "settings takes any other option",
-            ", ".join(map(printable_name, names)),
-        )
-    return with_command(cluster, environ)
+    return with_command(with_variables(cluster, environ), environ)
 
 
 def reach_store(cluster: ClusterConfig, environ: MutableMapping[str, str]) -> None:

@@ -19,7 +19,7 @@ from jobs import exit_codes
 from jobs.cluster.folder_lock import has_flock
 from jobs.cluster.preflight_nodes import deep_checks, options_of, shared_checks
 from jobs.cluster.settings import ClusterConfig, read_cluster, with_command
-from jobs.cluster.slurm import in_one_line, partitions, ran, slurms_answer
+from jobs.cluster.slurm import in_one_line, partitions, ran, slurms_answer, with_variables
 from jobs.cluster.submit_checks import PartitionLimits, judge_most_nodes, judge_time, limits_in
 from jobs.output import json_of_checks, put, table_of_checks
 from jobs.settings.runs import PreflightJob
@@ -41,7 +41,9 @@ _COMMAND_SECONDS = 60
 def run(job: PreflightJob, *, environ: Mapping[str, str]) -> int:
     """Prints the checks as a table or, with --json, as one JSON object. With --out, also writes the JSON object to a
     file. Returns 0 if there is no fault, else 1."""
-    cluster = with_command(read_cluster(Path(job.cluster)) if job.cluster else ClusterConfig(), environ)
+    environ = dict(environ)
+    read = with_variables(read_cluster(Path(job.cluster)), environ) if job.cluster else ClusterConfig()
+    cluster = with_command(read, environ)
     findings = environment_checks(cluster, environ)
     if job.run_dir:
         findings.append(judge_flock(Path(job.run_dir)))

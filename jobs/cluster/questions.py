@@ -43,7 +43,7 @@ _CHECKED = re.compile(r"(\S+) ([0-9]*)( .*)?")
 _REACH_SECONDS, _MOST_BYTES = 2.0, 1 << 20
 _LEFT_OUT = "after the second time it is left out"
 # Variables of sbatch that replace options on which the script relies.
-_REPLACING = ("SBATCH_NO_REQUEUE", "SBATCH_SIGNAL")
+_REPLACING = ("SBATCH_NO_REQUEUE", "SBATCH_OPEN_MODE", "SBATCH_OUTPUT", "SBATCH_SIGNAL", "SBATCH_TIMELIMIT")
 _PROXIES = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
 Facts = Mapping[str, Sequence[str]]
 
@@ -91,7 +91,10 @@ def _start(words: Sequence[str], facts: Facts, environ: Mapping[str, str]) -> li
     if words[0] in _WITH_MARKER and is_there(done) and 0 < submitted < int(patiently(done, done.stat).st_mtime):
         lines.append("may-be-done yes")
     if replaced := [name for name in _REPLACING if name in environ]:
-        lines.append(f"say {' and '.join(replaced)} may have replaced options of this script: unset it for sbatch")
+        lines.append(
+            f"say {' and '.join(replaced)} may have replaced options of this script (see `scontrol show job`): unset "
+            "it for sbatch"
+        )
     return [*lines, f"state {state}", f"s3 {store_address(words, environ)}"]
 
 
@@ -211,13 +214,15 @@ def _codes(exits: Path) -> dict[int, int | None]:
 
 
 def _has_saved(run_dir: Path, started: Path) -> bool:
-    """Whether the run has saved something since the file `started` was touched. If checkpoints are kept elsewhere
-    (--checkpoint.url), looks at the ledger instead, which gets a line for each checkpoint."""
+    """Whether the run has saved something, or recorded a lost shard, since the file `started` was touched. If
+    checkpoints are kept elsewhere (--checkpoint.url), looks at the ledger instead, which gets a line for each
+    checkpoint."""
     if not is_there(started):
         return False
     begin, checkpoints = patiently(started, started.stat).st_mtime_ns, run_dir / "checkpoints"
     found = checkpoints.rglob("MANIFEST.json") if is_a_folder(checkpoints) else [run_dir / "ledger.jsonl"]
-    return any(patiently(path, path.stat).st_mtime_ns > begin for path in found if is_there(path))
+    paths = (run_dir / "quarantine" / "shards.jsonl", *found)
+    return any(patiently(path, path.stat).st_mtime_ns > begin for path in paths if is_there(path))
 
 
 def _idle(facts: Facts, state: Path) -> int:

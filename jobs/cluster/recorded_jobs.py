@@ -24,10 +24,10 @@ _MOST_RECORDED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedJob:
-    """A job that was recorded. `job`: its number `12`, or `12_3` in an array. `name`: a name in its comment; empty if
-    it had no comment. `user`: the number of the user who submitted it. `submitted`: the submit time that Slurm gave it,
-    in Unix seconds. Both are None if they are not known, because Slurm did not answer when the job was recorded.
-    """
+    """A job that was recorded. `job`: its number `12`, or `12_3` in an array. `name`: a name that Patchline gave
+    it in its comment, or an empty string. `user`: the number of the user who submitted it. `submitted`: the submit time
+    that Slurm gave it, in Unix seconds. Both are None if they are not known,
+    because Slurm did not answer when the job was recorded."""
 
     job: str
     name: str = ""
@@ -41,15 +41,16 @@ class RecordedJob:
 
     def is_job(self, names: Collection[str], *, user: int | None, submitted: int | None, num_requeues: int) -> bool:
         """Whether a job with this number is the recorded one. `names`: the names in its comment. Slurm's own submit
-        times are compared, so no clock of another machine counts. Slurm gives a requeued job a new one. If neither a
-        name nor the time was recorded, no job is the recorded one. Pure."""
+        times are compared, so no clock of another machine counts. Slurm gives a requeued job a new one, which
+        counts only with a name: any job with the same number may have been requeued. If neither a name nor the time was
+        recorded, no job is the recorded one. Pure."""
         if self.name and self.name not in names:
             return False
         if self.user is not None and user is not None and self.user != user:
             return False
         if self.submitted is None or submitted is None:
             return bool(self.name)
-        return submitted == self.submitted or (submitted > self.submitted and num_requeues > 0)
+        return submitted == self.submitted or (bool(self.name) and submitted > self.submitted and num_requeues > 0)
 
 
 def numbers_of(run_dir: Path) -> list[int]:

@@ -8,14 +8,15 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from textwrap import shorten
+from typing import Any
 
 from jobs.cluster.batch_script import tasks_in
 from jobs.cluster.recorded_jobs import RecordedJob
 from jobs.cluster.secret_names import is_passed_on, is_secret
-from jobs.cluster.settings import Names
+from jobs.cluster.settings import ClusterConfig, Names
 from shards.config_values import shown_value
 from shards.errors import UserError
 from shards.output.terminal import printable_name
@@ -40,9 +41,11 @@ _OF_JOB = re.compile(
 )
 # A user's preferences change what these programs answer and do: SQUEUE_STATES would hide a run's job.
 _OF_TOOLS = re.compile(r"(SQUEUE|SINFO|SACCT|SCANCEL|SCONTROL)_")
-# A variable of sbatch replaces the same option in a script. Only variables that say where or for whom a job runs may do
-# so.
-_OF_SBATCH = re.compile(r"SBATCH_(?!(ACCOUNT|CLUSTERS|CONSTRAINT|PARTITION|QOS|RESERVATION|WCKEY)$)")
+# A variable of sbatch replaces the same option in a script. Only these, which say where or for whom a job runs, may do
+# so, and only if the cluster's settings leave it open.
+_OF_SHELL = ("account", "partition", "qos", "reservation")
+_OF_SBATCH = re.compile(rf"SBATCH_(?!({'|'.join(_OF_SHELL).upper()})$)")
+_OTHER_CLUSTER = "SLURM_CLUSTERS"  # not given to any program: the job would be on a cluster that nobody asks about it
 FINISHED = (
     "COMPLETED",
     "FAILED",
@@ -117,9 +120,43 @@ def need_sbatch(environ: Mapping[str, str]) -> None:
         raise UserError("no sbatch on the PATH: run this on a login node of the cluster, or with --dry-run anywhere")
 
 
-def unused_options(environ: Mapping[str, str]) -> list[str]:
-    """Returns the names of sbatch's variables that would replace options of a job, and are not given to sbatch."""
-    return sorted(filter(_OF_SBATCH.match, environ))
+def with_variables(cluster: ClusterConfig, environ: MutableMapping[str, str]) -> ClusterConfig:
+    """Returns the settings, and takes from SBATCH_ACCOUNT, _PARTITION, _QOS and _RESERVATION what they leave open.
+    Removes the other variables of sbatch from `environ`, because sbatch would prefer them to the options of a script.
+    Logs the names of both. Raises UserError if a value that is used is not allowed."""
+    # sbatch would prefer SBATCH_PARTITION in jobs for `cpu_partition`, too.
+    named = asdict(cluster) | {"partition": cluster.partition or cluster.cpu_partition}
+    options = [option.removeprefix("--").partition("=")[0] for option in cluster.options]
+    found = {
+        field: value
+        for field in _OF_SHELL
+        if (value := environ.get(f"SBATCH_{field.upper()}"))
+        and not named.get(field)
+        and not any(map(field.startswith, options))  # sbatch accepts abbreviated options
+    }
+    used = [f"SBATCH_{field.upper()}" for field in found]
+    unused = sorted(name for name in environ if name.startswith("SBATCH_") or name == _OTHER_CLUSTER)
+    if unused := [name for name in unused if name not in used]:
+        log.info(
+            "not given to sbatch: %s; the cluster's settings and the flags of submit say this, and `options:` of the "
+            "settings takes any other option",
+            ", ".join(map(printable_name, unused)),
+        )
+    for name in unused:
+        del environ[name]
+    if not found:
+        return cluster
+    log.info(
+        "used from your shell, since the cluster's settings leave it open: %s",
+        ", ".join(printable_name(f"{name}={environ[name]}") for name in used),
+    )
+    changes: dict[str, Any] = dict(found)
+    if reservation := changes.pop("reservation", ""):
+        changes["options"] = (*cluster.options, f"--reservation={reservation}")
+    try:
+        return replace(cluster, **changes)
+    except UserError as error:
+        raise UserError(f"{' or '.join(used)} of your shell cannot be used: {error}") from None
 
 
 def ran(
@@ -197,7 +234,13 @@ def submitted(words: list[str], environ: Mapping[str, str], *, inherited: Collec
     done = ran(["sbatch", "--parsable", *words], environ, inherited=inherited)
     if done.returncode != 0:
         raise UserError(f"sbatch failed: {in_one_line(done.stderr)}")
-    job = done.stdout.strip().partition(";")[0]
+    job, _, elsewhere = done.stdout.strip().partition(";")
+    if elsewhere:
+        raise UserError(
+            f"sbatch put job {shown_value(job)} on the cluster {shown_value(elsewhere)}, and Patchline asks only the "
+            "cluster of this machine",
+            todo="cancel it there (scancel --clusters), and submit on a login node of that cluster",
+        )
     if not job.isascii() or not job.isdecimal():
         raise UserError(f"sbatch answered {shown_value(job)} instead of a job's number", todo="see squeue")
     return int(job)

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter
 
 from pipeline.checkpoints.manifest import CheckpointId, CheckpointManifest, Token, id_from_path
 from pipeline.data.position import Skipped, StepRange, joined, refuse_disorder
-from shards.errors import InvalidDataError
+from shards.errors import InvalidDataError, StorageError, disk_fault
 from shards.files.looks import is_a_folder
 from shards.files.typed_json import sealed, unsealed
 from shards.pool import each_at_once
@@ -49,7 +49,7 @@ class Attempt:
 
     `resumed_from` is None for a start from scratch. `skipped`: the data steps that it leaves out. `unread`: newer
     checkpoints that storage could not read at this start; retention leaves them alone. `is_unreadable`: whether this
-    record is damaged, so that it is unknown what the attempt resumed from.
+    record is damaged or cannot be read, so that it is unknown what the attempt resumed from.
     """
 
     __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
@@ -105,16 +105,25 @@ def read_attempts(store: Store, *, recorded: CheckpointId | None = None) -> list
 
 
 def read_attempt(store: Store, path: str) -> Attempt:
-    """Returns the recorded attempt. It is marked as unreadable if the record is damaged or missing, or names another
-    attempt. Its number still counts: otherwise, the next attempt could get the same or a lower number and would not
-    overtake it."""
+    """Returns the recorded attempt. It is marked as unreadable if the record is damaged or missing, names another
+    attempt, or cannot be read from a store that can be listed. Its number still counts: otherwise, the next attempt
+    could get the same or a lower number and would not overtake it. Raises what the store raises if it cannot be
+    listed, either."""
     token = token_from_path(path)
-    unreadable = Attempt(token=token, resumed_from=None, skipped=(), is_unreadable=True)
-    try:
-        attempt = attempt_from_json(store.read(path, most_bytes=_MOST_BYTES))
-    except FAULTS:
-        return unreadable
-    return attempt if attempt.token == token else unreadable
+    for _ in range(2):  # after a fault once more: perhaps the whole store did not answer
+        try:
+            attempt = attempt_from_json(store.read(path, most_bytes=_MOST_BYTES))
+        except FAULTS:
+            break
+        except (OSError, StorageError) as error:
+            if not isinstance(error, StorageError) and not disk_fault(error):
+                raise
+            next(iter(store.list(f"{ATTEMPTS}/")), "")
+        else:
+            if attempt.token == token:
+                return attempt
+            break
+    return Attempt(token=token, resumed_from=None, skipped=(), is_unreadable=True)
 
 
 def token_order(token: str) -> tuple[int, str]:

@@ -5,8 +5,10 @@ addressed by byte. This works in folders and on S3 alike: all it needs is that a
 all.
 """
 
+import errno
 import hashlib
 import logging
+import os
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -96,7 +98,8 @@ class Checkpoints:
         self.store, self.world, self.run_dir = store, world, run_dir
         self._last_recorded, self._has_records = recorded, has_records
         self.attempt = Attempt(token="", resumed_from=None, skipped=())
-        self._run_folder: tuple[int, int] | None = None  # set when this attempt begins
+        # The run's folder, open from the first attempt until the process ends: its inode cannot be given to another.
+        self._run_folder: int | None = None
         self._unread: list[str] = []  # the checkpoints that could not be read when the newest was last looked for
         self._files: RankFiles | None = None  # the files of the checkpoint that was found, until it is loaded
 
@@ -198,8 +201,9 @@ class Checkpoints:
         if all_agree(not fault, device=self.world.device) and manifest:
             return manifest, ""
         self.loaded()
-        if all_agree(bool(other_format), device=self.world.device):  # an older checkpoint would abandon this one
-            raise WillNotSucceedError(f"checkpoint {folder} in {self.store.url}: {other_format}, or another --run-dir")
+        others = [text for text in gather_json(other_format, device=self.world.device) if text]
+        if others:  # an older checkpoint would abandon this one
+            raise WillNotSucceedError(f"checkpoint {folder} in {self.store.url}: {others[0]}, or another --run-dir")
         faults = [
             (text, was_read) for text, was_read in gather_json([fault, is_read], device=self.world.device) if text
         ]
@@ -234,7 +238,8 @@ class Checkpoints:
             own = next_attempt(attempts, token=token, origin=resumed_from, skip=skip)
             record = attempt_to_json(replace(own, unread=unread))
         self.attempt = attempt_from_json(broadcast_json(record.decode(), device=self.world.device).encode())
-        self._run_folder = _folder_id(self.run_dir)
+        if self._run_folder is None and self.world.is_first:
+            self._run_folder = patiently(self.run_dir, lambda: os.open(self.run_dir, os.O_RDONLY | os.O_DIRECTORY))
         is_registered: bool = self._register() if self.world.is_first else True
         return bool(broadcast_json(is_registered, device=self.world.device))
 
@@ -256,8 +261,7 @@ class Checkpoints:
         may_save = False
         if self.world.is_first:
             try:
-                is_same = self._run_folder == _folder_id(self.run_dir)  # not another run under the same name
-                if is_same and not list_committed(self.store) and not read_attempts(self.store):
+                if self._is_same_folder() and not list_committed(self.store) and not read_attempts(self.store):
                     self.store.write(record_path(self.attempt.token), attempt_to_json(self.attempt))
                     log.warning(_DELETED, self.store.url)
                     may_save = True
@@ -265,6 +269,19 @@ class Checkpoints:
                 log.warning("%s: %s", self.store.url, error)
                 may_save = True  # the next save asks again
         return bool(broadcast_json(may_save, device=self.world.device))
+
+    def _is_same_folder(self) -> bool:
+        """Returns whether the folder at the run's path is still the one in which this process began, not that of
+        another run under the same name."""
+        if self._run_folder is None:
+            return False
+        try:
+            own, found = os.fstat(self._run_folder), patiently(self.run_dir, self.run_dir.stat)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ESTALE):  # a file server says ESTALE once it is gone
+                return False
+            raise
+        return own.st_nlink > 0 and os.path.samestat(own, found)
 
     def refuse_if_overtaken(self) -> None:
         """Raises WillNotSucceedError if a later attempt of this run has started elsewhere, or if the run's folder or
@@ -297,15 +314,6 @@ class Checkpoints:
     def loaded(self) -> None:
         """Frees what was kept in memory while verifying."""
         self._files = None
-
-
-def _folder_id(folder: Path) -> tuple[int, int] | None:
-    """Returns the device and inode numbers, which identify a folder; None if the folder is missing."""
-    try:
-        found = patiently(folder, folder.stat)
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 def _words(error: OSError | StorageError) -> str:

@@ -32,8 +32,8 @@ from pipeline.checkpoints.manifest import (
     draft_from_json,
     id_from_path,
     is_checkpoint_file,
-    manifest_from_json,
     manifest_to_json,
+    own_manifest_from_json,
 )
 from pipeline.checkpoints.rank_file_out import RankReport, rank_of, read_report
 from pipeline.checkpoints.writer_messages import CommitOrder
@@ -54,7 +54,8 @@ def retire(
 ) -> None:
     """Deletes the checkpoints that retention does not keep, and files that killed or overtaken attempts left behind.
     Files that no attempt of this run has written stay, such as a checkpoint copied from another run. So do checkpoints
-    that an attempt could not read: the disk or the server may recover.
+    that an attempt could not read: the disk or the server may recover. If an attempt's record is unreadable, the
+    checkpoints of all attempts before it stay.
 
     `attempt` is the attempt of this process, and `newest` its newest committed checkpoint. Files of later attempts, and
     of later steps of this attempt, stay, since another writer may not have finished them. Raises what the store raises.
@@ -69,6 +70,9 @@ def retire(
     files = [path for path in paths if is_checkpoint_file(path) and _token_of(path) in attempts]
     unwanted = [path for path in files if path.rpartition("/")[0] not in kept]
     unwanted = [path for path in unwanted if not _may_be_written(path, attempt, newest)]
+    # An unreadable record may name checkpoints of earlier attempts that must stay.
+    lost = max((token_order(each.token) for each in attempts.values() if each.is_unreadable), default=token_order("0-"))
+    unwanted = [path for path in unwanted if token_order(_token_of(path)) >= lost]
     # Manifests go first: a checkpoint without one does not exist, even if some of its files remain.
     for is_first in (True, False):
         each_at_once(store.delete, [path for path in unwanted if path.endswith(MANIFEST_NAME) is is_first])
@@ -198,7 +202,7 @@ def commit(store: Store, order: CommitOrder) -> CheckpointId:
             raise report
     try:
         data = manifest_to_json(with_reports(draft, [report for report in found if isinstance(report, RankReport)]))
-        manifest_from_json(data)  # refuses now what would otherwise be refused when a run resumes
+        own_manifest_from_json(data)  # refuses now what would otherwise be refused when a run resumes
     except (ValueError, KeyError) as error:
         raise StorageError(f"the ranks' reports in {store.url}/{folder} do not make a checkpoint: {error}") from error
     store.write(f"{folder}/{MANIFEST_NAME}", data)

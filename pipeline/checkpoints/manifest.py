@@ -14,7 +14,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -41,6 +41,8 @@ Count = Annotated[int, Field(ge=0, lt=1 << 62)]
 Token = Annotated[str, Field(pattern="^[0-9]+-[0-9a-z]+$", max_length=200)]
 RankFileName = Annotated[str, Field(pattern=f"^{_RANK_FILE}$")]
 Loss = Annotated[float, Field(allow_inf_nan=False)]
+Value = TypeVar("Value")
+_TODO = "use the version of Patchline that wrote it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +63,7 @@ class SavedJob:
     def __post_init__(self) -> None:
         if others := sorted(self.model.keys() ^ {each.name for each in fields(ModelConfig)}):
             what = "the unknown field" if others[0] in self.model else "no"
-            raise ValueError(f"its model has {what} {shown_value(others[0])}: it is of another version of Patchline")
+            raise ValueError(f"its model has {what} {shown_value(others[0])}")
         try:
             ModelConfig(**self.model)
         except UserError as error:
@@ -172,21 +174,39 @@ def manifest_to_json(manifest: CheckpointManifest) -> bytes:
 
 
 def manifest_from_json(data: bytes) -> CheckpointManifest:
-    """Returns the manifest. Raises OtherFormatError for an intact manifest of another format. Raises ValueError if the
-    JSON is broken, does not match its digest, or contradicts itself."""
+    """Returns a stored manifest. Raises OtherFormatError if it is intact but cannot be used. Since a commit reads its
+    own manifest back first, another version wrote such a one. Raises ValueError if the JSON is broken or does not match
+    its digest."""
+    is_intact = is_sealed(data)
     try:
-        found = _FORMAT.validate_json(data)
-        if found.format != FORMAT:
-            todo = "use the version of Patchline that wrote it"
-            kind = OtherFormatError if is_sealed(data) else ValueError  # the damage may be in the format itself
-            raise kind(f"its manifest has format {found.format}, this version reads {FORMAT}; {todo}")
-        manifest = _MANIFEST.validate_json(unsealed(data))
+        found = _validated(_FORMAT, data).format
+        if found == FORMAT:
+            return own_manifest_from_json(data)
+    except ValueError as error:
+        if not is_intact:
+            raise
+        said = f"its manifest is intact, but of another version of Patchline ({error}); {_TODO}"
+        raise OtherFormatError(said) from error
+    kind = OtherFormatError if is_intact else ValueError  # the damage may be in the format itself
+    raise kind(f"its manifest has format {found}, this version reads {FORMAT}; {_TODO}")
+
+
+def own_manifest_from_json(data: bytes) -> CheckpointManifest:
+    """Returns a manifest that this version wrote. Raises ValueError if the JSON is broken, does not match its digest,
+    or contradicts itself."""
+    manifest = _validated(_MANIFEST, unsealed(data))
+    _refuse_contradictions(manifest)
+    return manifest
+
+
+def _validated(adapter: TypeAdapter[Value], data: bytes) -> Value:
+    """Returns JSON as the adapter's type. Raises ValueError, which names the first wrong field."""
+    try:
+        return adapter.validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
         at = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
         raise ValueError(f"not a manifest: {at}{first['msg']}") from error
-    _refuse_contradictions(manifest)
-    return manifest
 
 
 def draft_from_json(data: bytes) -> CheckpointManifest:

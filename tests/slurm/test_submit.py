@@ -85,9 +85,12 @@ def held_job(cluster: SlurmCluster, folder: Path, **environ: str) -> tuple[list[
 
 def test_sbatchs_variables_of_a_shell_replace_no_option(slurm_cluster: SlurmCluster, tmp_path: Path) -> None:
     options = {
+        "SBATCH_CLUSTERS": "other",
+        "SBATCH_CONSTRAINT": "v100",
         "SBATCH_JOB_NAME": "mine",
         "SBATCH_NO_REQUEUE": "1",
         "SBATCH_OUTPUT": "/dev/null",
+        "SBATCH_PARTITION": "debug",
         "SBATCH_SIGNAL": "KILL@1",
         "SBATCH_TIMELIMIT": "7",
     }
@@ -120,8 +123,8 @@ def test_the_preferences_of_a_shell_hide_no_job(slurm_cluster: SlurmCluster, tmp
 
 def test_a_number_that_slurm_uses_again_is_not_the_runs_job(tmp_path: Path) -> None:
     """Slurm has lost its state and counts from 1 again: the numbers of two runs belong to strangers. One run was
-    submitted by `patchline submit`, the other by plain sbatch, without a comment. A stranger of another user even has
-    the comment of the first run."""
+    submitted by `patchline submit`, the other by plain sbatch, with a comment of the user. The strangers even have the
+    comments of the runs, one of them as the job of another user; the other one is requeued, as the run's job was."""
     config = SlurmConfig(num_nodes=1, cpus_per_node=1)
     run, plain = tmp_path / "run", tmp_path / "plain"
 
@@ -135,7 +138,8 @@ def test_a_number_that_slurm_uses_again_is_not_the_runs_job(tmp_path: Path) -> N
         assert f"job {number}" in told(before, "status", run)
         sleeps = program(tmp_path / "sleeps", "sleep 600")
         of_plain = ["pretrain", "digits_smoke", "--data.url=d", f"--run-dir={plain}"]
-        by_hand = before.sbatch(SCRIPT, *of_plain, options=["--output=/dev/null"], env={"PATCHLINE": str(sleeps)})
+        note = ["--output=/dev/null", "--comment=gpu"]
+        by_hand = before.sbatch(SCRIPT, *of_plain, options=note, env={"PATCHLINE": str(sleeps)})
         before.wait_for((plain / "submit" / "submitted.jsonl").exists, deadline_seconds=60)
         again = [*of_plain, words[2], "--no-check"]
         before.scontrol("requeue", str(by_hand))  # gives it another submit time
@@ -143,10 +147,15 @@ def test_a_number_that_slurm_uses_again_is_not_the_runs_job(tmp_path: Path) -> N
         assert f"has a job already: {by_hand} " in said, said
     stranger = program(tmp_path / "stranger.sbatch", "sleep 600")
     with SlurmCluster(config) as cluster:
-        for_whom = {number: ["--uid=nobody", f"--comment={comment}"]}
+        for_whom = {number: ["--uid=nobody", f"--comment={comment}"], by_hand: note}
         last = 0
         while last < by_hand:  # Slurm takes a number for each question, too
             last = cluster.sbatch(stranger, options=["--output=/dev/null", "--hold", *for_whom.get(last + 1, [])])
+        cluster.scontrol("release", str(by_hand))
+        cluster.wait_for(lambda: cluster.squeue_state(by_hand) == "RUNNING", deadline_seconds=60)
+        cluster.scontrol("requeue", str(by_hand))  # so it has another submit time and a start, as the run's job had
+        cluster.wait_for(lambda: cluster.squeue_state(by_hand) == "PENDING", deadline_seconds=60)
+        cluster.scontrol("hold", str(by_hand))
         for folder, own, again_words in ((run, number, words), (plain, by_hand, again)):
             said = told(cluster, "status", folder)
             assert f"job {own}" not in said, said

@@ -28,7 +28,7 @@ from shards.files.local_files import (
     replacing,
     write_all,
 )
-from shards.files.looks import is_there
+from shards.files.looks import is_there, patiently
 
 log = logging.getLogger(__name__)
 _END, _COMMA = b"}\n", b", "  # of equal length
@@ -166,6 +166,19 @@ def cut_after(path: Path, *, step: int) -> None:
     the end, as usual, the file is cut there, and nothing is copied."""
     if not is_there(path):
         return
+    end, num_unusable, is_beginning = patiently(path, lambda: _up_to(path, step))
+    with naming(path):
+        if is_beginning:
+            os.truncate(path, end)
+        else:
+            patiently(path, lambda: _copy_up_to(path, step))
+    if num_unusable:
+        log.warning("%s: dropped %d lines that are no lines of metrics", path, num_unusable)
+
+
+def _up_to(path: Path, step: int) -> tuple[int, int, bool]:
+    """Returns where the last line up to `step` ends, the number of unusable lines, and whether the file up to there
+    holds only such lines."""
     end, num_unusable, is_beginning = 0, 0, True
     for offset, text, line in each_line(path):
         if line is None or not _is_usable(line):
@@ -173,13 +186,7 @@ def cut_after(path: Path, *, step: int) -> None:
         elif line["step"] <= step:
             is_beginning = is_beginning and offset == end and text.endswith(b"\n")
             end = offset + len(text)
-    with naming(path):
-        if is_beginning:
-            os.truncate(path, end)
-        else:
-            _copy_up_to(path, step)
-    if num_unusable:
-        log.warning("%s: dropped %d lines that are no lines of metrics", path, num_unusable)
+    return end, num_unusable, is_beginning
 
 
 def _copy_up_to(path: Path, step: int) -> None:

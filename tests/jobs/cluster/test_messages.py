@@ -237,6 +237,10 @@ def checked_job(_: Path) -> None:
         )
         for answer in ("", "yes", "12a", "-3", "١٢")
     ),
+    row("another cluster", job_number, "12;other").says(
+        "sbatch put job '…' on the cluster '…', and Patchline asks only the cluster of this machine; cancel it there "
+        "(scancel --clusters), and submit on a login node of that cluster"
+    ),
     row("a program that is not there", lambda _: slurm.ran(["squeue_of_nobody"], os.environ)).says(
         "cannot run squeue_of_nobody: No such file or directory; it comes with Slurm, as sbatch does"
     ),

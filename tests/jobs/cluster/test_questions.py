@@ -66,7 +66,9 @@ def test_the_count_of_idle_tries(asked: Asked, text: str, memory: str, idle: str
     assert asked.said("try", facts=(*TRY, f"idle {memory}"))["idle"] == idle
 
 
-@pytest.mark.parametrize("name", ["checkpoints/step-1/attempt-0/MANIFEST.json", "ledger.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["checkpoints/step-1/attempt-0/MANIFEST.json", "ledger.jsonl", "quarantine/shards.jsonl"]
+)
 def test_a_try_that_saved_is_not_idle(asked: Asked, name: str) -> None:
     path = asked.run_dir / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -191,8 +193,8 @@ def test_a_job_starts_with_its_numbers(asked: Asked) -> None:
 
 def test_variables_that_replace_the_scripts_options_are_named(asked: Asked) -> None:
     assert "say" not in asked.said("start", "evaluate", "r", facts=START, SBATCH_ACCOUNT="vision")
-    found = asked.said("start", "evaluate", "r", facts=START, SBATCH_SIGNAL="KILL@1", SBATCH_NO_REQUEUE="1")
-    assert found["say"].startswith("SBATCH_NO_REQUEUE and SBATCH_SIGNAL may have replaced options of this script")
+    found = asked.said("start", "evaluate", "r", facts=START, SBATCH_TIMELIMIT="1", SBATCH_OPEN_MODE="truncate")
+    assert found["say"].startswith("SBATCH_OPEN_MODE and SBATCH_TIMELIMIT may have replaced options of this script")
 
 
 @pytest.mark.parametrize(

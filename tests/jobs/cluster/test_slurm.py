@@ -22,6 +22,7 @@ from jobs.cluster.recorded_jobs import (
     started_in,
     submitted_in,
 )
+from jobs.cluster.settings import ClusterConfig
 from jobs.cluster.slurm import (
     NodeFacts,
     in_one_line,
@@ -35,7 +36,7 @@ from jobs.cluster.slurm import (
     slurms_answer,
     submitted,
     tasks_of,
-    unused_options,
+    with_variables,
 )
 from shards.errors import UserError
 from shards.files.local_files import read_tail
@@ -110,7 +111,34 @@ def test_the_preferences_of_a_shell_are_not_given_to_slurms_programs(tmp_path: P
     }
     seen = [line.partition("=")[0] for line in slurm.ran([program], environ).stdout.splitlines()]
     assert [name for name in seen if name in environ and name != "PATH"] == ["SBATCH_ACCOUNT", "SLURM_CONF"]
-    assert unused_options(environ) == ["SBATCH_TIMELIMIT", "SBATCH_WAIT"]
+
+
+def test_a_shell_says_only_what_the_settings_leave_open(caplog: pytest.LogCaptureFixture) -> None:
+    """sbatch would prefer SBATCH_PARTITION to the partition of the settings, even in a job for `cpu_partition`. With
+    SLURM_CLUSTERS, squeue would look for the jobs elsewhere."""
+    caplog.set_level("INFO")
+    where = {"ACCOUNT": "vision", "PARTITION": "debug", "QOS": "high", "RESERVATION": "vit"}
+    other = {"SBATCH_CLUSTERS": "b", "SBATCH_CONSTRAINT": "v100", "SLURM_CLUSTERS": "b"}
+    shell = {f"SBATCH_{name}": value for name, value in where.items()} | other | {"PLAIN": "1"}
+    for settings, used in (
+        (ClusterConfig(), ["SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_QOS", "SBATCH_RESERVATION"]),
+        (ClusterConfig(cpu_partition="cpu", options=("--qos=low", "--reserv=own")), ["SBATCH_ACCOUNT"]),
+        (ClusterConfig(partition="gpu", account="own", qos="low"), ["SBATCH_RESERVATION"]),
+    ):
+        environ = dict(shell)
+        caplog.clear()
+        found = with_variables(settings, environ)
+        unused = sorted({*shell} - {*used, "PLAIN"})
+        assert sorted(environ) == ["PLAIN", *used]
+        assert f"not given to sbatch: {', '.join(unused)};" in caplog.text
+        assert caplog.text.count(f"leave it open: {used[0]}={environ[used[0]]}") == 1
+        assert (found.account, found.partition) == (
+            environ.get("SBATCH_ACCOUNT", "own"),
+            environ.get("SBATCH_PARTITION", settings.partition),
+        )
+        assert ("--reservation=vit" in found.options) == ("SBATCH_RESERVATION" in used)
+    with pytest.raises(UserError, match="SBATCH_QOS of your shell cannot be used: qos is 'a b'; allowed: letters"):
+        with_variables(ClusterConfig(), {"SBATCH_QOS": "a b"})
 
 
 @pytest.mark.parametrize(
@@ -183,14 +211,16 @@ def test_jobs_of_a_comment(tmp_path: Path) -> None:
         pytest.param({"name": "patchline-b", "user": 9}, [], id="of another user, in spite of the name"),
         pytest.param({"name": "patchline-b", "submitted": 1001}, [], id="submitted earlier"),
         pytest.param({"name": "patchline-b", "submitted": 999}, [], id="submitted later, and never requeued"),
-        pytest.param({"job": "13", "user": 8, "submitted": 999}, ["13"], id="submitted later: requeued meanwhile"),
+        pytest.param({"job": "13", "name": "patchline-e", "submitted": 999}, ["13"], id="later: requeued meanwhile"),
+        pytest.param({"job": "13", "user": 8, "submitted": 999}, [], id="later, without a name: any job is requeued"),
         pytest.param({"job": "14_2", "name": "life-1"}, ["14_2"], id="a task of a chain"),
         pytest.param({"job": "14_2", "name": "life-2"}, [], id="a task of another chain, or of an earlier one"),
     ],
 )
 def test_a_recorded_number_is_not_enough(tmp_path: Path, recorded: dict[str, Any], jobs: list[str]) -> None:
     lines = (
-        "12 RUNNING 8 1000 patchline-b\\n13 PENDING 8 1000 (null)\\n14_[1-3] PENDING 8 1000 life-1,patchline-d@1,x\\n"
+        "12 RUNNING 8 1000 patchline-b\\n13 PENDING 8 1000 patchline-e\\n"
+        "14_[1-3] PENDING 8 1000 life-1,patchline-d@1,x\\n"
     )
     environ = programs(
         tmp_path,
@@ -211,7 +241,8 @@ def test_a_recorded_number_is_not_enough(tmp_path: Path, recorded: dict[str, Any
         ("life-1,patchline-a@3,patchline-e,tag", {"name": "patchline-a"}, True),
         ("patchline-b", {}, False),
         ("a note of the user", {"user": 0, "submitted": 1000}, True),
-        ("", {"user": 0, "submitted": 999}, True),  # it was requeued three times
+        ("patchline-b", {"name": "patchline-b", "submitted": 999}, True),  # it was requeued three times
+        ("gpu", {"user": 0, "submitted": 999}, False),  # so may any job be
         ("", {"user": 0, "submitted": 1001}, False),
         ("", {"user": 1, "submitted": 1000}, False),
     ],

@@ -1,12 +1,18 @@
 """Attempts: which count, by what a store lists and what the ledger vouches for, and when one is over."""
 
+import errno
+import os
 import shutil
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.checkpoints.attempts import Attempt, attempt_to_json, list_committed, read_attempts, record_path, why_over
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
+from shards.storage.retries import RetryConfig
 from shards.store import Store, open_store
 
 FIRST = Attempt(token="0001-aaaaaaaa", resumed_from=None, skipped=())
@@ -36,6 +42,34 @@ def test_the_attempt_of_a_checkpoint_on_record_counts_though_its_own_record_is_l
     lost = Attempt(token=UNLISTED.attempt, resumed_from=None, skipped=(), is_unreadable=True)
     assert read_attempts(store, recorded=UNLISTED) == [FIRST, lost]
     assert read_attempts(store, recorded=NAMED_OTHERWISE) == [FIRST]
+
+
+@pytest.mark.parametrize("can_list", [True, False])
+def test_a_record_with_a_bad_sector_is_unreadable_if_the_store_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_list: bool
+) -> None:
+    store, pread, scandir = store_with_one(tmp_path), os.pread, os.scandir
+    lost = replace(FIRST, token="0002-cccccccc")
+    store.write(record_path(lost.token), attempt_to_json(lost))
+    is_failing = False
+
+    def failing(descriptor: int, count: int, offset: int) -> bytes:
+        nonlocal is_failing
+        if str(Path(f"/proc/self/fd/{descriptor}").readlink()).endswith(record_path(lost.token)):
+            is_failing = True
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return pread(descriptor, count, offset)
+
+    def listed(folder: bytes) -> Any:
+        if is_failing and not can_list:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "pread", failing)
+    monkeypatch.setattr(os, "scandir", listed)
+    monkeypatch.setattr("shards.storage.local.RETRIES", RetryConfig(deadline_seconds=0.1))
+    with nullcontext() if can_list else pytest.raises(OSError, match="Input/output error"):
+        assert read_attempts(store) == [FIRST, replace(lost, is_unreadable=True)]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from pipeline.checkpoints.manifest import (
     LogicalTensor,
     manifest_from_json,
     manifest_to_json,
+    own_manifest_from_json,
 )
 from pipeline.checkpoints.rank_file_in import RankFiles, tensors_in_order
 from pipeline.checkpoints.rank_file_out import read_report
@@ -160,6 +161,10 @@ def manifest_of_a_format(_: Path, number: int, seal: Callable[[bytes], bytes]) -
 
 def manifest_in_bytes(_: Path, data: bytes) -> None:
     manifest_from_json(data)
+
+
+def own_manifest_in_bytes(_: Path, data: bytes) -> None:
+    own_manifest_from_json(data)
 
 
 def attempt_in_bytes(_: Path, data: bytes) -> None:
@@ -486,124 +491,128 @@ def sealed_text(_: Path, data: bytes) -> None:
     row("without a digest, 5", manifest_of_a_format, 5, bytes).says(
         "ValueError: its manifest has format 5, this version reads 4; use the version of Patchline that wrote it"
     ),
-    row("updates", manifest_in_bytes, replaced(num_updates=121)).says(
+    row("sealed, a field that nobody knows", manifest_in_bytes, replaced(later=1)).says(
+        "OtherFormatError: its manifest is intact, but of another version of Patchline (not a manifest: later: "
+        "Unexpected keyword argument); use the version of Patchline that wrote it"
+    ),
+    row("updates", own_manifest_in_bytes, replaced(num_updates=121)).says(
         "ValueError: num_updates is 121; allowed: 0 to its step, 120"
     ),
-    row("fewer updates than none", manifest_in_bytes, replaced(num_updates=-1)).says(
+    row("fewer updates than none", own_manifest_in_bytes, replaced(num_updates=-1)).says(
         "ValueError: not a manifest: num_updates: Input should be greater than or equal to 0"
     ),
-    row("a text", manifest_in_bytes, replaced(num_updates="119")).says(
+    row("a text", own_manifest_in_bytes, replaced(num_updates="119")).says(
         "ValueError: not a manifest: num_updates: Input should be a valid integer"
     ),
-    row("a boolean", manifest_in_bytes, replaced(num_updates=True)).says(
+    row("a boolean", own_manifest_in_bytes, replaced(num_updates=True)).says(
         "ValueError: not a manifest: num_updates: Input should be a valid integer"
     ),
-    row("more than any counter", manifest_in_bytes, replaced(num_updates=1 << 70)).says(
+    row("more than any counter", own_manifest_in_bytes, replaced(num_updates=1 << 70)).says(
         "ValueError: not a manifest: num_updates: Input should be less than 4611686018427387904"
     ),
-    row("samples", manifest_in_bytes, replaced(num_samples=1904)).says(
+    row("samples", own_manifest_in_bytes, replaced(num_samples=1904)).says(
         "ValueError: num_samples is 1904; allowed: 1920, its step x the batch"
     ),
-    row("moments", manifest_in_bytes, replaced(moments=["exp_avg"])).says(
+    row("moments", own_manifest_in_bytes, replaced(moments=["exp_avg"])).says(
         "ValueError: 'head.weight' has ['exp_avg', 'exp_avg_sq', 'master']; allowed: ['exp_avg', 'master']"
     ),
-    row("the master as a moment", manifest_in_bytes, replaced(moments=["master"])).says(
+    row("the master as a moment", own_manifest_in_bytes, replaced(moments=["master"])).says(
         "ValueError: moments are ('master',); allowed: each once, and no master"
     ),
-    row("a moment twice", manifest_in_bytes, replaced(moments=["exp_avg"] * 2)).says(
+    row("a moment twice", own_manifest_in_bytes, replaced(moments=["exp_avg"] * 2)).says(
         "ValueError: moments are ('exp_avg', 'exp_avg'); allowed: each once, and no master"
     ),
-    row("no files", manifest_in_bytes, replaced(files={})).says(
+    row("no files", own_manifest_in_bytes, replaced(files={})).says(
         "ValueError: master of 'head.weight': rank-00000.safetensors is not among the checkpoint's files"
     ),
-    row("a field that nobody knows", manifest_in_bytes, replaced(later=1)).says(
+    row("a field that nobody knows", own_manifest_in_bytes, replaced(later=1)).says(
         "ValueError: not a manifest: later: Unexpected keyword argument"
     ),
-    row("a path", manifest_in_bytes, changed(*PLACE, file="../rank-00000.safetensors")).says(
+    row("a path", own_manifest_in_bytes, changed(*PLACE, file="../rank-00000.safetensors")).says(
         "ValueError: not a manifest: tensors.head.weight.slots.master.0.file: String should match pattern "
         "'^rank-[0-9]{5,9}\\.safetensors$'"
     ),
-    row("another rank's file", manifest_in_bytes, changed(*PLACE, file="rank-00001.safetensors")).says(
+    row("another rank's file", own_manifest_in_bytes, changed(*PLACE, file="rank-00001.safetensors")).says(
         "ValueError: master of 'head.weight': rank-00001.safetensors is not among the checkpoint's files"
     ),
-    row("an offset outside", manifest_in_bytes, changed(*PLACE, offset=237)).says(
+    row("an offset outside", own_manifest_in_bytes, changed(*PLACE, offset=237)).says(
         "ValueError: master of 'head.weight': element 0 begins beyond the end of rank-00000.safetensors, at byte 237"
     ),
-    row("an offset before the file", manifest_in_bytes, changed(*PLACE, offset=-4)).says(
+    row("an offset before the file", own_manifest_in_bytes, changed(*PLACE, offset=-4)).says(
         "ValueError: not a manifest: tensors.head.weight.slots.master.0.offset: Input should be greater than or "
         "equal to 0"
     ),
-    row("a file too many", manifest_in_bytes, changed(*PLACE, num_files=2)).says(
+    row("a file too many", own_manifest_in_bytes, changed(*PLACE, num_files=2)).says(
         "ValueError: master of 'head.weight': rank-00000.safetensors or one of the 1 files after it is not among "
         "the checkpoint's files"
     ),
-    row("files without end", manifest_in_bytes, changed(*PLACE, num_files=1 << 30)).says(
+    row("files without end", own_manifest_in_bytes, changed(*PLACE, num_files=1 << 30)).says(
         "ValueError: master of 'head.weight': rank-00000.safetensors or one of the 1073741823 files after it is "
         "not among the checkpoint's files"
     ),
-    row("even more files", manifest_in_bytes, changed(*PLACE, num_files=1 << 70)).says(
+    row("even more files", own_manifest_in_bytes, changed(*PLACE, num_files=1 << 70)).says(
         "ValueError: not a manifest: tensors.head.weight.slots.master.0.num_files: Input should be less than 2147483648"
     ),
-    row("in no file", manifest_in_bytes, changed(*PLACE, num_files=0)).says(
+    row("in no file", own_manifest_in_bytes, changed(*PLACE, num_files=0)).says(
         "ValueError: not a manifest: tensors.head.weight.slots.master.0.num_files: Input should be greater than "
         "or equal to 1"
     ),
     row(
         "two files of one rank",
-        manifest_in_bytes,
+        own_manifest_in_bytes,
         replaced(files={f"rank-0000{n}.safetensors": FILE for n in ("00", "0")}),
     ).says("ValueError: a file is named rank-000000.safetensors; allowed: rank-00000.safetensors"),
-    row("too short", manifest_in_bytes, changed(*PLACE, length=11)).says(
+    row("too short", own_manifest_in_bytes, changed(*PLACE, length=11)).says(
         "ValueError: master of 'head.weight': its fragments hold 11 elements; allowed: 12"
     ),
-    row("too long", manifest_in_bytes, changed(*PLACE, length=13)).says(
+    row("too long", own_manifest_in_bytes, changed(*PLACE, length=13)).says(
         "ValueError: master of 'head.weight': its fragments hold 13 elements; allowed: 12"
     ),
-    row("the first is missing", manifest_in_bytes, changed(*PLACE, start=1)).says(
+    row("the first is missing", own_manifest_in_bytes, changed(*PLACE, start=1)).says(
         "ValueError: master of 'head.weight': element 0 is held nowhere"
     ),
-    row("a shape", manifest_in_bytes, changed("tensors", "head.weight", shape=[3, 5])).says(
+    row("a shape", own_manifest_in_bytes, changed("tensors", "head.weight", shape=[3, 5])).says(
         "ValueError: master of 'head.weight': its fragments hold 12 elements; allowed: 15"
     ),
-    row("a negative shape", manifest_in_bytes, changed("tensors", "head.weight", shape=[-3, -4])).says(
+    row("a negative shape", own_manifest_in_bytes, changed("tensors", "head.weight", shape=[-3, -4])).says(
         "ValueError: not a manifest: tensors.head.weight.shape.0: Input should be greater than or equal to 0"
     ),
-    row("a type", manifest_in_bytes, changed("tensors", "head.weight", dtype="bfloat16")).says(
+    row("a type", own_manifest_in_bytes, changed("tensors", "head.weight", dtype="bfloat16")).says(
         "ValueError: not a manifest: tensors.head.weight.dtype: Input should be 'float32'"
     ),
-    row("no slots", manifest_in_bytes, changed("tensors", "head.weight", slots={})).says(
+    row("no slots", own_manifest_in_bytes, changed("tensors", "head.weight", slots={})).says(
         "ValueError: 'head.weight' has []; allowed: ['exp_avg', 'exp_avg_sq', 'master']"
     ),
-    row("no checksums", manifest_in_bytes, changed("files", "rank-00000.safetensors", sha256=[])).says(
+    row("no checksums", own_manifest_in_bytes, changed("files", "rank-00000.safetensors", sha256=[])).says(
         "ValueError: not a manifest: files.rank-00000.safetensors: Value error, 0 checksums for 280 bytes in "
         "parts of 1048576"
     ),
-    row("no checksum", manifest_in_bytes, changed("files", "rank-00000.safetensors", sha256=["AB" * 32])).says(
+    row("no checksum", own_manifest_in_bytes, changed("files", "rank-00000.safetensors", sha256=["AB" * 32])).says(
         "ValueError: not a manifest: files.rank-00000.safetensors: Value error, a sha256 is not 64 hexadecimal "
         "digits in lower case"
     ),
-    row("empty parts", manifest_in_bytes, changed("files", "rank-00000.safetensors", part_bytes=0)).says(
+    row("empty parts", own_manifest_in_bytes, changed("files", "rank-00000.safetensors", part_bytes=0)).says(
         "ValueError: not a manifest: files.rank-00000.safetensors: Value error, num_bytes is 280, part_bytes is "
         "0; allowed: 8 or more, and 1 to 16777216"
     ),
     row(
         "more than is read at once",
-        manifest_in_bytes,
+        own_manifest_in_bytes,
         changed("files", "rank-00000.safetensors", part_bytes=1 << 25),
     ).says(
         "ValueError: not a manifest: files.rank-00000.safetensors: Value error, num_bytes is 280, part_bytes is "
         "33554432; allowed: 8 or more, and 1 to 16777216"
     ),
-    row("a step beyond all", manifest_in_bytes, changed("id", step=1 << 80)).says(
+    row("a step beyond all", own_manifest_in_bytes, changed("id", step=1 << 80)).says(
         "ValueError: not a manifest: id.step: Input should be less than 4611686018427387904"
     ),
-    row("a path as an attempt", manifest_in_bytes, changed("id", attempt="../x")).says(
+    row("a path as an attempt", own_manifest_in_bytes, changed("id", attempt="../x")).says(
         "ValueError: not a manifest: id.attempt: String should match pattern '^[0-9]+-[0-9a-z]+$'"
     ),
-    row("no steps", manifest_in_bytes, changed("job", "job", steps=0)).says(
+    row("no steps", own_manifest_in_bytes, changed("job", "job", steps=0)).says(
         "ValueError: not a manifest: job: Value error, its steps is 0; allowed: a whole number, 1 or more"
     ),
-    row("files that are a list", manifest_in_bytes, replaced(files=[])).says(
+    row("files that are a list", own_manifest_in_bytes, replaced(files=[])).says(
         "ValueError: not a manifest: files: Input should be an object"
     ),
     row("one more space", manifest_in_bytes, manifest_to_json(MANIFEST) + b" ").says(
@@ -628,35 +637,34 @@ def sealed_text(_: Path, data: bytes) -> None:
     row("the future", manifest_in_bytes, manifest_to_json(MANIFEST).replace(b'"format":4', b'"format":5')).says(
         "ValueError: its manifest has format 5, this version reads 4; use the version of Patchline that wrote it"
     ),
-    row("steps that do not agree", manifest_in_bytes, changed(next_step=119, data_step=119)).says(
+    row("steps that do not agree", own_manifest_in_bytes, changed(next_step=119, data_step=119)).says(
         "ValueError: not a manifest: Value error, the checkpoint is of step 120, its position of 119"
     ),
-    row("a loss that is not finite", manifest_in_bytes, replaced(losses=[1.0, float("nan")])).says(
+    row("a loss that is not finite", own_manifest_in_bytes, replaced(losses=[1.0, float("nan")])).says(
         "ValueError: not a manifest: losses.1: Input should be a finite number"
     ),
-    row("data steps that do not follow", manifest_in_bytes, changed(data_step=119)).says(
+    row("data steps that do not follow", own_manifest_in_bytes, changed(data_step=119)).says(
         "ValueError: not a manifest: position: Value error, data_step is 119; allowed: 120, as follows from what "
         "was skipped"
     ),
-    row("an empty range", manifest_in_bytes, changed(skipped=[{"first": 4, "end": 4}])).says(
+    row("an empty range", own_manifest_in_bytes, changed(skipped=[{"first": 4, "end": 4}])).says(
         "ValueError: not a manifest: position.skipped.0: Value error, skipped data steps 4 to 3; allowed: one or "
         "more, from 0 on"
     ),
-    row("a seed as a text", manifest_in_bytes, changed(seed="0")).says(
+    row("a seed as a text", own_manifest_in_bytes, changed(seed="0")).says(
         "ValueError: not a manifest: position.seed: Input should be a valid integer"
     ),
-    row("a position with more", manifest_in_bytes, changed(later=1)).says(
+    row("a position with more", own_manifest_in_bytes, changed(later=1)).says(
         "ValueError: not a manifest: position.later: Unexpected keyword argument"
     ),
-    row("a model of a later version", manifest_in_bytes, changed("job", "model", later=1)).says(
-        "ValueError: not a manifest: job: Value error, its model has the unknown field 'later': it is of another "
-        "version of Patchline"
+    row("a model of a later version", own_manifest_in_bytes, changed("job", "model", later=1)).says(
+        "ValueError: not a manifest: job: Value error, its model has the unknown field 'later'"
     ),
-    row("a model that is wrong", manifest_in_bytes, changed("job", "model", image_size="x")).says(
+    row("a model that is wrong", own_manifest_in_bytes, changed("job", "model", image_size="x")).says(
         "ValueError: not a manifest: job: Value error, its model cannot be used: model.image_size is 'x'; "
         "allowed: a whole number"
     ),
-    row("steps that are a text", manifest_in_bytes, changed("job", "job", steps="x")).says(
+    row("steps that are a text", own_manifest_in_bytes, changed("job", "job", steps="x")).says(
         "ValueError: not a manifest: job: Value error, its steps is 'x'; allowed: a whole number, 1 or more"
     ),
     row("not an attempt: b", attempt_in_bytes, b"").says("ValueError: it does not end with its digest"),

@@ -102,8 +102,10 @@ def test_what_this_run_has_not_written_stays(tmp_path: Path) -> None:
     assert sorted(path[5:13] for path in store.list() if path.startswith("step-")) == ["00000004", "00000012"]
 
 
-def test_what_an_attempt_could_not_read_stays_and_takes_nobodys_place(tmp_path: Path) -> None:
-    """Through later attempts, too, which could read what they continued from."""
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_what_an_attempt_could_not_read_stays_and_takes_nobodys_place(tmp_path: Path, is_lost: bool) -> None:
+    """Through later attempts, too, which could read what they continued from, even if the record that names it is
+    lost."""
     store, unread = open_store(str(tmp_path)), CheckpointId(step=12, attempt=OLD)
     own = Attempt(token="0003-eeeeeeee", resumed_from=CheckpointId(step=16, attempt=OWN), skipped=())
     for attempt in (
@@ -114,7 +116,11 @@ def test_what_an_attempt_could_not_read_stays_and_takes_nobodys_place(tmp_path: 
         store.write(record_path(attempt.token), attempt_to_json(attempt))
     for step, token in ((4, OLD), (8, OLD), (12, OLD), (12, OWN), (16, OWN), (20, own.token)):
         store.write(f"{CheckpointId(step=step, attempt=token).folder}/{MANIFEST_NAME}", b"")
+    if is_lost:
+        store.write(record_path(OWN), b"")
     newest = CheckpointId(step=20, attempt=own.token)
     retire(store, attempt=own, newest=newest, retention=Retention(keep_newest=2))
     left = {path.rpartition("/")[0] for path in store.list() if path.startswith("step-")}
-    assert left == {unread.folder, CheckpointId(step=16, attempt=OWN).folder, newest.folder}
+    kept = {unread.folder, CheckpointId(step=16, attempt=OWN).folder, newest.folder}
+    before = {CheckpointId(step=step, attempt=OLD).folder for step in (4, 8)}
+    assert left == (kept | before if is_lost else kept)

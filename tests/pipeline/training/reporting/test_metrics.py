@@ -1,5 +1,6 @@
 """metrics.jsonl has floats bit for bit, and nothing beyond the step from which a run resumes."""
 
+import errno
 import json
 import math
 import os
@@ -10,6 +11,7 @@ import threading
 from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -24,6 +26,7 @@ from pipeline.runs.starts import last_step
 from pipeline.training.reporting.board import Board
 from pipeline.training.reporting.metrics import Metrics, cut_after, grid, read_metrics, tag_of
 from pipeline.training.summary import scores_of
+from shards.files.local_files import open_local_file
 from tests.rigs.small_disk import filled, small_disk
 
 
@@ -292,6 +295,21 @@ def test_images_are_shown_in_a_grid_with_their_classes(tmp_path: Path) -> None:
 
 def test_a_grid_of_fewer_images_is_narrower() -> None:
     assert grid(torch.full((2, 3, 3, 3), 300.0)).tolist() == torch.full((3, 8, 3), 255).tolist()
+
+
+def test_a_read_that_fails_once_ends_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It fails both while the file is looked through and while its lines are copied."""
+    path, faults = tmp_path / "metrics.jsonl", iter([errno.EIO, 0, errno.ESTALE, 0])
+    path.write_text(line(1) + line(3) + line(2))
+
+    def opened(path: Path) -> BinaryIO:
+        if fault := next(faults):
+            raise OSError(fault, os.strerror(fault))
+        return open_local_file(path)
+
+    monkeypatch.setattr("shards.files.local_files.open_local_file", opened)
+    cut_after(path, step=2)
+    assert path.read_text() == line(1) + line(2)
 
 
 def test_a_file_of_more_than_a_gibibyte_is_read_and_cut(tmp_path: Path) -> None:

@@ -282,11 +282,12 @@ def test_the_buffer_has_its_size_before_the_optimiser_has_its_moments(tmp_path: 
     assert expected == real
 
 
-def save_after(world: World, folder: Path, gone: str) -> tuple[str, list[str]]:
-    """How a save ends after `gone` was deleted, and what is in the run directory then."""
+def save_after(world: World, folder: Path, gone: str, has_another: bool) -> tuple[str, list[str]]:
+    """How a save ends after `gone` was deleted, and another run began there, and what is in the run directory then."""
     saving = saving_in(world, folder / "run")
     saving.save(position_at(1), num_updates=1)
     shutil.rmtree(folder / "run" / gone)
+    (folder / "run" / gone).mkdir() if has_another else None
     with pytest.raises(WillNotSucceedError) as caught:
         saving.save(position_at(2), num_updates=2)
     return str(caught.value), [path.name for path in folder.rglob("*")]
@@ -311,13 +312,21 @@ def test_deleted_checkpoints_are_saved_again_from_memory(tmp_path: Path) -> None
     assert (saved, resumed) == ("3", "3")
 
 
-@pytest.mark.parametrize("gone", [".", "checkpoints/attempts"])
-def test_a_run_directory_that_was_deleted_ends_the_run(tmp_path: Path, gone: str) -> None:
+@pytest.mark.parametrize(
+    ("gone", "has_another"),
+    [
+        (".", False),
+        pytest.param(".", True, id="another run, whose folder may have the same inode"),
+        ("checkpoints/attempts", False),
+    ],
+)
+def test_a_run_directory_that_was_deleted_ends_the_run(tmp_path: Path, gone: str, has_another: bool) -> None:
     """What would be saved into a new folder could not be continued: nothing says which attempt wrote it."""
-    ((message, left),) = run_ranks(save_after, tmp_path, gone, num_ranks=1)
+    ((message, left),) = run_ranks(save_after, tmp_path, gone, has_another, num_ranks=1)
     assert f"{tmp_path}/run" in message
     assert "was deleted or moved while the run was using it" in message
     assert "step-00000002" not in left
+    assert "attempts" not in left or not has_another
 
 
 def test_the_hash_of_a_job_is_of_all_but_where_it_runs() -> None:
