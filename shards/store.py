@@ -11,12 +11,21 @@ from shards.files.local_files import at_home
 from shards.output.url_secrets import has_user, without_secrets
 from shards.storage.local import LocalStore
 from shards.storage.objects import MissingObjectError, Store, checked_path
-from shards.storage.retries import RetryBudget
+from shards.storage.retries import ReadStoppedError, RetryBudget
 
 if TYPE_CHECKING:
     from shards.storage.s3 import S3Store
 
-__all__ = ["SCHEME", "Buckets", "LocalStore", "MissingObjectError", "Store", "open_store", "trust_addresses"]
+__all__ = [
+    "SCHEME",
+    "Buckets",
+    "LocalStore",
+    "MissingObjectError",
+    "ReadStoppedError",
+    "Store",
+    "open_store",
+    "trust_addresses",
+]
 
 SCHEME = "s3://"
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")

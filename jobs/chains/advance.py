@@ -323,7 +323,7 @@ def _submitted(chain: Chain, request: Request, job: ChainJob) -> int:
         write_script(path, script_of(chain, replace(request, comment=comment)))
         number = submitted([str(path)], chain.environ, inherited=chain.cluster.environment)
         log.info("job %s: %s", number, tag)
-    if all(one.job != number for one in record.jobs):
+    if all((one.job, one.tag) != (number, job.tag) for one in record.jobs):  # Slurm may use a number again
         add_job(chain.state, replace(job, job=number))
     return number
 

@@ -231,7 +231,7 @@ def chain_tasks(run_dir: Path, logs: Iterable[Path] = ()) -> list[ChainTask]:
                 raise UserError(what, todo="try again once the storage answers") from error
             continue
         if found:
-            return sorted(found, key=lambda task: int(task.job.partition("_")[0]), reverse=True)
+            return found[::-1]  # the record is in the order of submission
     return []
 
 

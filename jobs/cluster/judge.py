@@ -54,8 +54,8 @@ class TryFacts:
     RUN/DONE when it is done. `full`: the folder of the records, if no file could be written to it, so that the ranks
     were not started.
     `stop`: RUN/STOP, if it exists. `is_asked`: whether the job was asked to stop. `has_saved`: whether the try saved
-    anything new. `idle`: how many tries in a row had saved nothing new before this one. `number`: the try's number in
-    this allocation, from 0.
+    anything new, or recorded a lost shard. `idle`: how many tries in a row had done neither before this one. `number`:
+    the try's number in this allocation, from 0.
     """
 
     codes: Mapping[int, int | None] = field(default_factory=dict)

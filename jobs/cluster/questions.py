@@ -29,7 +29,7 @@ from jobs.cluster.judge import (
 from jobs.cluster.recorded_jobs import recorded_in
 from jobs.exit_codes import DONE, USER_MISTAKE, WILL_NOT_SUCCEED
 from jobs.output import put
-from pipeline.training.reporting.ledger import save_seconds
+from pipeline.training.reporting.ledger import NUM_SAVES, save_seconds
 from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file
@@ -139,9 +139,10 @@ def start_of(words: Sequence[str], facts: Facts) -> list[str]:
             measured = save_seconds(Path(run_dir))
     if 2 * measured >= margin:
         warnings = [
-            f"say warning: the newest save took {measured:,.0f} s; at its time limit the run has {margin} s to end the "
-            "save that is being written and make its last one: raise margin_seconds to more than twice a save (by "
-            "hand: --signal=B:USR1@SECONDS and PATCHLINE_MARGIN)"
+            f"say warning: a save of this run takes {measured:,.0f} s (the median of the last {NUM_SAVES}); at its "
+            f"time limit the run has {margin} s to end the save that is being written and make its last one: raise "
+            f"margin_seconds to {int(2 * measured) + 1} or more (by hand: --signal=B:USR1@SECONDS and "
+            "PATCHLINE_MARGIN)"
         ]
     return [
         *warnings,
@@ -213,13 +214,15 @@ def _codes(exits: Path) -> dict[int, int | None]:
 
 
 def _has_saved(run_dir: Path, started: Path) -> bool:
-    """Whether the run has saved something since the file `started` was touched. If checkpoints are kept elsewhere
-    (--checkpoint.url), looks at the ledger instead, which gets a line for each checkpoint."""
+    """Whether the run has saved something, or recorded a lost shard, since the file `started` was touched. If
+    checkpoints are kept elsewhere (--checkpoint.url), looks at the ledger instead, which gets a line for each
+    checkpoint."""
     if not is_there(started):
         return False
     begin, checkpoints = patiently(started, started.stat).st_mtime_ns, run_dir / "checkpoints"
     found = checkpoints.rglob("MANIFEST.json") if is_a_folder(checkpoints) else [run_dir / "ledger.jsonl"]
-    return any(patiently(path, path.stat).st_mtime_ns > begin for path in found if is_there(path))
+    paths = (run_dir / "quarantine" / "shards.jsonl", *found)
+    return any(patiently(path, path.stat).st_mtime_ns > begin for path in paths if is_there(path))
 
 
 def _idle(facts: Facts, state: Path) -> int:

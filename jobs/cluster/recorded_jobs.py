@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from shards.errors import InvalidDataError, UserError
-from shards.files.local_files import object_in, read_tail
+from shards.files.local_files import is_finite, object_in, read_tail
 from shards.files.looks import patiently
 
 SUBMISSIONS = "submitted.jsonl"
-_RECORDS = (SUBMISSIONS, "tries.jsonl")
-_EXITS = re.compile(r"exits-([1-9]\d{0,9})-\d{1,9}-\d{1,9}")  # a try's folder: job, start and try
+_RECORDS = {SUBMISSIONS: "unix_time", "tries.jsonl": "unix_began"}  # and the field with the time of a line
+_EXITS = re.compile(r"exits-([1-9]\d{0,9})-(\d{1,9})-(\d{1,9})")  # a try's folder: job, start and try
 _TAIL_BYTES = 1 << 16
 _MOST_NUMBER, _MOST_SECONDS = 1 << 32, 1 << 40
 _MOST_RECORDED = 64
@@ -56,10 +56,15 @@ class RecordedJob:
 def numbers_of(run_dir: Path) -> list[int]:
     """Returns the jobs that RUN/submit mentions, newest first. Damaged lines are skipped, and so are files that this
     user has no access to. Raises UserError if the storage fails for two minutes."""
-    found = set(started_in(run_dir))
-    for name in _RECORDS:
-        found |= {number for line in _open_lines(run_dir / "submit" / name) if (number := _number_in(line))}
-    return sorted(found, reverse=True)
+    times: dict[int, float] = {}
+    for began, (number, _, _) in _tries_in(run_dir):
+        times.setdefault(number, began)
+    for name, field in _RECORDS.items():
+        for line in _open_lines(run_dir / "submit" / name):
+            if number := _number_in(line):
+                seconds: float = line[field] if is_finite(line.get(field)) else 0.0
+                times[number] = max(times.get(number, 0.0), seconds)
+    return sorted(times, key=lambda number: (times[number], number), reverse=True)
 
 
 def recorded_in(folder: Path) -> dict[str, RecordedJob]:
@@ -149,14 +154,34 @@ def _whole(value: object, *, below: int) -> int | None:
 
 
 def started_in(run_dir: Path) -> list[int]:
-    """Returns the jobs that have started in a run's folder, newest first. stage.sbatch makes a folder for each try.
-    Returns no jobs if this user has no access to the folder. Raises UserError if the storage fails for two minutes."""
+    """Returns the jobs that have started in a run's folder, newest first. Returns no jobs if this user has no access to
+    the folder. Raises UserError if the storage fails for two minutes."""
+    return list(dict.fromkeys(number for _, (number, _, _) in _tries_in(run_dir)))
+
+
+def newest_try(run_dir: Path) -> tuple[int, int, int] | None:
+    """Returns the job, start and number of the try that began last, or None if none has begun or this user has no
+    access to the folder. Raises UserError if the storage fails for two minutes."""
+    return next((found for _, found in _tries_in(run_dir)), None)
+
+
+def _tries_in(run_dir: Path) -> list[tuple[float, tuple[int, int, int]]]:
+    """Returns when each try in a run's folder began, with its job, start and number, newest first. stage.sbatch makes a
+    folder for each try, and touches a file in it. A job's number says nothing about its age: Slurm may count again."""
     folder = run_dir / "submit"
     try:
-        names = patiently(folder, lambda: [path.name for path in folder.iterdir()])
+        tries = patiently(folder, lambda: [(_began(path), _EXITS.fullmatch(path.name)) for path in folder.iterdir()])
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []
     except OSError as error:
         raise _unknown_jobs(folder, error) from error
-    numbers = {int(match[1]) for name in names if (match := _EXITS.fullmatch(name))}
-    return sorted((number for number in numbers if number < _MOST_NUMBER), reverse=True)
+    found = [(began, (int(match[1]), int(match[2]), int(match[3]))) for began, match in tries if match]
+    return sorted((one for one in found if one[1][0] < _MOST_NUMBER), reverse=True)
+
+
+def _began(exits: Path) -> float:
+    """Returns when a try began, in Unix seconds, or 0 if its folder does not say it."""
+    try:
+        return (exits / "started").stat().st_mtime
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return 0.0

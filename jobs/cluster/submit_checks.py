@@ -18,7 +18,7 @@ from jobs.cluster.settings import ClusterConfig, Names, asked_seconds, seconds_o
 from jobs.cluster.slurm import partitions, ran
 from jobs.settings.runs import PlanJob
 from pipeline.shared_settings import RECORD_FILE
-from pipeline.training.reporting.ledger import save_seconds
+from pipeline.training.reporting.ledger import NUM_SAVES, save_seconds
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch, shared_lanes
 from shards.config_values import shown_value
@@ -237,19 +237,20 @@ def file_system(path: Path) -> str:
 
 
 def judge_margin(margin: int, *, measured_seconds: float = 0.0, planned_seconds: float = 0.0) -> Finding:
-    """Judges whether a save fits into the margin before the time limit. `measured_seconds`: how long the newest save of
-    this run took until it was committed, which is longer than it held up training. `planned_seconds`: how long a save
-    will take. 0 means not known. Pure."""
-    found = ""
-    if 2 * measured_seconds >= margin:
-        found = f"the newest save of this run took {measured_seconds:,.0f} s"
+    """Judges whether a save fits into the margin before the time limit. `measured_seconds`: how long a save of this run
+    takes until it is committed, which is longer than it holds up training. `planned_seconds`: how long a save will
+    take. 0 means not known. Pure."""
+    found, least = "", int(2 * measured_seconds) + 1
+    if least > margin:
+        found = f"a save of this run takes {measured_seconds:,.0f} s (the median of the last {NUM_SAVES})"
         found += ", and at the time limit a run may have to wait for two: the one being written, and its last"
     elif planned_seconds >= margin:
+        least = int(planned_seconds) + 1
         rate = PlanJob().writer_gb_per_second
         found = f"a save would take about {planned_seconds:,.0f} s at {rate:g} GB/s per node"
     if not found:
         return Finding(found=f"a save fits into the margin of {margin} s")
-    todo = "raise margin_seconds in your cluster's settings above that"
+    todo = f"raise margin_seconds in your cluster's settings to {least} or more"
     is_certain = max(measured_seconds, planned_seconds) >= margin
     return Finding(status="fault" if is_certain else "warning", found=f"{found}; margin_seconds is {margin}", todo=todo)
 

@@ -170,7 +170,7 @@ def jobs_of(run_dir: Path, environ: Mapping[str, str]) -> list[JobFacts]:
     asked = {one.job: one for one in (*(recorded.get(one.job, one) for one in named), *of_chain)}
     found = [(job_facts(one.job, environ), one) for one in asked.values()]
     known = {job.job: job for job, one in found if job and job.is_recorded(one)}
-    newest = sorted(known.values(), key=lambda job: int(job.job.partition("_")[0]), reverse=True)
+    newest = sorted(known.values(), key=lambda job: (job.submitted or 0, int(job.job.partition("_")[0])), reverse=True)
     return [job for place, job in enumerate(newest) if place < _MOST_JOBS or not job.is_finished]
 
 
@@ -185,13 +185,19 @@ def _of_folder(run_dir: Path, jobs: Sequence[JobFacts]) -> list[Finding]:
         found.append(Finding(found=words, todo=f"patchline doctor {shlex.quote(str(run_dir))}"))
     if ended := said_of_last_try(run_dir):
         found.append(Finding(found=ended))
-    path = None if is_there(run_dir / "DONE") else newest_log(run_dir, jobs)  # a finished run needs no explanation
+    path = None if _is_done(run_dir) else newest_log(run_dir, jobs)  # a finished run needs no explanation
     with suppress(OSError, InvalidDataError):
         tail = read_tail(path, most_bytes=_LOG_BYTES) if path else None
         text = tail.data.decode(errors="replace") if tail else ""
         said = [(pattern.search(text), words, todo.replace(AGAIN, SAME_COMMAND)) for pattern, _, words, todo in FULL]
         found += [Finding(found=f"its log says: {it[0]}; {words}", todo=todo) for it, words, todo in said if it]
     return found
+
+
+def _is_done(run_dir: Path) -> bool:
+    """Whether the run has made all steps of its job. A run that is extended still has the marker of fewer steps."""
+    found = run_at(run_dir, run_dir, time.time()) if is_there(run_dir / "DONE") else None
+    return found is not None and found.facts.state == "done"
 
 
 def outputs_in(words: Sequence[str], environ: Mapping[str, str]) -> dict[str, list[JobFacts]]:

@@ -6,7 +6,6 @@ try ended.
 """
 
 import glob
-import os
 import re
 import time
 from collections import Counter
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import exit_codes
+from jobs.cluster.recorded_jobs import newest_try
 from jobs.origin import Nearest, is_place, nearest
 from jobs.record import Leaves, is_scored, leaves_of, read_leaves
 from jobs.resolve import recipe_job
@@ -55,7 +55,6 @@ _BRACKETS, _NUMBERS = re.compile(r"\s*\([^()]*\)"), re.compile(r"\b(?:[0-9a-f]{8
 _TRIES_TAIL_BYTES, _CHUNK = 1 << 16, 1 << 20
 _MOST_WORD = 80
 _SAID_ALREADY = ("done", "gave up", "told to stop")
-_EXITS = re.compile(r"exits-(\d{1,10})-(\d{1,9})-(\d{1,9})")
 _KNOWN = {
     "done": "is done",
     "stopped": "saved and stopped, and is to be continued",
@@ -100,12 +99,10 @@ def said_of_last_try(run_dir: Path) -> str:
 
 def is_newest(run_dir: Path, line: Line) -> bool:
     """Whether no try has begun after the one in `line`. Each try makes a folder when it begins."""
-    try:
-        names = [entry.name for entry in os.scandir(run_dir / "submit")]
-    except OSError:
-        return True
-    found = [tuple(map(int, match.groups())) for name in names if (match := _EXITS.fullmatch(name))]
-    return not found or max(found) == tuple(line.get(name) for name in ("job", "start", "try"))
+    found = None
+    with suppress(UserError):  # the storage does not answer
+        found = newest_try(run_dir)
+    return found is None or found == tuple(line.get(name) for name in ("job", "start", "try"))
 
 
 def line_breaks(path: Path, num_bytes: int) -> int:

@@ -130,6 +130,10 @@ def test_a_job_of_one_node_that_crashes_it_goes_elsewhere_once(
     first, second, third = began.read_text().split()
     assert first == second != third
     assert f"node {first} is left out: crashes" in log
+    if not has_spare:
+        began.unlink()
+        job, log = evaluate(three_nodes, crashes, *options, PATCHLINE_REQUEUE="no")
+        assert (job["ExitCode"], len(began.read_text().split())) == ("78:0", 3), "it stays, and keeps its third try"
 
 
 @pytest.mark.long

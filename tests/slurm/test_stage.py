@@ -212,13 +212,20 @@ def without_code(path: Path, *lines: str, when: str) -> Path:
 def test_a_job_whose_code_was_removed_decides_by_the_exit_codes(
     slurm_cluster: SlurmCluster, tmp_path: Path, code: int, expected: str, ends: list[str]
 ) -> None:
-    """The script then chooses the nodes itself, and counts the tries that saved nothing."""
-    gone = tmp_path / "gone"
+    """The script then chooses the nodes itself, and counts the tries that saved nothing. What a job with the same
+    number has left in the folder does not count."""
+    gone, state = tmp_path / "gone", tmp_path / "run" / "submit"
     removed = without_code(tmp_path / "removed", f"touch {gone}; exit {code}", when=f"[[ -e {gone} ]]")
-    job_id = submit(slurm_cluster, "digits_smoke", run_dir=tmp_path / "run", env={"PATCHLINE": str(removed)})
+    environ = {"PATCHLINE": str(removed)}
+    job_id = submit(slurm_cluster, "digits_smoke", run_dir=tmp_path / "run", options=["--hold"], env=environ)
+    (state / f"exits-{job_id}-0-0").mkdir(parents=True)
+    (state / f"exits-{job_id}-0-0" / "rank-7").write_text("78\n")
+    (state / "crashes").write_text(f"{job_id} n1\n{job_id}0 n2\n")
+    slurm_cluster.scontrol("release", str(job_id))
     job = wait_until_ended(slurm_cluster, job_id)
     log = output_of(slurm_cluster, tmp_path / "run").read_text()
     assert (job["ExitCode"], job["Restarts"]) == (expected, "0"), log
+    assert (state / "crashes").read_text() == f"{job_id}0 n2\n"
     assert "does not start (exit code 127): this script decides by itself" in log
     assert [each["end"] for each in tries_of(tmp_path / "run")] == ends, log
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from shards.files.local_files import KeptWrites, Line, append_line, is_finite, is_step, read_lines
@@ -20,6 +21,7 @@ Account = Literal["restarts", "startup", "compute", "data_wait", "checkpoint", "
 ACCOUNTS: tuple[Account, ...] = ("restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation")
 FILE_NAME = "ledger.jsonl"
 COMMIT = "commit_seconds"
+NUM_SAVES = 5
 _MOST_GAP_SECONDS = 366.0 * DAY_SECONDS
 _ROUNDING_SECONDS = 0.01
 
@@ -104,12 +106,12 @@ def last_line(run_dir: Path, *, says: bool = False) -> dict[str, Any]:
 
 
 def save_seconds(run_dir: Path) -> float:
-    """Returns how long the run's newest committed save took, from its beginning until all ranks knew of the commit.
-    Returns 0 if there is none."""
+    """Returns how long a save of the run takes, from its beginning until all ranks know of the commit: the median of
+    the last five, since one of them may have waited for a storage that was away. Returns 0 if there is none."""
     lines = read_lines(
         run_dir / FILE_NAME, is_usable=lambda line: is_finite(line.get(COMMIT)), containing=COMMIT.encode()
     )
-    return float(lines.objects[-1][COMMIT]) if lines.objects else 0.0
+    return median(float(line[COMMIT]) for line in lines.objects[-NUM_SAVES:]) if lines.objects else 0.0
 
 
 def last_saved(run_dir: Path) -> "CheckpointId | None":

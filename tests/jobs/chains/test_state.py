@@ -114,7 +114,7 @@ def chain(tmp_path: Path) -> Path:
     add_line(state, began=True)
     for job in (
         JOB,
-        replace(JOB, round=1, job=9),
+        replace(JOB, round=1, job=3),  # Slurm has counted from 1 again
         replace(JOB, kind="gate", job=6),
         replace(JOB, unit="tune", job=12, tasks=(0, 1)),
         replace(JOB, unit="tune", round=1, job=20, tasks=(1,), offset=1),
@@ -127,7 +127,7 @@ def chain(tmp_path: Path) -> Path:
 def test_the_jobs_of_a_run_newest_first(chain: Path) -> None:
     jobs = chain / "chain" / "jobs"
     assert chain_tasks(chain / "train") == [
-        ChainTask(job="9", log=jobs / "train-9.out"),
+        ChainTask(job="3", log=jobs / "train-3.out"),
         ChainTask(job="5", log=jobs / "train-5.out"),
     ]
     assert [task.job for task in chain_tasks(chain / "tune" / "0")] == ["12_0"]
@@ -145,7 +145,7 @@ def test_a_run_elsewhere_is_found_by_a_log_of_it(chain: Path) -> None:
 
 def test_a_link_to_the_run_and_damaged_files(chain: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").symlink_to(chain / "train")
-    assert [task.job for task in chain_tasks(tmp_path / "mine")] == ["9", "5"]
+    assert [task.job for task in chain_tasks(tmp_path / "mine")] == ["3", "5"]
     assert chain_tasks(chain / "nothing") == []
     (chain / "chain" / "plan.json").write_text("{")
     assert chain_tasks(chain / "train") == []

@@ -55,9 +55,10 @@ def queued_ranks(_: Path, nodes: int, gpus: int, changes: dict[str, int]) -> Non
 
 
 def margin_shorter_than_saves(folder: Path) -> None:
-    """Training waited a second for each save, which a slow disk then took for 150 s."""
+    """Training waited a second for each save, which a slow disk then took for 150 s. One save did not end for an hour,
+    when the disk was away."""
     ledger = Ledger(folder)
-    for step, seconds in ((1, 2.0), (2, 150.0)):
+    for step, seconds in enumerate((2.0, 2.0, 150.0, 150.0, 3600.0), start=1):
         ledger.seconds["checkpoint"] += 1.0
         ledger.append(folder, step=step, attempt=f"{step:04}-0123abcd", commit_seconds=seconds)
     check(str(folder))
@@ -295,9 +296,9 @@ def checked_job(_: Path) -> None:
         "take as many as the most ranks that it may ever have)"
     ),
     row("a margin shorter than the run's saves", margin_shorter_than_saves).says(
-        "the newest save of this run took 150 s, and at the time limit a run may have to wait for two: the one being "
-        "written, and its last; margin_seconds is 120; raise margin_seconds in your cluster's settings above that, or "
-        "submit with --no-check"
+        "a save of this run takes 150 s (the median of the last 5), and at the time limit a run may have to wait for "
+        "two: the one being written, and its last; margin_seconds is 120; raise margin_seconds in your cluster's "
+        "settings to 301 or more, or submit with --no-check"
     ),
     *(
         row(f"a path in a script, {run_dir}", path_in_a_script, run_dir).says(

@@ -66,7 +66,9 @@ def test_the_count_of_idle_tries(asked: Asked, text: str, memory: str, idle: str
     assert asked.said("try", facts=(*TRY, f"idle {memory}"))["idle"] == idle
 
 
-@pytest.mark.parametrize("name", ["checkpoints/step-1/attempt-0/MANIFEST.json", "ledger.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["checkpoints/step-1/attempt-0/MANIFEST.json", "ledger.jsonl", "quarantine/shards.jsonl"]
+)
 def test_a_try_that_saved_is_not_idle(asked: Asked, name: str) -> None:
     path = asked.run_dir / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,8 +179,13 @@ def test_a_job_starts_with_its_numbers(asked: Asked) -> None:
         "s3": "",
     }
     Ledger(asked.run_dir).append(asked.run_dir, step=1, attempt="0001-0123abcd", commit_seconds=60.0)
-    assert "the newest save took 60 s; at its time limit the run has 120 s" in asked.said(*words, facts=START)["say"]
+    said = asked.said(*words, facts=START)["say"]
+    assert "takes 60 s (the median of the last 5); at its time limit the run has 120 s" in said
+    assert "raise margin_seconds to 121 or more" in said
     assert "say" not in asked.said(*words, facts=(*START, "margin 121"))
+    for seconds in (5.0, 5.0, 400.0):  # the disk was away once
+        Ledger(asked.run_dir).append(asked.run_dir, step=2, attempt="0001-0123abcd", commit_seconds=seconds)
+    assert "say" not in asked.said(*words, facts=START)
     found = asked.said("start", "evaluate", "r", facts=(*START, "spares 1", "retries 0", "launcher torchrun"))
     assert (found["run-dir"], found["has-marker"], found["state"]) == ("", "", str(asked.state))
     assert (found["spares"], found["retries"], found["launcher"]) == ("1", "0", "torchrun")

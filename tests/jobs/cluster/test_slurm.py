@@ -308,6 +308,15 @@ def test_the_numbers_on_record(tmp_path: Path) -> None:
     for name in ("exits-20-0-1", "exits-20-1-0", "exits-x-0-0", "exits-5-0", "exits-99999999999-0-0"):
         (tmp_path / "submit" / name).mkdir()
     assert (numbers_of(tmp_path), started_in(tmp_path)) == ([20, 12, 7, 3], [20])
+    for number, seconds in ((20, 1000), (5, 3000), (3, 500)):  # Slurm has counted from 1 again since job 20
+        exits = tmp_path / "submit" / f"exits-{number}-9-0"
+        exits.mkdir()
+        (exits / "started").touch()
+        os.utime(exits / "started", (seconds, seconds))
+    lines = [{"job": 3, "unix_time": 400}, {"job": 6, "unix_time": 4000.5}, {"job": 8, "unix_time": "9999"}]
+    with (tmp_path / "submit" / "submitted.jsonl").open("a") as file:
+        file.write("".join(f"\n{json.dumps(line)}" for line in lines))
+    assert (numbers_of(tmp_path), started_in(tmp_path)) == ([6, 5, 20, 3, 12, 8, 7], [5, 20, 3])
 
 
 def test_jobs_of_a_folder_and_not_of_the_one_that_it_is_a_copy_of(tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ def test_a_margin_shorter_than_a_planned_save(tmp_path: Path) -> None:
     assert judge_margin(10, planned_seconds=one).status == "ok"
     short = judge_margin(10, planned_seconds=12.0)
     assert short.found == "a save would take about 12 s at 1 GB/s per node; margin_seconds is 10"
+    assert short.todo == "raise margin_seconds in your cluster's settings to 13 or more"
     slow = replace(job, model=replace(job.model, depth=128))
     cluster = ClusterConfig(gpus_per_node=8, margin_seconds=20)
     with pytest.raises(UserError, match="a save would take about"):

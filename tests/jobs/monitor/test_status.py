@@ -72,6 +72,7 @@ def test_what_the_folder_says(tmp_path: Path, slurm: dict[str, str]) -> None:
     (run_dir / "STOP").touch()
     (run_dir / "submit" / "gave-up").touch()
     (run_dir / "submit" / "a-1.out").write_text("0: OSError: [Errno 28] No space left on device\n")
+    (run_dir / "DONE").write_text("{}")  # of the shorter run that this one extends
     said = patchline("status", str(run_dir), environ=slurm).output
     for words in ("is asked to stop", "has given up: tries in a row saved nothing new", "a disk is full"):
         assert words in said

@@ -47,6 +47,9 @@ def test_the_last_line_and_whether_a_try_has_begun_since(tmp_path: Path) -> None
     assert is_newest(tmp_path, line)
     (folder / "exits-10-1-0").mkdir()
     assert not is_newest(tmp_path, line)
+    (folder / "exits-2-0-0").mkdir()
+    (folder / "exits-2-0-0" / "started").touch()
+    assert is_newest(tmp_path, {"job": 2, "start": 0, "try": 0}), "Slurm may count again"
 
 
 def test_the_report_says_how_the_last_try_ended(tmp_path: Path) -> None:

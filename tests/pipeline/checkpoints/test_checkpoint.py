@@ -106,7 +106,7 @@ def test_a_checkpoint_with_one_bit_changed_is_passed_over(
     assert found == [[]]
 
 
-def resealed(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def resealed(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Changes a manifest, with the digest that fits."""
     values = json.loads(unsealed(path.read_bytes()))
     change(values)
