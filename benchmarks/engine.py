@@ -69,7 +69,7 @@ def arm_in_this_process(arm: str, stage: int, num_ranks: int) -> dict[str, float
     from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
     from torch.utils._python_dispatch import TorchDispatchMode  # noqa: PLC0415
 
-    class Count(TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
+    class Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -92,7 +92,6 @@ def arm_in_this_process(arm: str, stage: int, num_ranks: int) -> dict[str, float
 
 
 _SIDE = 28
-_MODEL = {"name": "vit_h14", "image_size": _SIDE, "num_classes": 10, "width": 32, "mlp_width": 64, "num_heads": 2}
 
 
 def made(arm: str, stage: int, num_ranks: int) -> Callable[[Any, Any], float]:
@@ -105,7 +104,9 @@ def made(arm: str, stage: int, num_ranks: int) -> Callable[[Any, Any], float]:
 
     from pipeline.models import ModelConfig, build_model  # noqa: PLC0415
 
-    model: nn.Module = build_model(ModelConfig(**_MODEL))
+    model: nn.Module = build_model(
+        ModelConfig(name="vit_h14", image_size=_SIDE, num_classes=10, width=32, mlp_width=64, num_heads=2)
+    )
     if arm == "ours":
         return _ours(model, stage, num_ranks)
     if arm == "deepspeed":
@@ -124,7 +125,7 @@ def made(arm: str, stage: int, num_ranks: int) -> Callable[[Any, Any], float]:
     if arm == "ddp":
         model = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True)
 
-        def summed(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        def summed(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
             """Sums a bucket over the ranks, as DDP does itself. A fake group's own result has no future."""
             gradients = bucket.buffer().div_(num_ranks)
             dist.all_reduce(gradients)

@@ -294,12 +294,10 @@ def object_by(from_json: Callable[[bytes], Any], text: bytes) -> Line | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Tail:
-    """The last bytes of a file. `num_bytes`: the length of the whole file. `modified`: when it was last changed, in
-    seconds since 1970."""
+    """The last bytes of a file. `num_bytes`: the length of the whole file."""
 
     data: bytes
     num_bytes: int
-    modified: float
 
     def last(self, is_usable: Callable[[Line], bool], *, containing: bytes = b"") -> Line | None:
         """Returns the last usable line that contains `containing`; None if there is none. A line that begins before
@@ -335,6 +333,6 @@ def read_tail(path: Path, *, most_bytes: int) -> Tail | None:
     except FileNotFoundError:
         return None
     with file:
-        status = os.fstat(file.fileno())
-        file.seek(max(0, status.st_size - most_bytes))
-        return Tail(data=file.read(most_bytes), num_bytes=status.st_size, modified=status.st_mtime)
+        num_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, num_bytes - most_bytes))
+        return Tail(data=file.read(most_bytes), num_bytes=num_bytes)

@@ -193,7 +193,11 @@ def open_regular(name: str, flags: int) -> int:
         if error.errno == errno.ENXIO:  # a socket
             raise InvalidDataError(what, todo=todo) from None
         raise
-    mode = os.fstat(descriptor).st_mode
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        os.close(descriptor)
+        raise
     if stat.S_ISREG(mode):
         return descriptor
     os.close(descriptor)

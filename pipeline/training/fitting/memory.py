@@ -20,6 +20,7 @@ than is counted here, because torch.compile recomputes what is cheap. How much l
 difference is not subtracted.
 """
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -246,7 +247,7 @@ def _cut_off(model: ModelConfig, optimizer: OptimizerConfig, num_ranks: int) -> 
     shapes = shapes_of(model)
     ways = ways_of(shapes, optimizer)
     layout = layout_of(shapes, ways)
-    ends, spans = dict[object, int](), list[tuple[object, int, int, bool]]()
+    ends, spans = dict[Hashable, int](), list[tuple[Hashable, int, int, bool]]()
     for (name, places), size in zip(layout.items(), sizes_of(layout), strict=True):
         if (way := ways.get(places[0].name)) is not None:
             begin = ends.get(way, 0)
@@ -255,8 +256,8 @@ def _cut_off(model: ModelConfig, optimizer: OptimizerConfig, num_ranks: int) -> 
     most = 0
     for rank in range(num_ranks):
         missing = 0
-        for way, begin, end, is_of_block in spans:
-            size = -(-ends[way] // num_ranks)
+        for group, begin, end, is_of_block in spans:
+            size = -(-ends[group] // num_ranks)
             held = min(end, (rank + 1) * size) - max(begin, rank * size)
             missing += end - begin - held if is_of_block and held > 0 else 0
         most = max(most, missing)

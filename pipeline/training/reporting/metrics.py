@@ -108,7 +108,7 @@ class Metrics:
                 raise
 
     def _add_to_last(self, step: int, values: Mapping[str, float]) -> None:
-        tail = read_tail(self._path, most_bytes=MOST_LINE_BYTES)
+        tail = patiently(self._path, lambda: read_tail(self._path, most_bytes=MOST_LINE_BYTES))
         text = tail.data[tail.data.rfind(b"\n", 0, -1) + 1 :] if tail else b""
         last = object_in(text) if text.endswith(_END) else None
         if tail is None or last is None or last.get("step") != step:
