@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -172,6 +172,12 @@ def append_line(path: Path, line: Mapping[str, object]) -> None:
     """Appends an object as a separate line, even if a killed process has left half a line."""
     with naming(path), open_to_append(path) as file:
         append_to(file, line)
+
+
+def open_to_change(path: Path) -> FileIO:
+    """Opens an existing regular file to read and write it, without a buffer. Waits as `patiently` does. Raises OSError
+    if the file is missing, and InvalidDataError if it is not regular."""
+    return patiently(path, lambda: FileIO(path, "r+", opener=open_regular))
 
 
 def open_to_append(path: Path) -> BinaryIO:

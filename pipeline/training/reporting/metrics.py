@@ -23,8 +23,8 @@ from shards.files.local_files import (
     naming,
     object_in,
     open_to_append,
+    open_to_change,
     read_lines,
-    read_tail,
     replacing,
     write_all,
 )
@@ -108,22 +108,28 @@ class Metrics:
                 raise
 
     def _add_to_last(self, step: int, values: Mapping[str, float]) -> None:
-        tail = patiently(self._path, lambda: read_tail(self._path, most_bytes=MOST_LINE_BYTES))
-        text = tail.data[tail.data.rfind(b"\n", 0, -1) + 1 :] if tail else b""
-        last = object_in(text) if text.endswith(_END) else None
-        if tail is None or last is None or last.get("step") != step:
+        try:
+            file = open_to_change(self._path)
+        except FileNotFoundError:
             self._append({"step": step, **values})
             return
-        self._close_file()
-        with naming(self._path), self._path.open("r+b", buffering=0) as file:
-            file.seek(tail.num_bytes)
+        with naming(self._path), file:
+            num_bytes = file.seek(0, os.SEEK_END)
+            file.seek(max(0, num_bytes - MOST_LINE_BYTES))
+            data = file.read(MOST_LINE_BYTES)
+            text = data[data.rfind(b"\n", 0, -1) + 1 :]
+            last = object_in(text) if text.endswith(_END) else None
+            if last is None or last.get("step") != step:
+                self._append({"step": step, **values})
+                return
+            self._close_file()
             try:
                 write_all(file, json.dumps(values)[1:].encode() + b"\n")
             except OSError:
                 with suppress(OSError):
-                    file.truncate(tail.num_bytes)
+                    file.truncate(num_bytes)
                 raise
-            file.seek(tail.num_bytes - len(_END))
+            file.seek(num_bytes - len(_END))
             file.write(_COMMA)  # joins both lines
 
     def _close_file(self) -> None:
