@@ -271,7 +271,8 @@ class Lane:
         victims = self._pids(name)
         if not self._until(work, partial(work.is_at, cell.moment, "now")):
             return False
-        victims = victims or self._pids(name)
+        # Some processes of a command live only for a moment.
+        victims = [pid for pid in victims if Path(f"/proc/{pid}").exists()] or self._pids(name)
         pid = victims[-1] if victims else 0
         passing = self._passing(cell, work, disk, pid)
         if passing:
