@@ -191,7 +191,8 @@ def _python_with(*words: bytes) -> Callable[[int], bool]:
         except OSError:
             return False
         found = _words(pid)
-        return is_python and any(word in found for word in words)
+        # The batch script's judge gets the same words, but is none of the places.
+        return is_python and b"__judge" not in found and any(word in found for word in words)
 
     return is_so
 
