@@ -45,7 +45,7 @@ _ARMS = (
 )
 _STEPS, _WARM_UP, _LOSS_STEPS = 14, 4, 50
 _SECONDS = 900.0  # the longest that an arm may take
-_CLIP, _RATE = 1.0, 1e-3
+_CLIP, _RATE, _SIDE = 1.0, 1e-3, 28
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +89,6 @@ def arm_in_this_process(arm: str, stage: int, num_ranks: int) -> dict[str, float
     with Count() as count:  # type: ignore[no-untyped-call]
         step(images, labels)
     return {"milliseconds": 1e3 * statistics.median(seconds[_WARM_UP:]), "operations": count.number}
-
-
-_SIDE = 28
 
 
 def made(arm: str, stage: int, num_ranks: int) -> Callable[[Any, Any], float]:

@@ -70,7 +70,7 @@ def owned(shapes: Shapes, *, stage: int, num_ranks: int) -> Iterator[list[Owned]
     parameter group, end to end (1 and 2). The tensors are those that DeepSpeed sees (flat_blocks.py)."""
     ways = ways_of(shapes, OptimizerConfig(weight_decay=0.1))
     layout = layout_of(shapes, ways)
-    sizes = dict(zip(layout, sizes_of(layout), strict=True))
+    sizes = sizes_of(layout)
     group_of = {name: name if stage == 3 else ways[places[0].name] for name, places in layout.items()}
     begins, ends = dict[str, int](), dict[object, int]()
     for name, size in sizes.items():

@@ -24,10 +24,9 @@ _MOST_RECORDED = 64
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedJob:
-    """A job that was recorded. `job`: its number `12`, or `12_3` in an array. `name`: a name that Patchline gave
-    it in its comment, or an empty string. `user`: the number of the user who submitted it. `submitted`: the submit time
-    that Slurm gave it, in Unix seconds. Both are None if they are not known,
-    because Slurm did not answer when the job was recorded."""
+    """A job that was recorded. `job`: its number `12`, or `12_3` in an array. `name`: a name that Patchline gave it in
+    its comment, or an empty string. `user`: the number of the user who submitted it. `submitted`: the submit time that
+    Slurm gave it, in Unix seconds. The last two are None if Slurm did not answer when the job was recorded."""
 
     job: str
     name: str = ""
@@ -41,7 +40,7 @@ class RecordedJob:
 
     def is_job(self, names: Collection[str], *, user: int | None, submitted: int | None, num_requeues: int) -> bool:
         """Whether a job with this number is the recorded one. `names`: the names in its comment. Slurm's own submit
-        times are compared, so no clock of another machine counts. Slurm gives a requeued job a new one, which
+        times are compared, so no clock of another machine counts. Slurm gives a requeued job a new submit time, which
         counts only with a name: any job with the same number may have been requeued. If neither a name nor the time was
         recorded, no job is the recorded one. Pure."""
         if self.name and self.name not in names:

@@ -42,7 +42,7 @@ Token = Annotated[str, Field(pattern="^[0-9]+-[0-9a-z]+$", max_length=200)]
 RankFileName = Annotated[str, Field(pattern=f"^{_RANK_FILE}$")]
 Loss = Annotated[float, Field(allow_inf_nan=False)]
 Value = TypeVar("Value")
-_TODO = "use the version of Patchline that wrote it"
+_REMEDY = "use the version of Patchline that wrote it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,10 +185,10 @@ def manifest_from_json(data: bytes) -> CheckpointManifest:
     except ValueError as error:
         if not is_intact:
             raise
-        said = f"its manifest is intact, but of another version of Patchline ({error}); {_TODO}"
+        said = f"its manifest is intact, but of another version of Patchline ({error}); {_REMEDY}"
         raise OtherFormatError(said) from error
     kind = OtherFormatError if is_intact else ValueError  # the damage may be in the format itself
-    raise kind(f"its manifest has format {found}, this version reads {FORMAT}; {_TODO}")
+    raise kind(f"its manifest has format {found}, this version reads {FORMAT}; {_REMEDY}")
 
 
 def own_manifest_from_json(data: bytes) -> CheckpointManifest:

@@ -29,7 +29,7 @@ from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig
 from pipeline.models.flops import num_block_weights, num_parameters
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob, reduced_in, with_buckets_of
-from pipeline.training.zero.flat_blocks import is_flat, largest_block, layout_of, sizes_of
+from pipeline.training.zero.flat_blocks import Layout, is_flat, largest_block, layout_of, sizes_of
 from pipeline.training.zero.optimizer import ways_of
 
 _FP32, _BF16 = 4, 2
@@ -161,7 +161,7 @@ class _Gradients:
     @property
     def _bucket_size(self) -> int:
         bucket = with_buckets_of(self.job.engine, on_cpu=not self.topology.is_on_gpu).reduce_bucket
-        return max(bucket, _largest_block(self.job.model, self.job.optimizer))
+        return max(bucket, largest_block(_layout_of(self.job.model, self.job.optimizer)))
 
     @property
     def _part(self) -> int:
@@ -235,21 +235,20 @@ class _Gradients:
 
 
 @cache
-def _largest_block(model: ModelConfig, optimizer: OptimizerConfig) -> int:
-    """Returns the number of elements of the largest flat tensor, which a bucket takes at least."""
+def _layout_of(model: ModelConfig, optimizer: OptimizerConfig) -> Layout:
+    """Returns the tensors that DeepSpeed sees of a model."""
     shapes = shapes_of(model)
-    return largest_block(layout_of(shapes, ways_of(shapes, optimizer)))
+    return layout_of(shapes, ways_of(shapes, optimizer))
 
 
 @cache
 def _cut_off(model: ModelConfig, optimizer: OptimizerConfig, num_ranks: int) -> int:
     """Returns the most elements of flat tensors that a rank owns in part under stage 2, without the parts it owns."""
-    shapes = shapes_of(model)
-    ways = ways_of(shapes, optimizer)
-    layout = layout_of(shapes, ways)
+    layout = _layout_of(model, optimizer)
+    ways = ways_of(shapes_of(model), optimizer)
     ends, spans = dict[Hashable, int](), list[tuple[Hashable, int, int, bool]]()
-    for (name, places), size in zip(layout.items(), sizes_of(layout), strict=True):
-        if (way := ways.get(places[0].name)) is not None:
+    for name, size in sizes_of(layout).items():
+        if (way := ways.get(layout[name][0].name)) is not None:
             begin = ends.get(way, 0)
             ends[way] = begin + size
             spans.append((way, begin, begin + size, is_flat(name)))

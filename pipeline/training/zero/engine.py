@@ -49,11 +49,11 @@ class UpdateResult:
 
 
 def deepspeed_config(
-    config: EngineConfig, plan: BatchPlan, *, clip_norm: float, on_cpu: bool = False, largest_block: int = 0
+    config: EngineConfig, plan: BatchPlan, *, clip_norm: float, on_cpu: bool = False, least_bucket: int = 0
 ) -> dict[str, Any]:
     """Returns DeepSpeed's configuration. It always sets clipping, whose default became 1.0 in 2026. A bucket takes at
-    least the `largest_block`, a number of elements: DeepSpeed keeps copies of tensors that fit in no bucket. Raises
-    UserError for CUDA graphs with several passes per step."""
+    least `least_bucket` elements, those of the largest block: DeepSpeed keeps copies of tensors that fit in no bucket.
+    Raises UserError for CUDA graphs with several passes per step."""
     if config.precision == "auto":
         raise ValueError("engine.precision is 'auto'; the engine needs the resolved one, bf16 or fp32")
     if config.cuda_graphs and plan.accumulation > 1:
@@ -76,7 +76,7 @@ def deepspeed_config(
             # In stages 1 and 2, this is not a reduce-scatter, but the same all-reduce with two more copies of the
             # gradients.
             "reduce_scatter": config.zero_stage == 3,
-            "reduce_bucket_size": max(config.reduce_bucket, largest_block),
+            "reduce_bucket_size": max(config.reduce_bucket, least_bucket),
             "allgather_bucket_size": config.allgather_bucket,
         },
         "zero_allow_untested_optimizer": True,
@@ -279,8 +279,8 @@ class Engine:
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         on_cpu = deepspeed.accelerator.get_accelerator().device_name() == "cpu"
         self.layout = layout_of(self.shapes, ways_of(self.shapes, optimizer))
-        largest = largest_block(self.layout)
-        settings = deepspeed_config(config, plan, clip_norm=clip_norm, on_cpu=on_cpu, largest_block=largest)
+        least = largest_block(self.layout)
+        settings = deepspeed_config(config, plan, clip_norm=clip_norm, on_cpu=on_cpu, least_bucket=least)
         if config.precision == "bf16":
             model = model.to(torch.bfloat16)
         for block in flatten_blocks(model, self.layout):

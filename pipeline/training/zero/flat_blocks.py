@@ -65,14 +65,14 @@ def layout_of(
     return layout
 
 
-def sizes_of(layout: Layout) -> list[int]:
-    """Returns the number of elements of each tensor that DeepSpeed sees, with padding."""
-    return [_padded(places) if is_flat(name) else places[0].numel for name, places in layout.items()]
+def sizes_of(layout: Layout) -> dict[str, int]:
+    """Returns the number of elements of each tensor that DeepSpeed sees, with padding, by name."""
+    return {name: _padded(places) if is_flat(name) else places[0].numel for name, places in layout.items()}
 
 
 def largest_block(layout: Layout) -> int:
     """Returns the number of elements of the largest flat tensor; 0 if there is none."""
-    return max((_padded(places) for name, places in layout.items() if is_flat(name)), default=0)
+    return max((size for name, size in sizes_of(layout).items() if is_flat(name)), default=0)
 
 
 def _padded(places: Sequence[ParameterPlace]) -> int:
@@ -81,11 +81,11 @@ def _padded(places: Sequence[ParameterPlace]) -> int:
 
 def end_to_end(layout: Layout, names: Iterable[str]) -> Iterator[ParameterPlace]:
     """Yields the parameters of these tensors if the tensors are put end to end, each with its place in the whole."""
-    base = 0
+    sizes, base = sizes_of(layout), 0
     for name in names:
         for place in layout[name]:
             yield replace(place, start=base + place.start)
-        base += _padded(layout[name]) if is_flat(name) else layout[name][0].numel
+        base += sizes[name]
 
 
 def views_of(tensor: torch.Tensor, places: Iterable[ParameterPlace]) -> Iterator[tuple[str, torch.Tensor]]:

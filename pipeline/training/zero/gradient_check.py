@@ -350,7 +350,7 @@ def _small_job(job: TrainingJob, *, on_cpu: bool) -> TrainingJob:
 def _sizes_in_engine(model: ModelConfig, optimizer: OptimizerConfig) -> list[int]:
     """Returns the number of elements of each tensor that DeepSpeed sees."""
     shapes = shapes_of(model)
-    return sizes_of(layout_of(shapes, ways_of(shapes, optimizer)))
+    return list(sizes_of(layout_of(shapes, ways_of(shapes, optimizer))).values())
 
 
 def _small_model(config: ModelConfig) -> ModelConfig:

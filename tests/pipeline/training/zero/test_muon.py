@@ -58,7 +58,7 @@ def num_matrices(name: str) -> int:
 
 def in_places(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The tensors at their places in the group's flat partition, and zeros between them."""
-    flat = torch.zeros(sum(sizes_of(LAYOUT)))
+    flat = torch.zeros(sum(sizes_of(LAYOUT).values()))
     for place, tensor in zip(PLACES, tensors, strict=True):
         flat[place.start : place.start + place.numel] = tensor.flatten()
     return flat

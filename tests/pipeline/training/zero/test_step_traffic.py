@@ -35,7 +35,7 @@ SIZES = {name: math.prod(shape) for name, shape in shapes_of(MODEL).items()}
 P = sum(SIZES.values())
 # What DeepSpeed sees: two flat tensors for each block, without padding between the parameters, whose sizes are
 # multiples of 64.
-TENSORS = sizes_of(layout_of(shapes_of(MODEL), ways_of(SIZES, OptimizerConfig(weight_decay=0.1))))
+TENSORS = list(sizes_of(layout_of(shapes_of(MODEL), ways_of(SIZES, OptimizerConfig(weight_decay=0.1)))).values())
 KEPT_WHOLE = 100_000  # elements up to which stage 3 keeps a tensor on every rank (DeepSpeed's default)
 FP32, BF16 = 4, 2
 
