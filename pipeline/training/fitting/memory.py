@@ -4,7 +4,7 @@ Activations are exact (pipeline/models/activations.py). The rest follows the buf
 found by recording every allocation of two steps, on one and two ranks, for each stage and precision; the tests repeat
 some of these recordings. P is the number of parameters, R of ranks, w of bytes per weight (bf16 2, fp32 4):
 
-    held all the time      weights         w P            (stage 3: w P / R, and gathered ones)
+    held all the time      weights         w P            (stage 3: w P / R, and small tensors as a whole)
                            masters         4 P / R
                            moments         8 P / R        (with the first in bf16 6 P / R; SGD, and Muon of its
                                                           matrices, 4 P / R)
@@ -13,6 +13,7 @@ some of these recordings. P is the number of parameters, R of ranks, w of bytes 
                                            w P / R        (stage 3; 4 P / R in bf16 with accumulation)
     as a backward pass begins              activations, and the gradients of the micro-batches before it
     as the last one ends                   the gradients of all weights (stages 2 and 3: of this rank's), and copies
+    in both, with stage 3                  the gathered weights of two blocks
     in the update                          copies of this rank's gradients (Muon: and of a few matrices)
 
 The peak is the memory that is held all the time, plus the largest of the last three rows. A compiled block keeps less
@@ -33,8 +34,9 @@ from pipeline.training.zero.flat_blocks import Layout, is_flat, largest_block, l
 from pipeline.training.zero.optimizer import ways_of
 
 _FP32, _BF16 = 4, 2
-# Stage 3 keeps up to this many gathered weights that are needed again soon.
+# Without flat blocks, stage 3 keeps up to this many gathered weights that are needed again soon.
 _MOST_GATHERED = 1_000_000_000
+_KEPT_WHOLE = 100_000  # elements up to which stage 3 keeps a tensor on every rank
 _IMAGE_BUFFERS = 2  # a rank's share of this batch and of the next one, on the device
 
 
@@ -101,7 +103,7 @@ def memory_of(job: TrainingJob, topology: Topology, *, micro_batch: int) -> Memo
     average = _FP32 * trained_part if job.ema_decay else 0
     in_fp32 = replace(job, optimizer=replace(job.optimizer, first_moment="fp32"))
     return Memory(
-        weights=weight * part + gradients.gathered if job.engine.zero_stage == 3 else weight * number,
+        weights=weight * part + gradients.kept_whole if job.engine.zero_stage == 3 else weight * number,
         masters=_FP32 * part,
         moments=-(-_moment_bytes(job, trained) // ranks),
         average=average,
@@ -149,14 +151,18 @@ class _Gradients:
     @property
     def _bucket(self) -> int:
         """The bytes of the buffers for gradients that are reduced at once. Gradients in bf16 may be added up in an fp32
-        copy. On a CPU, the unused part of a buffer takes no memory."""
-        filled = min(self._bucket_size, self.number)
-        elements = self._bucket_size if self.topology.is_on_gpu else filled
+        copy."""
+        filled, elements = min(self._bucket_size, self.number), self._bucket_elements
         may_overlap = {"on": True, "off": False, "auto": self.topology.is_on_gpu and self.topology.num_ranks > 1}
         if may_overlap[self.job.engine.overlap] and self._stage < 3:  # one bucket is filled while the other is reduced
             elements *= 2
         is_widened = self.weight == _BF16 and reduced_in(self.job.engine) == "fp32"
         return elements * self.weight + (_FP32 * filled if is_widened else 0)
+
+    @property
+    def _bucket_elements(self) -> int:
+        """The elements of a buffer that take memory. On a CPU, the unused part of a buffer takes none."""
+        return self._bucket_size if self.topology.is_on_gpu else min(self._bucket_size, self.number)
 
     @property
     def _bucket_size(self) -> int:
@@ -176,10 +182,28 @@ class _Gradients:
         return (self._part + more) * (_FP32 if is_wide else self.weight)
 
     @property
-    def gathered(self) -> int:
-        """The bytes of the weights of other ranks that stage 3 keeps."""
+    def _sizes(self) -> dict[str, int]:
+        """The elements of the tensors of which stage 3 has only a part on each rank; none in other cases."""
         is_sharded = self._stage == 3 and self.topology.num_ranks > 1
-        return self.weight * min(self.num_weights, _MOST_GATHERED) if is_sharded else 0
+        return sizes_of(_layout_of(self.job.model, self.job.optimizer)) if is_sharded else {}
+
+    @property
+    def kept_whole(self) -> int:
+        """The bytes of the weights of other ranks that stage 3 always has."""
+        if self.job.optimizer.freeze_backbone:  # its blocks are not flat, so DeepSpeed's defaults hold
+            return self.gathered
+        return self.weight * sum(size for size in self._sizes.values() if size <= _KEPT_WHOLE)
+
+    @property
+    def gathered(self) -> int:
+        """The bytes of the weights that stage 3 has gathered during a pass: those of two blocks, and of the layers
+        before and after them."""
+        sizes = self._sizes
+        if self.job.optimizer.freeze_backbone:
+            return self.weight * min(sum(sizes.values()), _MOST_GATHERED)
+        blocks = sorted((size for name, size in sizes.items() if is_flat(name)), reverse=True)
+        others = sum(size for name, size in sizes.items() if not is_flat(name) and size > _KEPT_WHOLE)
+        return self.weight * (sum(blocks[:2]) + others)
 
     def always(self) -> int:
         if self._is_bf16_optimizer:
@@ -199,8 +223,10 @@ class _Gradients:
             return 2 * self.weight * self.number
         if self._stage == 1:
             return self.weight * self.number + max(self._bucket, self._own)
-        if self._stage == 3:
-            return self._bucket + self.gathered
+        if self._stage == 3:  # a block's gradient in one tensor, and in as many as it has parameters; gloo has a third
+            block = largest_block(_layout_of(self.job.model, self.job.optimizer))
+            num_copies = 2 if self.topology.is_on_gpu or self.topology.num_ranks == 1 else 3
+            return self._bucket + self.gathered + num_copies * self.weight * block
         is_twice = self.is_summed and self.weight == _FP32
         return self._bucket + self._own * (2 if is_twice else 1)
 
@@ -222,7 +248,9 @@ class _Gradients:
         if self._stage > 1 and self.weight == _BF16 and self.is_summed:
             return self._own + self._iterated
         widened = _FP32 * self._part if self.weight == _BF16 else 0
-        return (1 if self._stage == 3 else 2) * self._own + widened + self._iterated
+        if self._stage == 3:  # it keeps its bucket
+            return self._own + widened + self.weight * self._bucket_elements
+        return 2 * self._own + widened + self._iterated
 
     @property
     def _iterated(self) -> int:

@@ -19,6 +19,7 @@ from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.flat_blocks import ParameterPlace, flatten_blocks, largest_block, layout_of
 from pipeline.training.zero.loading import leave_dynamo_out, without
 from pipeline.training.zero.optimizer import RATE_FACTOR, build_optimizer, freeze, moments_of, update_averages, ways_of
+from pipeline.training.zero.stage_3 import gathered_ahead, reduce_scatter_coalesced
 from pipeline.training.zero.state import (
     create_moments,
     flat_partitions,
@@ -85,6 +86,8 @@ def deepspeed_config(
         # This timer is on by default, and waits for the device twice in each micro-batch.
         "timers": {"throughput": {"enabled": False}},
     }
+    if config.zero_stage == 3 and least_bucket:
+        settings["zero_optimization"] |= gathered_ahead(least_bucket)
     if config.precision == "bf16":
         # By default, the sum is rounded to bf16 at each rank (benchmarks/results/reduce_precision.json).
         settings["communication_data_type"] = reduced_in(config)
@@ -113,6 +116,7 @@ def _quiet_deepspeed() -> Any:
     # This function collects garbage and prints the memory in use to standard output, 3 + 2 x groups times.
     deepspeed.runtime.bf16_optimizer.see_memory_usage = lambda *_, **__: None
     deepspeed.runtime.bf16_optimizer.clip_tensors_by_global_norm = _clip_on_device
+    deepspeed.runtime.zero.stage3.reduce_scatter_coalesced = reduce_scatter_coalesced
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     return deepspeed
 

@@ -171,8 +171,7 @@ def publish_masters(zero: Any, *, also: Callable[[], None]) -> None:
         zero.update_lp_params()
         also()
         return
-    if zero.persistent_parameters:
-        zero.persistent_parameters[0].partition(zero.persistent_parameters)
+    zero._partition_all_parameters()  # frees what an evaluation has left gathered
     for group, master in enumerate(zero.fp32_partitioned_groups_flat):
         zero.fp16_partitioned_groups_flat[group].data.copy_(master.data)
         zero._unflatten_partitioned_parameters(group)

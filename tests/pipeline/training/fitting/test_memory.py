@@ -69,7 +69,12 @@ LARGE_HEAD: dict[str, Any] = SMALL | {"num_classes": 20_000}
             marks=pytest.mark.long,
         ),
         pytest.param(job_of(images=4, engine={"zero_stage": 2}, **SMALL), 1, 2, id="stage 2 on two ranks, two passes"),
-        pytest.param(job_of(images=2, engine={"zero_stage": 3}, **SMALL), 1, 2, id="stage 3 on two ranks"),
+        pytest.param(
+            job_of(images=2, engine={"zero_stage": 3}, **SMALL),
+            *(1, 2),
+            id="stage 3 on two ranks",
+            marks=pytest.mark.long,  # as with more blocks
+        ),
         pytest.param(
             job_of(images=4, engine={"zero_stage": 3}, **SMALL),
             1,
@@ -78,6 +83,11 @@ LARGE_HEAD: dict[str, Any] = SMALL | {"num_classes": 20_000}
             marks=pytest.mark.long,
         ),
         pytest.param(job_of(images=2, engine={"zero_stage": 3}), 1, 2, id="ViT-S/16, stage 3", marks=pytest.mark.long),
+        pytest.param(
+            job_of(images=2, engine={"zero_stage": 3}, image_size=32, depth=8),
+            *(1, 2),
+            id="stage 3, of whose eight blocks two are gathered",
+        ),
         pytest.param(
             job_of(images=4, engine=BF16 | {"zero_stage": 3}, **SMALL),
             *(1, 2),
