@@ -26,8 +26,10 @@ from functools import cache
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig
 from pipeline.models.flops import num_parameters
+from pipeline.training.fitting.memory import layout_in_engine
 from pipeline.training.settings.job import TrainingJob, reduced_in
 from pipeline.training.zero.batch_plan import BatchPlan
+from pipeline.training.zero.optimizer import ways_of
 from shards.errors import UserError
 
 _GIB = 1 << 30
@@ -171,9 +173,22 @@ def slow_stage_3(job: TrainingJob, *, num_ranks: int) -> str:
     )
 
 
+def _num_gathered(job: TrainingJob) -> int:
+    """Returns in how many parts DeepSpeed gathers the weights once. Stages 1 and 2 gather all parameters that are
+    updated alike together, however many they are; stage 3 gathers each block, and each module outside of blocks."""
+    model, optimizer = _with_classes(job.model), job.optimizer
+    if job.engine.zero_stage == _STAGE_3:
+        return len({name.rpartition(".")[0] for name in layout_in_engine(model, optimizer)})
+    return len(set(ways_of(shapes_of(model), optimizer).values()))
+
+
+def _with_classes(config: ModelConfig) -> ModelConfig:
+    return replace(config, num_classes=config.num_classes or 1)
+
+
 @cache
 def _num_tensors(config: ModelConfig) -> int:
-    return len(shapes_of(replace(config, num_classes=config.num_classes or 1)))
+    return len(shapes_of(_with_classes(config)))
 
 
 def _communication(job: TrainingJob, plan: BatchPlan, bandwidth: float) -> float:
@@ -188,6 +203,6 @@ def _communication(job: TrainingJob, plan: BatchPlan, bandwidth: float) -> float
     num_sums = plan.accumulation if stage > 1 else 1
     num_gathers = 2 * plan.accumulation if stage == _STAGE_3 else 1
     crossings = num_sums * (1 if stage == _STAGE_3 else 2) * summed * trained + num_gathers * weight * number
-    buckets = math.ceil(trained / job.engine.reduce_bucket), math.ceil(number / job.engine.allgather_bucket)
-    latency = (num_sums * buckets[0] + num_gathers * buckets[1]) * 2 * math.log2(ranks) * LATENCY_SECONDS
+    num_collectives = num_sums * math.ceil(trained / job.engine.reduce_bucket) + num_gathers * _num_gathered(job)
+    latency = num_collectives * 2 * math.log2(ranks) * LATENCY_SECONDS
     return (ranks - 1) / ranks * crossings / bandwidth + latency

@@ -157,10 +157,6 @@ def float8(_: Path, fields: dict[str, Any]) -> None:
     EngineConfig(float8="rowwise", **fields)
 
 
-def engine(_: Path, fields: dict[str, Any]) -> None:
-    EngineConfig(**fields)
-
-
 def binary_targets(_: Path) -> None:
     data = DataConfig(mixup=MixupConfig(alpha=0.8, binary_targets=True))
     TrainingJob(data=data)
@@ -648,10 +644,6 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     row("fp32", float8, {"precision": "fp32"}).says(
         "engine.float8 is 'rowwise' with engine.precision fp32; allowed: bf16, and auto where it takes bf16: give "
         "--engine.precision bf16, or --engine.float8 off"
-    ),
-    *(
-        row(f"empty buckets, {fields}", engine, fields).says("engine.…_bucket is 0; allowed: 1 or more")
-        for fields in ({"reduce_bucket": 0}, {"allgather_bucket": 0})
     ),
     row("binary targets without the sigmoid loss", binary_targets).says(
         "data.mixup.binary_targets is on with loss 'softmax', whose targets add up to 1; give --loss sigmoid, or "
