@@ -15,6 +15,7 @@ from pipeline.data.batches import Batch
 from pipeline.data.config import DataConfig, MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models import ModelConfig
+from pipeline.ranks.streams import HostStreams
 from pipeline.training import kernels
 from pipeline.training.fitting.first_pass import refuse_lack_of_memory
 from pipeline.training.fitting.fit import fitted
@@ -26,7 +27,6 @@ from pipeline.training.settings.job import EngineConfig, GuardConfig, LoggersCon
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
 from pipeline.training.step import StepSums, SumSource
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
-from pipeline.training.zero.device_batches import HostStreams
 from pipeline.training.zero.engine import deepspeed_config
 from pipeline.training.zero.loading import refuse_untested_deepspeed
 from pipeline.training.zero.step_times import StepTimes
