@@ -25,6 +25,7 @@ from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.data.stream import BatchStream
 from pipeline.models import Model, ModelConfig, build_model, compile_blocks
 from pipeline.models.loss import classification_loss
+from pipeline.ranks.streams import streams_of
 from pipeline.ranks.world import World, current_world, enter, leave
 from pipeline.training.controls import Controls
 from pipeline.training.gradients import Gradients
@@ -39,7 +40,7 @@ from pipeline.training.settings.schedule import ScheduleConfig
 from pipeline.training.step import Launched, TrainStep
 from pipeline.training.watchdog.stopping import Signals, Stopping
 from pipeline.training.zero.batch_plan import plan_batch
-from pipeline.training.zero.device_batches import batches_on, streams_of
+from pipeline.training.zero.device_batches import batches_on
 from pipeline.training.zero.engine import Engine, UpdateResult
 from pipeline.training.zero.optimizer import build_optimizer
 from pipeline.training.zero.step_times import StepTimes, marks_of

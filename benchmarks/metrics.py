@@ -31,12 +31,12 @@ from benchmarks.measure import machine
 from benchmarks.rounds import Aim, aims_table, say, spread, write
 from pipeline.inspection.weight_pictures import picture
 from pipeline.models.loss import classification_loss
+from pipeline.ranks.streams import streams_of
 from pipeline.ranks.world import World, current_world, enter, leave
 from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.zero.device_batches import streams_of
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.step_times import Part, StepTimes
 

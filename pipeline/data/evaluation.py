@@ -30,30 +30,54 @@ _AHEAD = 2  # batches read and decoded while one is used
 _READS = 16  # parallel reads of samples that are not neighbours
 _FEW_SLICES = 2
 
-BeforeBatch = Callable[[Exception | None], None]
-"""Called on every rank before each batch, with the error of reading that batch, if there is one, so that ranks can
-agree to leave an evaluation together. To leave, it raises an error; if it returns, the error of the batch is raised."""
+BeforeBatch = Callable[[Exception | None], Callable[[], None]]
+"""Called on every rank for each batch that it has read, with the error of reading it, if there is one, so that ranks
+can agree to leave an evaluation together. Returns a function that is called before the batch is used. To leave, that
+function raises an error; if it returns, the error of the batch is raised."""
 Item = TypeVar("Item")
 
 
-def raised(error: Exception | None) -> None:
-    """Raises the error, if there is one: a `BeforeBatch` for a rank that does not ask the others."""
-    if error:
-        raise error
+def unasked(_: Exception | None) -> Callable[[], None]:
+    """Returns a function that does nothing: a `BeforeBatch` for a rank that does not ask the others."""
+    return lambda: None
 
 
 def taken(batches: Iterator[Item], before_batch: BeforeBatch) -> Iterator[Item]:
-    """Yields the batches, and calls `before_batch` before each."""
+    """Yields the batches. Each batch is read before the previous one is yielded, and `before_batch` is called for it.
+
+    So the ranks' agreement about a batch is launched before they use the previous batch, and reading it does not wait
+    until the device has done that. A rank that cannot read a batch still takes part in the previous one."""
+    following = _read(batches, before_batch)
     while True:
-        try:
-            batch = next(batches, None)
-        except Exception as error:
-            before_batch(error)
-            raise
+        batch, error, agree = following
+        agree()
+        if error:
+            raise error
         if batch is None:
             return
-        before_batch(None)
+        following = _read(batches, before_batch)
         yield batch
+
+
+def _read(
+    batches: Iterator[Item], before_batch: BeforeBatch
+) -> tuple[Item | None, Exception | None, Callable[[], None]]:
+    """Returns the next batch (None: there are no more) or the error of reading it, and what `before_batch` returns."""
+    try:
+        batch = next(batches, None)
+    except Exception as error:
+        return None, error, before_batch(error)
+    return batch, None, unasked(None) if batch is None else before_batch(None)
+
+
+def a_batch_late(launched: Iterator[Item]) -> Iterator[Item]:
+    """Yields each item only after the next one has been launched, so that the device has work while the host waits for
+    the outcome of the first, and uses it."""
+    unread: list[Item] = []
+    for item in launched:
+        yield from unread
+        unread = [item]
+    yield from unread
 
 
 def label_map(dataset: Dataset, known: tuple[str, ...]) -> NDArray[np.int64]:

@@ -13,7 +13,7 @@ among the 10 shots of the same seed, and the choice does not depend on the order
 """
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -21,12 +21,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pipeline.data.batches import Batch
 from pipeline.data.config import Share
-from pipeline.data.evaluation import BeforeBatch, evaluation_batches, raised, taken
+from pipeline.data.evaluation import BeforeBatch, a_batch_late, evaluation_batches, taken, unasked
 from pipeline.evaluation.classifiers import fit_probe, fit_ridge
 from pipeline.evaluation.config import FewshotConfig, FewshotImages, FewshotInTraining, FewshotTransform
 from pipeline.models.build import Model
 from pipeline.ranks.collectives import gather_rows
+from pipeline.ranks.streams import ReadBack, read_back, streams_of
 from pipeline.ranks.world import World
 from pipeline.shared_settings import EvaluationTransform
 from shards.dataset import Dataset, open_dataset
@@ -159,7 +161,7 @@ def represented(
     transform: EvaluationTransform,
     batch_size: int,
     world: World,
-    before_batch: BeforeBatch = raised,
+    before_batch: BeforeBatch = unasked,
 ) -> Represented | None:
     """Computes the features of all images, each once.
 
@@ -194,7 +196,7 @@ def features_of(
     transform: EvaluationTransform,
     batch_size: int,
     world: World,
-    before_batch: BeforeBatch = raised,
+    before_batch: BeforeBatch = unasked,
 ) -> torch.Tensor:
     """Returns the features on the CPU of rank 0, float32[N, D], a row for each id, in the order of the ids. Returns an
     empty tensor, [0, 0], on the other ranks.
@@ -213,13 +215,23 @@ def features_of(
     )
     kept = []
     total = sample_ids.size if world.is_first else 0
-    with closing(batches), Progress("features", total, unit="images", says_end=False) as progress, torch.no_grad():
-        for batch, _ in taken(batches, before_batch):
-            rows_BD = gather_rows(before_head(model, batch.images.to(world.device))[0].float())
+    with closing(batches), Progress("features", total, unit="images", says_end=False) as progress:
+        for rows in a_batch_late(_launched(model, taken(batches, before_batch), world)):
+            rows_BD = rows.arrived()  # on all ranks, so that none launches many batches ahead
             if world.is_first:
-                kept.append(rows_BD.cpu())
+                kept.append(rows_BD.clone())  # pinned memory is scarce
                 progress.advance(min(len(rows_BD), progress.total - progress.done))
     return torch.cat(kept)[: sample_ids.size] if kept else torch.zeros(0, 0)
+
+
+def _launched(model: Model, batches: Iterator[tuple[Batch, torch.Tensor]], world: World) -> Iterator[ReadBack]:
+    """Launches the model on each batch. Yields the features of all ranks' images, on their way to the host."""
+    streams = streams_of(world.device)
+    for batch, _ in batches:
+        images = streams.pinned(batch.images).to(world.device, non_blocking=True)
+        with torch.no_grad():
+            rows_BD = gather_rows(before_head(model, images)[0].float())
+        yield read_back(rows_BD, streams)
 
 
 def before_head(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

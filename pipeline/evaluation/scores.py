@@ -7,7 +7,7 @@ import heapq
 import io
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,11 +20,12 @@ from torch import nn
 
 from pipeline.data.batches import Batch
 from pipeline.data.config import Share
-from pipeline.data.evaluation import BeforeBatch, evaluation_batches, raised, taken
+from pipeline.data.evaluation import BeforeBatch, a_batch_late, evaluation_batches, taken, unasked
 from pipeline.evaluation.config import EvaluatedData, EvaluationConfig
 from pipeline.evaluation.targets import Targets, answers, by_name, counted_labels
 from pipeline.models.loss import classification_loss, weighted_targets
 from pipeline.ranks.collectives import gather_json, summed
+from pipeline.ranks.streams import ReadBack, read_back, streams_of
 from pipeline.ranks.world import World
 from pipeline.shared_settings import EvaluationTransform, LossName
 from shards.dataset import Dataset
@@ -234,7 +235,7 @@ def evaluate(
     loss: LossName,
     world: World,
     label_weights: bool = False,
-    before_batch: BeforeBatch = raised,
+    before_batch: BeforeBatch = unasked,
     targets: Targets | None = None,
     examples: Examples | None = None,
 ) -> tuple[Scores, Counts]:
@@ -259,8 +260,8 @@ def evaluate(
     total = dataset.num_samples if world.is_first else 0
     counts = Counts(num_groups=len(dataset.label_names), num_classes=len(labels))
     with closing(batches), Progress("evaluate", total, unit="images", says_end=False) as progress:
-        for batch, mask_B in taken(batches, before_batch):
-            _count((counts, examples or Examples(0)), model, batch, mask_B, targets, loss=loss, world=world)
+        for batch, mask_B, logits in a_batch_late(_launched(model, taken(batches, before_batch), world)):
+            _count((counts, examples or Examples(0)), batch, mask_B, logits.arrived()[mask_B], targets, loss=loss)
             if world.is_first:
                 progress.advance(min(int(mask_B.sum()) * world.num_ranks, progress.total - progress.done))
     counts.over_ranks(world.device)
@@ -293,20 +294,28 @@ def model_image_size(model: nn.Module) -> int:
     return int(config.image_size)
 
 
+def _launched(
+    model: nn.Module, batches: Iterator[tuple[Batch, torch.Tensor]], world: World
+) -> Iterator[tuple[Batch, torch.Tensor, ReadBack]]:
+    """Launches the model on each batch. Yields the batch, its mask, and all its logits on their way to the host."""
+    streams = streams_of(world.device)
+    for batch, mask_B in batches:
+        with torch.no_grad():
+            logits_BK = model(streams.pinned(batch.images).to(world.device, non_blocking=True)).float()
+        yield batch, mask_B, read_back(logits_BK, streams)
+
+
 def _count(
     kept: tuple[Counts, Examples],
-    model: nn.Module,
     batch: Batch,
     mask_B: torch.Tensor,
+    logits_BK: torch.Tensor,
     targets: Targets,
     *,
     loss: LossName,
-    world: World,
 ) -> None:
-    """Adds this rank's images of a batch."""
+    """Adds this rank's images of a batch. `logits_BK`: those of its real images."""
     counts, examples = kept
-    with torch.no_grad():
-        logits_BK = model(batch.images.to(world.device)).float().cpu()[mask_B]
     right_BL, groups_BL = targets(batch)[mask_B], counted_labels(batch)[mask_B]
     if not len(right_BL):
         return

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pipeline.ranks.streams import ReadBack, Streams, read_back
+
 
 def gather_json(value: object, *, device: torch.device) -> list[Any]:
     """Returns every rank's value, in rank order, on every rank."""
@@ -49,6 +51,14 @@ def sums(values: list[float], *, device: torch.device) -> list[float]:
     total = torch.tensor(values, dtype=torch.float64, device=device)
     dist.all_reduce(total)
     return [float(x) for x in total.tolist()]
+
+
+def launched_sums(values: list[float], *, device: torch.device, streams: Streams) -> ReadBack:
+    """Launches the element-wise sum over ranks, in float64, and its copy to the host, and waits for neither.
+    Collective."""
+    total = streams.pinned(torch.tensor(values, dtype=torch.float64)).to(device, non_blocking=True)
+    dist.all_reduce(total)
+    return read_back(total, streams)
 
 
 def summed(values: torch.Tensor, *, device: torch.device) -> torch.Tensor:

@@ -22,6 +22,7 @@ from pipeline.data.lost_shards import noting_lost_shards
 from pipeline.data.quarantine import quarantine_path
 from pipeline.data.stream import BatchStream, open_stream
 from pipeline.evaluation.scores import Scores
+from pipeline.ranks.streams import streams_of
 from pipeline.training.controls import Controls
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.gradients import Gradients
@@ -38,7 +39,7 @@ from pipeline.training.start import start_engine
 from pipeline.training.step import Launched, StepResult, TrainStep
 from pipeline.training.watchdog.heartbeat_files import rank_words
 from pipeline.training.watchdog.stopping import StopRequest, WaitGivenUpError
-from pipeline.training.zero.device_batches import batches_on, streams_of
+from pipeline.training.zero.device_batches import batches_on
 from pipeline.training.zero.engine import timed_exchanges
 from shards.errors import TransientError, UserError
 from shards.output.quantities import size

@@ -5,12 +5,14 @@ A dataset that cannot be read does not end the run. Its scores are left out, wit
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar, cast
 
 from pipeline.evaluation.fewshot import FewshotData, mean_and_deviation, measured, represented, transform_of
 from pipeline.evaluation.scores import Scores, evaluate
 from pipeline.models.build import Model
-from pipeline.ranks.collectives import gather_json, sums
+from pipeline.ranks.collectives import gather_json, launched_sums
+from pipeline.ranks.streams import ReadBack, streams_of
 from pipeline.training.controls import Controls
 from pipeline.training.guard import add_alarm
 from pipeline.training.prepare import Prepared
@@ -43,6 +45,7 @@ class HeldOut:
         self.also = {name: dataset for name, dataset in prepared.held_out.items() if name}
         self.controls, self.was_given_up, self._num_batches = controls, False, 0
         self.num_failed = self._step = 0
+        self._streams = streams_of(self.world.device)
 
     def is_due(self, step: int) -> bool:
         """Returns whether the model is evaluated after `step`."""
@@ -154,16 +157,21 @@ class HeldOut:
         by_name |= {f"fewshot/{one.shots}_shots_probe": one.probe for one in results if one.probe}
         return {name: mean_and_deviation(accuracies)[0] for name, accuracies in by_name.items()}
 
-    def _begin_batch(self, error: Exception | None) -> None:
-        """Raises on all ranks alike: WaitGivenUpError if a rank is asked to exit, EvaluationFailedError if a rank
-        cannot read the batch. Collective, except if the wait itself was given up, which happens only to a rank that
-        runs alone."""
+    def _begin_batch(self, error: Exception | None) -> Callable[[], None]:
+        """Launches what the ranks agree about a batch that was read, or could not be. Returns a function that raises on
+        all ranks alike: WaitGivenUpError if a rank is asked to exit, EvaluationFailedError if a rank cannot read the
+        batch. Collective, except if the wait itself was given up, which happens only to a rank that runs alone."""
         if isinstance(error, WaitGivenUpError):
             raise error
+        is_asked = self.controls.request() == StopRequest.SAVE_AND_EXIT
+        flags = [float(is_asked), float(error is not None)]
+        sums = launched_sums(flags, device=self.world.device, streams=self._streams)
+        return partial(self._agree, sums, error)
+
+    def _agree(self, sums: ReadBack, error: Exception | None) -> None:
         self._num_batches += 1
         self.controls.stopping.progress.enters(Phase.EVALUATING, batch=self._num_batches)
-        is_asked = self.controls.request() == StopRequest.SAVE_AND_EXIT
-        num_asked, num_failed = sums([float(is_asked), float(error is not None)], device=self.world.device)
+        num_asked, num_failed = sums.values()
         if num_asked:
             raise WaitGivenUpError("evaluating")
         if num_failed:

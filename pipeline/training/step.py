@@ -14,13 +14,14 @@ import torch.distributed as dist
 
 from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.ranks.collectives import gather_json
+from pipeline.ranks.streams import ReadBack, Streams, read_back, streams_of
 from pipeline.training.controls import Controls
 from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.norms import Norms, PositionView
 from pipeline.training.reporting.utilisation import OWN_STEP, RankTimes
 from pipeline.training.settings.schedule import average_decay, learning_rate
 from pipeline.training.watchdog.stopping import StopRequest, WaitGivenUpError
-from pipeline.training.zero.device_batches import Batches, ReadBack, Streams, read_back, streams_of
+from pipeline.training.zero.device_batches import Batches
 from shards.errors import InvalidDataError, TransientError, WillNotSucceedError
 
 LOSS, GRAD_NORM, WITHOUT_DATA = "loss", "grad_norm", "data/failed"

@@ -27,6 +27,7 @@ from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.models.build import unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.flops import num_parameters
+from pipeline.ranks.streams import HostStreams
 from pipeline.training.controls import Controls
 from pipeline.training.gradients import Gradients
 from pipeline.training.reporting.norms import Norms, PositionView
@@ -35,7 +36,6 @@ from pipeline.training.step import TrainStep
 from pipeline.training.watchdog.stopping import StopRequest
 from pipeline.training.zero import engine as engines
 from pipeline.training.zero.batch_plan import BatchPlan
-from pipeline.training.zero.device_batches import HostStreams
 from pipeline.training.zero.step_times import StepTimes
 from tests.rigs.forks import forks
 from tests.rigs.processes import one_world

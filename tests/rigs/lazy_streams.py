@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from pipeline.training.zero.device_batches import Event
+from pipeline.ranks.streams import Event
 
 COMPUTE, COPIES = "compute", "copies"
 _Launched = tuple[Callable[[], object], "LazyEvent | None"]

@@ -167,7 +167,7 @@ class _Gradients:
     @property
     def _bucket_size(self) -> int:
         bucket = with_buckets_of(self.job.engine, on_cpu=not self.topology.is_on_gpu).reduce_bucket
-        return max(bucket, largest_block(_layout_of(self.job.model, self.job.optimizer)))
+        return max(bucket, largest_block(layout_in_engine(self.job.model, self.job.optimizer)))
 
     @property
     def _part(self) -> int:
@@ -263,7 +263,7 @@ class _Gradients:
 
 
 @cache
-def _layout_of(model: ModelConfig, optimizer: OptimizerConfig) -> Layout:
+def layout_in_engine(model: ModelConfig, optimizer: OptimizerConfig) -> Layout:
     """Returns the tensors that DeepSpeed sees of a model."""
     shapes = shapes_of(model)
     return layout_of(shapes, ways_of(shapes, optimizer))
@@ -272,7 +272,7 @@ def _layout_of(model: ModelConfig, optimizer: OptimizerConfig) -> Layout:
 @cache
 def _cut_off(model: ModelConfig, optimizer: OptimizerConfig, num_ranks: int) -> int:
     """Returns the most elements of flat tensors that a rank owns in part under stage 2, without the parts it owns."""
-    layout = _layout_of(model, optimizer)
+    layout = layout_in_engine(model, optimizer)
     ways = ways_of(shapes_of(model), optimizer)
     ends, spans = dict[Hashable, int](), list[tuple[Hashable, int, int, bool]]()
     for name, size in sizes_of(layout).items():

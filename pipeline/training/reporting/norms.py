@@ -19,9 +19,9 @@ import torch.distributed as dist
 
 from pipeline.checkpoints.manifest import MASTER
 from pipeline.inspection.weight_pictures import levels, similarities
+from pipeline.ranks.streams import ReadBack, Streams, read_back
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.zero.device_batches import ReadBack, Streams, read_back
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.optimizer import group_of
 

@@ -133,8 +133,6 @@ class EngineConfig:
     reduce_bucket: Annotated[int, Range(1)] = 50_000_000
     """Gradient elements that ZeRO reduces at once, at least those of a block (with DeepSpeed's default of 5e8, ViT-H/14
     would have a single bucket and nothing to overlap); on a CPU at most MOST_ON_CPU."""
-    allgather_bucket: Annotated[int, Range(1)] = 200_000_000
-    """Weight elements that ZeRO gathers at once; on a CPU at most MOST_ON_CPU."""
     reduce_precision: Literal["auto", "fp32", "bf16"] = "auto"
     """Precision in which ranks add up their gradients if precision is bf16; auto: fp32, whose error does not grow with
     the number of ranks; bf16 sends half the bytes."""
@@ -179,11 +177,8 @@ def reduced_in(config: EngineConfig) -> Literal["bf16", "fp32"]:
 
 
 def with_buckets_of(config: EngineConfig, *, on_cpu: bool) -> EngineConfig:
-    """Returns the settings with the bucket sizes that the engine uses on this kind of device."""
-    if not on_cpu:
-        return config
-    reduce, gather = min(config.reduce_bucket, MOST_ON_CPU), min(config.allgather_bucket, MOST_ON_CPU)
-    return replace(config, reduce_bucket=reduce, allgather_bucket=gather)
+    """Returns the settings with the size of buckets that the engine uses on this kind of device."""
+    return replace(config, reduce_bucket=min(config.reduce_bucket, MOST_ON_CPU)) if on_cpu else config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,7 +78,6 @@ def deepspeed_config(
             # gradients.
             "reduce_scatter": config.zero_stage == 3,
             "reduce_bucket_size": max(config.reduce_bucket, least_bucket),
-            "allgather_bucket_size": config.allgather_bucket,
         },
         "zero_allow_untested_optimizer": True,
         "steps_per_print": _PRINT_NEVER,

@@ -338,11 +338,10 @@ def _small_job(job: TrainingJob, *, on_cpu: bool) -> TrainingJob:
         # A tensor larger than the bucket would be reduced alone, which never happens in the run.
         bucket = max(bucket, *numels)
     optimizer = scaled_by_rate(job.optimizer, peak_rate=job.schedule.learning_rate)
-    gather = max(2, 2 * round(engine.allgather_bucket * share / 2))
     return replace(
         job,
         model=model,
-        engine=replace(engine, reduce_bucket=max(1, bucket), allgather_bucket=gather),
+        engine=replace(engine, reduce_bucket=max(1, bucket)),
         optimizer=replace(optimizer, name="sgd", momentum=0.0, first_moment="fp32"),
     )
 

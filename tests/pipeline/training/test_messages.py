@@ -15,6 +15,7 @@ from pipeline.data.batches import Batch
 from pipeline.data.config import DataConfig, MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models import ModelConfig
+from pipeline.ranks.streams import HostStreams
 from pipeline.training import kernels
 from pipeline.training.fitting.first_pass import refuse_lack_of_memory
 from pipeline.training.fitting.fit import fitted
@@ -26,7 +27,6 @@ from pipeline.training.settings.job import EngineConfig, GuardConfig, LoggersCon
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
 from pipeline.training.step import StepSums, SumSource
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
-from pipeline.training.zero.device_batches import HostStreams
 from pipeline.training.zero.engine import deepspeed_config
 from pipeline.training.zero.loading import refuse_untested_deepspeed
 from pipeline.training.zero.step_times import StepTimes
@@ -155,10 +155,6 @@ def checkpoints(_: Path, fields: dict[str, Any]) -> None:
 
 def float8(_: Path, fields: dict[str, Any]) -> None:
     EngineConfig(float8="rowwise", **fields)
-
-
-def engine(_: Path, fields: dict[str, Any]) -> None:
-    EngineConfig(**fields)
 
 
 def binary_targets(_: Path) -> None:
@@ -648,10 +644,6 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     row("fp32", float8, {"precision": "fp32"}).says(
         "engine.float8 is 'rowwise' with engine.precision fp32; allowed: bf16, and auto where it takes bf16: give "
         "--engine.precision bf16, or --engine.float8 off"
-    ),
-    *(
-        row(f"empty buckets, {fields}", engine, fields).says("engine.…_bucket is 0; allowed: 1 or more")
-        for fields in ({"reduce_bucket": 0}, {"allgather_bucket": 0})
     ),
     row("binary targets without the sigmoid loss", binary_targets).says(
         "data.mixup.binary_targets is on with loss 'softmax', whose targets add up to 1; give --loss sigmoid, or "

@@ -1,32 +1,48 @@
 """When held-out scores are due, and what a request to stop does to them; whole runs are in test_loop.py."""
 
 import json
+import shutil
+import tarfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file
 
 from jobs.models import weights
 from jobs.recipes.pretrain import digits_smoke
 from jobs.settings.models import WeightsJob
 from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
+from pipeline.evaluation.fewshot import features_of
 from pipeline.evaluation.scores import Scores
+from pipeline.models import ModelConfig, build_model
+from pipeline.ranks.world import World
+from pipeline.shared_settings import EvaluationTransform
 from pipeline.training.controls import Controls
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.scoring import HeldOut
 from pipeline.training.settings.schedule import ScheduleConfig
+from pipeline.training.watchdog.heartbeat_files import Place
 from pipeline.training.watchdog.stopping import Signals, Stopping, WaitGivenUpError
 from shards.dataset import open_dataset
-from tests.rigs.processes import one_world, patchline
+from tests.rigs.datasets import packed_folders
+from tests.rigs.lazy_streams import LazyStreams
+from tests.rigs.processes import one_world, patchline, run_ranks
 from tests.rigs.scores import scores_with
 from tests.rigs.training import STEPS, FinishedRuns, pretrain_words, run
 
 SCORES = scores_with(num_images=4, accuracy=0.5, loss=1.0)
+
+
+LABELS = ("c0", "c1", "c2")
+TINY = ModelConfig(name="vit", image_size=8, patch=4, depth=1, width=8, mlp_width=8, num_heads=2, num_classes=3)
 
 
 class _Engine:
@@ -164,3 +180,111 @@ def test_the_score_of_averaged_weights_is_that_of_the_runs_weights(
         assert json.loads(ended.output)["accuracy"] == accuracy
     assert lines[-1]["test_ema_loss"] != lines[-1]["test_loss"]
     assert [line["step"] for line in lines if "test_ema_accuracy" in line] == [STEPS]
+
+
+def computes_on(streams: LazyStreams) -> None:
+    """Gives this process's evaluations these streams."""
+    for module in ("training.scoring", "evaluation.scores", "evaluation.fewshot"):
+        pytest.MonkeyPatch().setattr(f"pipeline.{module}.streams_of", lambda _: streams)
+
+
+def measured(world: World, url: str, folder: Path, streams: LazyStreams | None, stop_at: int) -> dict[str, Any]:
+    """Scores a dataset of 15 images on ranks with batches of two. The model has a collective in each forward pass, as
+    under ZeRO-3. Rank 0 is asked to stop while the model sees batch `stop_at`, from 1 on."""
+    engine, places, log = _Engine(), list[Place](), list[str]()
+    if streams:
+        log = streams.log
+        computes_on(streams)
+    torch.manual_seed(0)
+    engine.module = build_model(TINY)  # type: ignore[assignment]
+    torch.nn.init.normal_(engine.module.head.weight)  # type: ignore[attr-defined]
+
+    def see(*_: object) -> None:
+        places.append(found.controls.stopping.progress.place)
+        log.append("the model is launched")
+        dist.all_reduce(torch.zeros(7))
+        if world.is_first and len(places) == stop_at:
+            (folder / "STOP").touch()
+
+    engine.module.register_forward_pre_hook(see)  # type: ignore[attr-defined]
+    found = held_out(url, folder, engine, every_steps=0)
+    found.world, found.labels = world, LABELS
+    evaluation = replace(found.job.evaluation, batch_size=2)
+    found.job = replace(found.job, run_dir=str(folder), evaluation=evaluation, loss="softmax")
+    result = {"scores": found.scores(10), "num_seen": len(places), "num_failed": found.num_failed}
+    return result | {"was_given_up": found.was_given_up, "places": places, "log": list(log)}
+
+
+@pytest.fixture(scope="module")
+def fifteen(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(packed_folders(tmp_path_factory.mktemp("fifteen"), num_classes=3, images_a_class=5))
+
+
+def launches_before_waits(log: Sequence[str]) -> list[int]:
+    """How often the model was launched between the record of each event that the host waits for and the wait."""
+    found = []
+    for place, said in enumerate(log):
+        if said.startswith("the host waits"):
+            recorded = log.index(f"compute records {said.split()[-1]}")
+            found.append(log[recorded:place].count("the model is launched"))
+    return found
+
+
+def test_the_host_reads_a_batch_late(fifteen: str, tmp_path: Path) -> None:
+    """Twice for each of the eight batches: what the ranks agreed, and the logits. The device has another batch to
+    compute in every wait but those for the first agreement and the last logits; and the scores have the same bits."""
+    (expected,) = run_ranks(measured, fifteen, tmp_path, None, 0, num_ranks=1)
+    (found,) = run_ranks(measured, fifteen, tmp_path, LazyStreams(), 0, num_ranks=1)
+    assert found["scores"] == expected["scores"] is not None
+    assert [place.batch for place in found["places"]] == list(range(1, 9)), "the watchdog knows what the model sees"
+    assert found["places"][0].is_first, "it may have to compile"
+    assert launches_before_waits(found["log"]) == [0, *[1] * 14, 0]
+
+
+@pytest.mark.parametrize("stop_at", [1, 2])
+def test_ranks_leave_an_evaluation_together_when_one_is_asked_to_stop(
+    fifteen: str, tmp_path: Path, stop_at: int
+) -> None:
+    """After the batch that was launched meanwhile."""
+    ranks = run_ranks(measured, fifteen, tmp_path, None, stop_at, num_ranks=2)
+    assert [one["was_given_up"] for one in ranks] == [True] * 2
+    assert [(one["scores"], one["num_seen"], one["num_failed"]) for one in ranks] == [(None, stop_at + 1, 0)] * 2
+
+
+def test_a_rank_that_cannot_read_a_batch_takes_part_in_the_one_before_it(fifteen: str, tmp_path: Path) -> None:
+    """Sample 10 is in the third batch of rank 1. All ranks learn why there are no scores."""
+    url = spoiled(fifteen, tmp_path, sample=10)
+    ranks = run_ranks(measured, url, tmp_path, None, 0, num_ranks=2)
+    assert [(one["scores"], one["num_seen"], one["num_failed"]) for one in ranks] == [(None, 2, 1)] * 2
+    (alarm,) = map(json.loads, (tmp_path / "guard.jsonl").read_text().splitlines())
+    assert alarm["kind"] == "evaluation_failed"
+    assert f"{url}: sample 10 (" in alarm["reason"]
+
+
+def spoiled(url: str, folder: Path, *, sample: int) -> str:
+    """A copy of a dataset with shards of four samples, one of which has other bytes."""
+    out = shutil.copytree(url, folder / "spoiled")
+    shard = out / "shards" / f"shard-{sample // 4:06d}.tar"
+    with tarfile.open(shard) as archive:
+        images = [member for member in archive.getmembers() if not member.name.endswith((".cls", ".json"))]
+    with shard.open("r+b") as file:
+        file.seek(images[sample % 4].offset_data + 100)
+        file.write(b"spoiled")
+    return str(out)
+
+
+def late_features(world: World, url: str) -> bool:
+    """Whether the features have the same bits when the device does its work late."""
+    model, dataset, streams = build_model(TINY).eval(), open_dataset(url), LazyStreams()
+    ids, found = np.arange(dataset.num_samples), list[torch.Tensor]()
+    model.register_forward_pre_hook(lambda *_: streams.log.append("the model is launched"))
+    for is_late in (False, True):
+        if is_late:
+            streams.log.clear()
+            computes_on(streams)
+        found.append(features_of(model, dataset, ids, transform=EvaluationTransform(), batch_size=2, world=world))
+    return torch.equal(*found) and launches_before_waits(streams.log) == [1, 1, 1, 0]
+
+
+def test_features_are_read_a_batch_late(fifteen: str) -> None:
+    assert run_ranks(late_features, fifteen, num_ranks=2) == [True] * 2

@@ -17,6 +17,7 @@ from pipeline.data.config import MixupConfig
 from pipeline.models import build_model, unfilled_model
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.rendezvous import join_alone
+from pipeline.ranks.streams import HostStreams
 from pipeline.ranks.world import World, leave
 from pipeline.training.controls import Controls
 from pipeline.training.gradients import Gradients
@@ -26,7 +27,7 @@ from pipeline.training.settings.schedule import learning_rate
 from pipeline.training.step import StepResult, TrainStep
 from pipeline.training.watchdog.stopping import Signals, Stopping, StopRequest
 from pipeline.training.zero.batch_plan import plan_batch
-from pipeline.training.zero.device_batches import DeviceBatches, HostStreams
+from pipeline.training.zero.device_batches import DeviceBatches
 from pipeline.training.zero.engine import UpdateResult
 from tests.rigs.lazy_streams import COPIES, LazyStreams
 from tests.rigs.processes import one_world, run_ranks

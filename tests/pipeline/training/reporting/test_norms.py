@@ -19,13 +19,13 @@ from pipeline.inspection.weight_pictures import levels, similarities
 from pipeline.models.build import shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.loss import classification_loss
+from pipeline.ranks.streams import HostStreams
 from pipeline.ranks.world import World
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.reporting.norms import Norms, PositionView, _squares
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero import gradient_check as check
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
-from pipeline.training.zero.device_batches import HostStreams
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.optimizer import group_of, is_trained
 from tests.pipeline.training.test_run import continue_from

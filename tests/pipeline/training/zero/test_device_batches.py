@@ -17,16 +17,9 @@ import torch
 from pipeline.data.batches import COUNT_NAMES, NUM_VALID_REQUESTS, Batch
 from pipeline.data.config import DataConfig
 from pipeline.data.stream import train_batches
+from pipeline.ranks.streams import CudaStreams, HostStreams, read_back, streams_of
 from pipeline.training.zero import device_batches
-from pipeline.training.zero.device_batches import (
-    CudaStreams,
-    DeviceBatches,
-    HostBatches,
-    HostStreams,
-    batches_on,
-    read_back,
-    streams_of,
-)
+from pipeline.training.zero.device_batches import DeviceBatches, HostBatches, batches_on
 from tests.rigs.lazy_streams import COMPUTE, COPIES, LazyStreams
 from tests.rigs.positions import position_at
 

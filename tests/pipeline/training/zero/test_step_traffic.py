@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from pipeline.models.build import shapes_of
+from pipeline.ranks.streams import HostStreams
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import OptimizerConfig
 from pipeline.training.step import GRAD_NORM, LOSS, StepSums, SumSource
-from pipeline.training.zero.device_batches import HostStreams
 from pipeline.training.zero.engine import _clip_on_device
 from pipeline.training.zero.flat_blocks import layout_of, sizes_of
 from pipeline.training.zero.optimizer import group_of, ways_of
@@ -111,7 +111,7 @@ OURS = "step.py:reduced"
 
 # Function that waits -> how often. DeepSpeed looks at the gradient's norm before it updates; ours is the read of a step
 # that was launched earlier.
-READ = {"device_batches.py:values": 1}
+READ = {"streams.py:values": 1}
 BEFORE_UPDATE = {"utils.py:is_invalid_grad_norm": 1}
 WAITS: dict[Case, dict[str, int]] = {
     (1, 1): BEFORE_UPDATE,
