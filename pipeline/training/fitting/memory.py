@@ -185,7 +185,7 @@ class _Gradients:
     def _sizes(self) -> dict[str, int]:
         """The elements of the tensors of which stage 3 has only a part on each rank; none in other cases."""
         is_sharded = self._stage == 3 and self.topology.num_ranks > 1
-        return sizes_of(_layout_of(self.job.model, self.job.optimizer)) if is_sharded else {}
+        return sizes_of(layout_in_engine(self.job.model, self.job.optimizer)) if is_sharded else {}
 
     @property
     def kept_whole(self) -> int:
@@ -224,7 +224,7 @@ class _Gradients:
         if self._stage == 1:
             return self.weight * self.number + max(self._bucket, self._own)
         if self._stage == 3:  # a block's gradient in one tensor, and in as many as it has parameters; gloo has a third
-            block = largest_block(_layout_of(self.job.model, self.job.optimizer))
+            block = largest_block(layout_in_engine(self.job.model, self.job.optimizer))
             num_copies = 2 if self.topology.is_on_gpu or self.topology.num_ranks == 1 else 3
             return self._bucket + self.gathered + num_copies * self.weight * block
         is_twice = self.is_summed and self.weight == _FP32

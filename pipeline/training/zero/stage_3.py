@@ -38,7 +38,7 @@ def reduce_scatter_coalesced(tensors: list[torch.Tensor], group: Any = None) -> 
         sent = tensors[0].view(num_ranks, -1)
     else:
         sent = tensors[0].new_empty(num_ranks, sum(sizes))  # padding keeps arbitrary values, which nobody reads
-        for tensor, columns in zip(tensors, sent.split(sizes, dim=1), strict=True):
+        for tensor, columns in zip(tensors, torch.split(sent, sizes, dim=1), strict=True):
             size = columns.shape[1]
             whole, rest = divmod(tensor.numel(), size)
             columns[:whole].copy_(tensor.view(-1)[: whole * size].view(whole, size))
@@ -47,4 +47,4 @@ def reduce_scatter_coalesced(tensors: list[torch.Tensor], group: Any = None) -> 
     sent.div_(num_ranks)
     _torch_reduce_scatter_fn(sent.view(-1), sent[rank], group=group)
     own = (min(size, max(0, tensor.numel() - rank * size)) for tensor, size in zip(tensors, sizes, strict=True))
-    return [part[:length] for part, length in zip(sent[rank].split(sizes), own, strict=True)]
+    return [part[:length] for part, length in zip(torch.split(sent[rank], sizes), own, strict=True)]

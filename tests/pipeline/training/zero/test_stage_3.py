@@ -42,7 +42,7 @@ def events_of_a_step(world: World) -> tuple[str, int]:
     """What happens to the blocks in the third step, in order ("gather", and "forward" or "backward" when the block's
     last layer has run or its gradient arrives), and the most blocks that are gathered at any of these moments."""
     engine = engine_of(world)
-    blocks = list(engine.module.get_submodule("blocks").children())
+    blocks: list[Any] = list(engine.module.get_submodule("blocks").children())
     tensors: list[Any] = [max(block.parameters(recurse=False), key=lambda each: each.ds_numel) for block in blocks]
     events, held = list[str](), [0]
 

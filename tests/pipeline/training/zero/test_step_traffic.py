@@ -86,8 +86,8 @@ def of_stage_3(accumulation: int) -> dict[str, Row]:
         ),
         "partition_parameters.py:_dist_allgather_fn": (
             "allgather",
-            accumulation * (2 * MODEL.depth - 1),
-            lambda n: accumulation * BF16 * (2 * MODEL.depth - 1) * of_tensors(n, is_gathered) // MODEL.depth,
+            accumulation * (2 * MODEL.size.depth - 1),
+            lambda n: accumulation * BF16 * (2 * MODEL.size.depth - 1) * of_tensors(n, is_gathered) // MODEL.size.depth,
         ),
         "partition_parameters.py:_allgather_params_coalesced": (  # small weights after the update, one by one
             "allgather",
@@ -123,7 +123,7 @@ WAITS: dict[Case, dict[str, int]] = {
             "stage3.py:__reduce_and_partition_ipg_grads": accumulation,  # for reductions before the last two
             "stage3.py:independent_gradient_partition_epilogue": accumulation,
             # At each block, for the gathering three blocks before: the host is at most three blocks ahead.
-            "partitioned_param_coordinator.py:_fetch_sub_module_impl": accumulation * (2 * MODEL.depth - 1),
+            "partitioned_param_coordinator.py:_fetch_sub_module_impl": accumulation * (2 * MODEL.size.depth - 1),
             "utils.py:is_invalid_grad_norm": 1,
             "partition_parameters.py:_allgather_params_coalesced": 1,
         }
