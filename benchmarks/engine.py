@@ -1,6 +1,7 @@
 """What an engine costs the host in a step: ours, plain DeepSpeed, DDP and FSDP2, on a CPU, for 1 to 512 ranks.
 
     python -m benchmarks.engine --out benchmarks/results/engine.json     # --rounds 3
+    python -m benchmarks.scale --update      # then: what `patchline plan` assumes, and the tables of docs/scale.md
 
 The model has as many parameters as ViT-H/14 has tensors (392), but narrow ones, in bf16, so that computing takes little
 time. Each arm trains it in a process of its own, under a process group of this many ranks that exchanges nothing. Its

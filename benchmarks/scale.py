@@ -1,31 +1,29 @@
 """What 1 to 512 ranks read, launch and exchange, on a machine of two cores: one table, every figure with its aim.
 
-    python -m benchmarks.scale --out benchmarks/results/scale.json       # --only reads, host or plan: a part of it
+    python -m benchmarks.scale --out benchmarks/results/scale.json       # --only reads or plan: a part of it
     python -m benchmarks.scale --table                                   # the tables of docs/scale.md
+    python -m benchmarks.scale --update      # puts the times of benchmarks.engine into `plan`, and the tables there
 
 - reads: bytes that all ranks read in an epoch over the bytes of the dataset's blocks, counted by the store. Each rank's
   reader is the one that training uses; small blocks stand for large ones, since both are read whole.
-- host: CPU-seconds of one rank to launch a micro-batch and an update, under a process group of this many ranks that
-  exchanges nothing. The model has as many tensors as ViT-H/14, but narrow ones, so that computing takes little time;
-  what it takes still counts, so this is more than a GPU's host needs.
 - plan: what `patchline plan` predicts for the paper's models on H100s.
 
-The table also has the figures of two benchmarks of their own: `benchmarks.scale_start`, how a rank starts on datasets
-of 10,000 and 300,000 shards, and `benchmarks.scale_resume`, how ranks resume from checkpoints of 1 to 512 ranks.
+The table also has the figures of three benchmarks of their own: `benchmarks.engine`, what a step costs the host, from
+which the times that `plan` assumes are derived here; `benchmarks.scale_start`, how a rank starts on datasets of 10,000
+and 300,000 shards; and `benchmarks.scale_resume`, how ranks resume from checkpoints of 1 to 512 ranks.
 """
 
 import argparse
 import io
 import json
-import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +32,15 @@ from PIL import Image
 from benchmarks.measure import machine
 from benchmarks.scale_resume import aims_of
 from jobs.cli import main as patchline
+from jobs.planning.scaling import forecast_of, node_rows
 from jobs.resolve import default_job
-from pipeline.planning.forecast import Forecast, cost_of, forecast
-from pipeline.planning.step_time import (
-    LAUNCH_SECONDS,
-    UPDATE_SECONDS,
-    ZERO3_LAUNCH_SECONDS,
-    ZERO3_RANK_SECONDS,
-)
+from pipeline.models.build import shapes_of
+from pipeline.models.config import ModelConfig
+from pipeline.planning import step_time
+from pipeline.planning.cluster_plan import NodesPlan
+from pipeline.planning.forecast import Forecast, cost_of
+from pipeline.training.fitting.memory import layout_in_engine
+from pipeline.training.settings.job import OptimizerConfig
 from pipeline.training.zero.batch_plan import shared_lanes
 from shards.config import ReadConfig
 from shards.dataset import Dataset, open_dataset
@@ -51,11 +50,14 @@ from shards.storage.local import LocalStore
 
 GPUS = (1, 8, 64, 128, 256, 512)
 MODELS = ("vit_b16_jft", "vit_l16_jft", "vit_h14_jft")
-RESULT, RESUME, START = (Path(f"benchmarks/results/{name}.json") for name in ("scale", "scale_resume", "scale_start"))
+RESULT, ENGINE, RESUME, START = (
+    Path(f"benchmarks/results/{name}.json") for name in ("scale", "engine", "scale_resume", "scale_start")
+)
+PAGE, STEP_TIME = Path("docs/scale.md"), Path("pipeline/planning/step_time.py")
 _READ_BY = ((64, 4), (512, 1))  # lanes and blocks of a window: the default, and the recipes of JFT and ImageNet-21k
 _IMAGES, _BLOCK, _EPOCHS = 16_384, 4, 3
-_HOST = ((1, 1), (1, 512), (3, 8), (3, 512))  # ZeRO stage, ranks
-_STEPS = 12
+_MFU = 0.56  # of a step that is faster than today's, for which the host and exchanges count more
+_NODES = (1, 8, 64)
 _MOST_READ = 1.12  # of a dataset, in an epoch
 
 
@@ -141,64 +143,6 @@ def _bytes_of_epochs(dataset: Dataset, store: _CountingStore, order: SampleOrder
     return total / (_EPOCHS - 1)
 
 
-def host() -> Iterator[Row]:
-    """Milliseconds of one rank's process to launch a micro-batch and an update, and what the plan assumes."""
-    for stage, num_ranks in _HOST:
-        command = [sys.executable, "-m", "benchmarks.scale", "--one-host", str(stage), str(num_ranks)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
-        found = json.loads(done.stdout.splitlines()[-1])
-        per_tensor = LAUNCH_SECONDS
-        if stage == 3:
-            per_tensor = ZERO3_LAUNCH_SECONDS + num_ranks * ZERO3_RANK_SECONDS
-        where = f"ZeRO-{stage}, {num_ranks} ranks, {found['tensors']} tensors"
-        for name, seconds in (("launch", per_tensor), ("update", UPDATE_SECONDS)):
-            planned = 1e3 * seconds * found["tensors"]
-            yield Row(part="host", figure=f"{where}: {name}, ms", value=found[name])
-            yield Row(part="host", figure=f"{where}: {name} that `plan` assumes, ms", value=planned)
-
-
-def one_host(stage: int, num_ranks: int) -> dict[str, float]:
-    """Medians over steps: milliseconds to launch a micro-batch, and an update."""
-    os.environ.update(RANK="0", WORLD_SIZE=str(num_ranks), LOCAL_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
-    import torch  # noqa: PLC0415 - only the process that is measured needs it
-    from torch import distributed as dist  # noqa: PLC0415
-    from torch.nn.functional import cross_entropy  # noqa: PLC0415
-    from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415
-
-    import pipeline.training.zero.engine as zero  # noqa: PLC0415
-    from pipeline.models import ModelConfig, build_model  # noqa: PLC0415
-    from pipeline.training.settings.job import EngineConfig, OptimizerConfig  # noqa: PLC0415
-    from pipeline.training.zero.batch_plan import plan_batch  # noqa: PLC0415
-
-    torch.set_num_threads(1)
-    dist.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
-    world = dist.distributed_c10d._get_default_group()
-    zero.second_group = lambda: world  # type: ignore[attr-defined]
-    config = ModelConfig(name="vit_h14", image_size=28, num_classes=10, width=32, mlp_width=64, num_heads=2)
-    model = build_model(config)
-    tensors = len(list(model.parameters()))
-    engine = zero.Engine(
-        model,
-        config=EngineConfig(zero_stage=stage, precision="bf16"),  # type: ignore[arg-type]
-        plan=plan_batch(num_ranks, micro_batch=0, num_ranks=num_ranks, lanes=1),
-        optimizer=OptimizerConfig(name="adamw"),
-        clip_norm=0.0,
-    )
-    engine.train(True)
-    images = torch.zeros(1, config.image_size, config.image_size, 3, dtype=torch.uint8)
-    labels = torch.zeros(1, dtype=torch.long)
-    launches, updates = [], []
-    for _ in range(_STEPS):
-        began = time.process_time()
-        engine.accumulate(lambda model: cross_entropy(model(images).float(), labels))
-        launched = time.process_time()
-        engine.update(learning_rate=1e-3)
-        launches.append(launched - began)
-        updates.append(time.process_time() - launched)
-    launch, update = (1e3 * statistics.median(each[2:]) for each in (launches, updates))
-    return {"tensors": tensors, "launch": launch, "update": update}
-
-
 def plan() -> Iterator[Row]:
     """Images per second and MFU of the paper's models on H100s, at its batch."""
     for name in MODELS:
@@ -211,19 +155,60 @@ def plan() -> Iterator[Row]:
 
 def planned(name: str, num_gpus: int) -> Forecast:
     """The forecast of a recipe of JFT, as `patchline plan NAME --gpu h100 --num-gpus N` has it."""
-    job = default_job("plan", name)
+    job = replace(default_job("plan", name), gpu="h100")
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
-    return forecast(job.training, cost, gpu="h100", num_gpus=num_gpus, mfu=job.mfu, num_classes=job.num_classes)
+    return forecast_of(job, cost, num_gpus=num_gpus)
+
+
+def plans_of_h14(nodes: tuple[int, ...], *, mfu: float = step_time.PLANNED_MFU) -> list[NodesPlan]:
+    """The plans of ViT-H/14, as `patchline plan vit_h14_jft --gpu h100 --nodes N ... --mfu MFU` has them."""
+    job = replace(default_job("plan", "vit_h14_jft"), gpu="h100", nodes=nodes, mfu=mfu)
+    cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
+    return node_rows(job, cost)
 
 
 def plan_table() -> str:
-    """The table of docs/scale.md."""
+    """The first table of docs/scale.md."""
     lines = ["| GPUs | images per GPU | ViT-B/16 | ViT-L/16 | ViT-H/14 |", "|---|---|---|---|---|"]
+    half = dict.fromkeys(MODELS, 0)
     for num_gpus in GPUS:
-        each = [planned(name, num_gpus) for name in MODELS]
-        cells = [f"{found.images_per_second:,.0f} ({100 * found.mfu_reached:.1f} %)" for found in each]
-        lines.append(f"| {num_gpus} | {each[0].fit.plan.rank_batch:,} | {' | '.join(cells)} |")
+        each = {name: planned(name, num_gpus) for name in MODELS}
+        half |= {name: num_gpus for name, found in each.items() if found.step.compute_share >= 0.5}
+        cells = [f"{found.images_per_second:,.0f} ({100 * found.mfu_reached:.1f} %)" for found in each.values()]
+        lines.append(f"| {num_gpus} | {each[MODELS[0]].fit.plan.rank_batch:,} | {' | '.join(cells)} |")
+    lines.append(
+        f"| at least half of a step computes on up to | | {' | '.join(f'{most} GPUs' for most in half.values())} |"
+    )
     return "\n".join(lines) + "\n"
+
+
+def step_table() -> str:
+    """The parts of a step of ViT-H/14."""
+    lines = [
+        "| GPUs | images per GPU | computes, ms | waits for host, ms | exchanges, ms | efficiency | MFU of the step |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in plans_of_h14(tuple(num_gpus // 8 for num_gpus in GPUS[1:]), mfu=_MFU):
+        parts = (row.step.compute, row.step.host, row.step.communication)
+        cells = [f"{1e3 * seconds:.0f}" for seconds in parts]
+        shares = f"{100 * row.step.compute_share:.0f} % | {100 * row.mfu_reached:.0f} %"
+        lines.append(f"| {row.num_gpus} | {row.images_per_gpu} | {' | '.join(cells)} | {shares} |")
+    return "\n".join(lines) + "\n"
+
+
+def cluster_rows() -> list[str]:
+    """The rows of the table of what a cluster needs that follow from the rate."""
+    plans = plans_of_h14(_NODES)
+    reads = [
+        f"{row.traffic.read_bytes_per_second / 1e9:.2g} GB/s, {row.traffic.reads_per_second:,.0f} requests/s"
+        for row in plans
+    ]
+    parts = [(1e3 * row.step.communication, 1e3 * row.step.seconds) for row in plans[1:]]
+    steps = [f"3,200 Gbit/s: {exchange:.0f} ms of each step of {whole:.0f} ms" for exchange, whole in parts]
+    return [
+        f"| images from the store | {' | '.join(reads)} |",
+        f"| network of a node | not used by ranks | {' | '.join(steps)} |",
+    ]
 
 
 def result_table(rows: list[Row]) -> str:
@@ -233,6 +218,60 @@ def result_table(rows: list[Row]) -> str:
         aim, met = ("", "") if row.aim is None else (f"at most {row.aim:,.3g}", "yes" if row.is_met else "no")
         lines.append(f"| {row.part} | {row.figure} | {row.value:,.4g} | {aim} | {met} |")
     return "\n".join(lines) + "\n"
+
+
+def host_constants() -> dict[str, float]:
+    """The times of step_time.py in seconds, with two digits, from the committed result of benchmarks/engine.py.
+
+    The model's passes take the median over all numbers of ranks; so does what the engine adds to them under ZeRO-1.
+    What it adds under ZeRO-3 is a line over the numbers of ranks, without that of one rank, which gathers nothing."""
+    took = _host_seconds()
+    num_tensors, num_seen = _tensors_of_h14()
+    ranks = sorted(num_ranks for arm, _, num_ranks in took if arm == "model")
+    model = statistics.median(took["model", 1, num_ranks] for num_ranks in ranks)
+    added = {
+        stage: [(took["ours", stage, num_ranks] - took["model", 1, num_ranks]) / num_seen for num_ranks in ranks]
+        for stage in (1, 3)
+    }
+    slope, start = statistics.linear_regression(ranks[1:], added[3][1:])
+    found = {
+        "LAUNCH_SECONDS": model / num_tensors,
+        "ENGINE_SECONDS": statistics.median(added[1]),
+        "ZERO3_ENGINE_SECONDS": start,
+        "ZERO3_RANK_SECONDS": slope,
+    }
+    return {name: float(f"{max(0.0, seconds):.2g}") for name, seconds in found.items()}
+
+
+def host_rows() -> Iterator[Row]:
+    """What a step takes of a rank's host, from the same result, and what `plan` assumes for it."""
+    num_tensors, num_seen = _tensors_of_h14()
+    passes = num_tensors * step_time.LAUNCH_SECONDS
+    for (arm, stage, num_ranks), seconds in sorted(_host_seconds().items()):
+        if arm != "ours":
+            continue
+        engine = step_time.ENGINE_SECONDS
+        if stage == 3:
+            engine = step_time.ZERO3_ENGINE_SECONDS + num_ranks * step_time.ZERO3_RANK_SECONDS
+        assumed = 1e3 * (passes + num_seen * engine)
+        figure = f"ZeRO-{stage}, {num_ranks} ranks: a step, ms (`plan` assumes {assumed:.0f})"
+        yield Row(part="host", figure=figure, value=1e3 * seconds)
+    alone = _host_seconds()["deepspeed", 1, 1] / num_tensors
+    yield Row(part="host", figure="DeepSpeed alone, ZeRO-1, 1 ranks: a step, µs for each tensor", value=1e6 * alone)
+    for name, seconds in host_constants().items():
+        yield Row(part="host", figure=f"`{name}` of `plan`, µs", value=1e6 * seconds)
+
+
+def _host_seconds() -> dict[tuple[str, int, int], float]:
+    """CPU-seconds of a step, by arm, ZeRO stage and number of ranks."""
+    figures = json.loads(ENGINE.read_text())["figures"]
+    return {(one["arm"], one["stage"], one["ranks"]): one["milliseconds"] / 1e3 for one in figures}
+
+
+def _tensors_of_h14() -> tuple[int, int]:
+    """How many tensors of weights the model of benchmarks/engine.py has, and how many of them DeepSpeed sees."""
+    config = ModelConfig(name="vit_h14", num_classes=10)
+    return len(shapes_of(config)), len(layout_in_engine(config, OptimizerConfig(weight_decay=0.1)))
 
 
 def start_rows() -> Iterator[Row]:
@@ -260,12 +299,45 @@ def resume_rows() -> Iterator[Row]:
 
 
 def all_rows() -> list[Row]:
-    """The rows of the table: those that were kept, and those of the other two benchmarks."""
+    """The rows of the table: those that were kept, and those of the other three benchmarks."""
     kept = [Row(**row) for row in json.loads(RESULT.read_text())["rows"]]
-    return [*(row for row in kept if row.part != "plan"), *start_rows(), *resume_rows()]
+    return [*(row for row in kept if row.part != "plan"), *host_rows(), *start_rows(), *resume_rows()]
 
 
-PARTS = {"reads": reads, "host": host, "plan": plan}
+def tables() -> list[str]:
+    """The tables and rows of docs/scale.md."""
+    return [plan_table(), step_table(), "\n".join(cluster_rows()) + "\n", result_table(all_rows())]
+
+
+def update() -> None:
+    """Puts the times of `host_constants` into step_time.py, and the tables into docs/scale.md."""
+    source = STEP_TIME.read_text()
+    for name, seconds in host_constants().items():
+        source = re.sub(rf"^{name} = .*$", f"{name} = {1e6 * seconds:g}e-6", source, flags=re.MULTILINE)
+    STEP_TIME.write_text(source)
+    # Another process prints the tables, because this one has the times from before.
+    command = [sys.executable, "-m", "benchmarks.scale", "--table"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    page = PAGE.read_text()
+    for table in printed.strip().split("\n\n"):
+        first, second = table.splitlines()[:2]
+        if second.startswith("|---"):
+            page = _with_lines(page, rf"{re.escape(first)}(\n\|.*)+", table)
+            continue
+        for row in table.splitlines():
+            page = _with_lines(page, rf"{re.escape(row[: row.index('|', 1)])}.*", row)
+    PAGE.write_text(page)
+
+
+def _with_lines(page: str, pattern: str, lines: str) -> str:
+    """The page with these lines instead of those that match the pattern."""
+    found = re.search(rf"^{pattern}$", page, flags=re.MULTILINE)
+    if found is None:
+        raise RuntimeError(f"{PAGE} has no line that begins with {lines.splitlines()[0]!r}")
+    return f"{page[: found.start()]}{lines}{page[found.end() :]}"
+
+
+PARTS = {"reads": reads, "plan": plan}
 
 
 def main() -> None:
@@ -274,14 +346,15 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--out", type=Path, help="file to keep the rows in; those of other parts stay")
     parser.add_argument("--table", action="store_true", help="print the tables of docs/scale.md and measure nothing")
-    parser.add_argument("--one-host", nargs=2, type=int, metavar=("STAGE", "RANKS"), help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--update", action="store_true", help="put the host's times into `plan`, and the tables into docs"
+    )
     arguments = parser.parse_args()
-    if arguments.one_host:
-        sys.stdout.write(json.dumps(one_host(*arguments.one_host)) + "\n")
-        sys.stdout.flush()
-        os._exit(0)  # a group that exchanges nothing cannot be left
+    if arguments.update:
+        update()
+        return
     if arguments.table:
-        sys.stdout.write(f"{plan_table()}\n{result_table(all_rows())}")
+        sys.stdout.write("\n".join(tables()))
         return
     rows = []
     for part in arguments.only:

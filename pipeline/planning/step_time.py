@@ -6,8 +6,14 @@ launches as many operations as before. Strong scaling ends where these two outwe
 assumed: `engine.overlap` sends gradients during the backward pass, but its gain has not been measured.
 
     compute images per rank x operations per image / (MFU x nominal operations)
-    host launching the update, and the time by which launching a micro-batch exceeds its operations
+    host the time by which launching a micro-batch takes longer than its operations
     communication    (R - 1) / R x bytes / bus bandwidth, twice for sums over ranks, and the latency of each collective
+
+The host's time is that of an eager model: what the forward and backward pass take for each tensor of weights, and what
+the engine adds, in both passes and the update, for each tensor that DeepSpeed sees (blocks have flat tensors, so these
+are fewer). `benchmarks/engine.py` measured both on a CPU, which docs/scale.md names, with a narrow model of as many
+tensors as ViT-H/14; the CPU also computes what it launches. How long a GPU's host takes has not been measured since
+blocks have flat tensors. A compiled block launches fewer kernels, and CUDA graphs fewer still, which is not counted.
 
 A GPU's memory is the total capacity that CUDA reports, a little less than the name says. For A100, L40S and RTX 4090 it
 is from out-of-memory messages of PyTorch in public issues; for the others it is [unverified]. Its speed is for dense
@@ -27,7 +33,7 @@ from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig
 from pipeline.models.flops import num_parameters
 from pipeline.training.fitting.memory import layout_in_engine
-from pipeline.training.settings.job import TrainingJob, reduced_in
+from pipeline.training.settings.job import OptimizerConfig, TrainingJob, reduced_in
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.optimizer import ways_of
 from shards.errors import UserError
@@ -45,10 +51,13 @@ _NAMES = {  # the names that CUDA reports, [unverified] for GPUs on which nothin
 ADAPTER_SHARE = 0.92
 PLANNED_MFU = 0.28  # the default of `patchline plan --mfu`, which says where it is from
 LATENCY_SECONDS = 10e-6  # the latency of each of the 2 log2(R) hops of a collective [unverified]
-# Seconds that the host takes per weight tensor (ViT-H/14 has 394), measured by `python -m benchmarks.scale --only
-# host`: for a forward and backward pass, and for the update. With ZeRO-3, every rank adds time.
-LAUNCH_SECONDS, UPDATE_SECONDS = 90e-6, 13e-6
-ZERO3_LAUNCH_SECONDS, ZERO3_RANK_SECONDS = 360e-6, 5.4e-6
+# Seconds that the host takes in a step, which `python -m benchmarks.scale --update` puts here from the result of
+# benchmarks/engine.py: the model's passes, for each tensor of weights, and what the engine adds, for each tensor that
+# it sees. What ZeRO-3 adds grows with the number of ranks.
+LAUNCH_SECONDS = 78e-6
+ENGINE_SECONDS = 210e-6
+ZERO3_ENGINE_SECONDS = 860e-6
+ZERO3_RANK_SECONDS = 7.4e-6
 _SLOW_LAUNCH_SECONDS = 0.3  # above this, `slow_stage_3` warns
 _STAGE_3 = 3
 _FP32, _BF16 = 4, 2
@@ -141,21 +150,20 @@ def step_time(
     is_recomputed = job.engine.activation_checkpointing and not job.optimizer.freeze_backbone
     flops = train_flops * (_RECOMPUTED if is_recomputed else 1)
     of_pass = plan.micro_batch * flops / (mfu * gpu.teraflops * 1e12)
-    launch, update = host_seconds(job, num_ranks=plan.num_ranks)
     return StepTime(
         compute=plan.accumulation * of_pass,
-        host=plan.accumulation * max(0.0, launch - of_pass) + update,
+        host=plan.accumulation * max(0.0, host_seconds(job, num_ranks=plan.num_ranks) - of_pass),
         communication=_communication(job, plan, network.bus_bandwidth(gpu, plan.num_ranks)),
     )
 
 
-def host_seconds(job: TrainingJob, *, num_ranks: int) -> tuple[float, float]:
-    """Returns the seconds that the host takes to launch a micro-batch, and the seconds to launch the update."""
-    tensors = _num_tensors(job.model)
-    launch = LAUNCH_SECONDS
+def host_seconds(job: TrainingJob, *, num_ranks: int) -> float:
+    """Returns the seconds that the host takes to launch a micro-batch, with the update."""
+    counts = _counts(job.model, job.optimizer)
+    engine = ENGINE_SECONDS
     if job.engine.zero_stage == _STAGE_3:
-        launch = ZERO3_LAUNCH_SECONDS + ZERO3_RANK_SECONDS * num_ranks
-    return tensors * launch, tensors * UPDATE_SECONDS
+        engine = ZERO3_ENGINE_SECONDS + ZERO3_RANK_SECONDS * num_ranks
+    return counts.tensors * LAUNCH_SECONDS + counts.seen * engine
 
 
 def slow_stage_3(job: TrainingJob, *, num_ranks: int) -> str:
@@ -163,32 +171,39 @@ def slow_stage_3(job: TrainingJob, *, num_ranks: int) -> str:
     micro-batch, and for other stages."""
     if job.engine.zero_stage < _STAGE_3:
         return ""
-    launch, _ = host_seconds(job, num_ranks=num_ranks)
+    launch = host_seconds(job, num_ranks=num_ranks)
     if launch < _SLOW_LAUNCH_SECONDS:
         return ""
     return (
         f"--engine.zero-stage 3 on {num_ranks:,} ranks: the host takes about {launch:.1f} s to launch each "
-        "micro-batch, because it gathers every tensor from all ranks; take --engine.zero-stage 1 if the model fits, or "
-        "fewer ranks"
+        "micro-batch, because it puts every block together from the parts of all ranks; take --engine.zero-stage 1 if "
+        "the model fits, or fewer ranks"
     )
 
 
-def _num_gathered(job: TrainingJob) -> int:
-    """Returns in how many parts DeepSpeed gathers the weights once. Stages 1 and 2 gather all parameters that are
-    updated alike together, however many they are; stage 3 gathers each block, and each module outside of blocks."""
-    model, optimizer = _with_classes(job.model), job.optimizer
-    if job.engine.zero_stage == _STAGE_3:
-        return len({name.rpartition(".")[0] for name in layout_in_engine(model, optimizer)})
-    return len(set(ways_of(shapes_of(model), optimizer).values()))
+@dataclass(frozen=True, kw_only=True)
+class _Counts:
+    """What takes the host time, or a collective its latency. `tensors`: the model's tensors of weights. `seen`: those
+    that DeepSpeed updates. `groups`: groups of parameters that are updated alike, which stages 1 and 2 gather together,
+    however many they are. `modules`: blocks, and modules outside of blocks, each of which stage 3 gathers alone."""
 
-
-def _with_classes(config: ModelConfig) -> ModelConfig:
-    return replace(config, num_classes=config.num_classes or 1)
+    tensors: int
+    seen: int
+    groups: int
+    modules: int
 
 
 @cache
-def _num_tensors(config: ModelConfig) -> int:
-    return len(shapes_of(_with_classes(config)))
+def _counts(model: ModelConfig, optimizer: OptimizerConfig) -> _Counts:
+    model = replace(model, num_classes=model.num_classes or 1)
+    shapes, layout = shapes_of(model), layout_in_engine(model, optimizer)
+    ways = ways_of(shapes, optimizer)
+    return _Counts(
+        tensors=len(shapes),
+        seen=sum(places[0].name in ways for places in layout.values()),
+        groups=len(set(ways.values())),
+        modules=len({name.rpartition(".")[0] for name in layout}),
+    )
 
 
 def _communication(job: TrainingJob, plan: BatchPlan, bandwidth: float) -> float:
@@ -203,6 +218,8 @@ def _communication(job: TrainingJob, plan: BatchPlan, bandwidth: float) -> float
     num_sums = plan.accumulation if stage > 1 else 1
     num_gathers = 2 * plan.accumulation if stage == _STAGE_3 else 1
     crossings = num_sums * (1 if stage == _STAGE_3 else 2) * summed * trained + num_gathers * weight * number
-    num_collectives = num_sums * math.ceil(trained / job.engine.reduce_bucket) + num_gathers * _num_gathered(job)
+    counts = _counts(job.model, job.optimizer)
+    num_gathered = counts.modules if stage == _STAGE_3 else counts.groups
+    num_collectives = num_sums * math.ceil(trained / job.engine.reduce_bucket) + num_gathers * num_gathered
     latency = num_collectives * 2 * math.log2(ranks) * LATENCY_SECONDS
     return (ranks - 1) / ranks * crossings / bandwidth + latency

@@ -17,11 +17,12 @@ WORDS = ("plan", "vit_b16_i21k", "--image-sizes", "384", "224")
 
 
 def test_the_tables_over_the_nodes() -> None:
-    words = (*NODES, "--training.data.lanes", "64", "--price", "2.5", "--max-time", "24")
-    ended = patchline(*words)
+    command = (*NODES, "--training.data.lanes", "64", "--price", "2.5", "--max-time", "24")
+    ended = patchline(*command)
     assert ended.code == 0, ended.errors
-    on_8 = json.loads(patchline(*words, "--json").output)["nodes"][1]
+    on_8 = json.loads(patchline(*command, "--json").output)["nodes"][1]
     rate, hours, cost = (f"{on_8[name]:,.0f}" for name in ("images_per_second", "gpu_hours", "cost"))
+    days = f"{on_8['days']:.2f}"
     compute, host, exchange = on_8["step"].values()
     step = " ".join(few(1e3 * seconds) for seconds in (compute, host, exchange, compute + host + exchange))
     assert all(len(line) <= 80 for line in ended.output.splitlines())
@@ -29,7 +30,7 @@ def test_the_tables_over_the_nodes() -> None:
     shown = [line.split() for line in ended.output.splitlines()]
     by_nodes = {row[0]: row for row in shown if "%" in row and row[0] in ("1", "8", "32")}
     assert list(by_nodes) == ["1", "8", "32"], "in ascending order"
-    assert by_nodes["8"] == ["8", "64", rate, "99.6", "%", "0.16", "4", "3.09", hours, cost]
+    assert by_nodes["8"] == ["8", "64", rate, "99.6", "%", "0.16", "4", days, hours, cost]
     text = " ".join(ended.output.split())
     for words in (
         "0.0065 failures per node and day, 10 min 2 s to restart, 3 min 0 s of start-up; jobs of at most 24 hours",
