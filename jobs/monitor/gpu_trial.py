@@ -257,7 +257,9 @@ def _step_words(result: Mapping[str, Any], rate: str) -> str:
 def _rank_words(result: Mapping[str, Any]) -> str:
     step, host, idle = _rank_times(result)
     kernels, waits = f"{result['num_launches']:,} kernels", plural(result["num_waits"], "wait")
-    return f"{number(step)} ms a step, launched in {number(host)} ms, device idle {percent(idle)}, {kernels}, {waits}"
+    update = f"{number(result['update_milliseconds'])} ms for the update alone"
+    times = f"{number(step)} ms a step, launched in {number(host)} ms, {update}"
+    return f"{times}, device idle {percent(idle)}, {kernels}, {waits}"
 
 
 def _rank_times(result: Mapping[str, Any]) -> tuple[float, float, float]:
