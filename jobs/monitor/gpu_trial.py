@@ -222,6 +222,8 @@ def words_of(entry: Entry) -> str:
     match entry["part"]["kind"]:
         case "step":
             return _step_words(result, rate)
+        case "rank":
+            return f"{_step_words(result, rate)}; {_rank_words(result)}, through {result['backend']}"
         case "determinism":
             bits = "the same" if result["same_bits"] else "OTHER"
             return f"{_step_words(result, rate)}; two runs have {bits} bits"
@@ -252,6 +254,21 @@ def _step_words(result: Mapping[str, Any], rate: str) -> str:
     return f"{rate} images/s{share}, micro-batch {result['micro_batch']}, {attention}, {memory}, first step {first}"
 
 
+def _rank_words(result: Mapping[str, Any]) -> str:
+    step, host, idle = _rank_times(result)
+    kernels, waits = f"{result['num_launches']:,} kernels", plural(result["num_waits"], "wait")
+    update = f"{number(result['update_milliseconds'])} ms for the update alone"
+    times = f"{number(step)} ms a step, launched in {number(host)} ms, {update}"
+    return f"{times}, device idle {percent(idle)}, {kernels}, {waits}"
+
+
+def _rank_times(result: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Returns the milliseconds of a step, those in which the host launches it, and the share of the step in which the
+    device computes nothing."""
+    step = 1000 * result["micro_batch"] / statistics.median(result["images_per_second"])
+    return step, result["host_milliseconds"], max(0.0, 1 - result["busy_milliseconds"] / step)
+
+
 def _fastest(by_name: Mapping[str, Any]) -> str:
     """Returns the fastest backend with its milliseconds. Backends that cannot run have a text instead of a number."""
     times = {name: each for name, each in by_name.items() if not isinstance(each, str)}
@@ -263,7 +280,7 @@ def gpu_page(found: Mapping[str, Any]) -> bytes:
     """Returns the page. Equal results give equal bytes."""
     parts: Mapping[str, Entry] = found["parts"]
     done = {name: entry["result"] for name, entry in parts.items() if "result" in entry}
-    steps = {name: done[name] for name in done if parts[name]["part"]["kind"] in ("step", "determinism")}
+    steps = {name: done[name] for name in done if parts[name]["part"]["kind"] in ("step", "rank", "determinism")}
     kinds = {
         kind: [done[name] for name in done if parts[name]["part"]["kind"] == kind]
         for kind in ("attention", "zero", "exchange", "loader")
@@ -277,6 +294,9 @@ def gpu_page(found: Mapping[str, Any]) -> bytes:
         "memory": bars(_memory(steps), about="Memory at the peak: allocated, and as predicted"),
         "attention": [_attention(result) for result in kinds["attention"]],
         "profiles": [(name, done[name]) for name in done if parts[name]["part"]["kind"] == "profile"],
+        "ranks": [
+            (name, result, *_rank_times(result)) for name, result in steps.items() if "host_milliseconds" in result
+        ],
         "zero": kinds["zero"],
         "exchanges": kinds["exchange"],
         "feeds": _feeds(kinds["loader"], steps),

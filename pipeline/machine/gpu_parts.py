@@ -11,12 +11,14 @@ import contextlib
 import json
 import logging
 import os
+import re
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,7 @@ _ROUNDS = 5
 _MICRO_BATCHES = (256, 128, 64, 32, 16, 8)
 _PHOTOGRAPH = (375, 500)
 _LEAST_KERNEL_SHARE, _MOST_KERNELS = 0.002, 25
+_WAITS = re.compile(r"cuda(Device|Stream|Event)Synchronize")  # also behind each value that is read from a tensor
 Result = dict[str, Any]
 
 
@@ -105,7 +108,39 @@ def determinism(part: GpuPart, place: world.World) -> Result:
     return found | {"same_bits": losses[0] == losses[1]}
 
 
-def _step(part: GpuPart, place: world.World) -> Result:
+def rank(part: GpuPart, place: world.World) -> Result:
+    """Measures the step of one rank of many, which has few images: launching it may take longer than computing it. The
+    rank exchanges with itself through NCCL or gloo. It updates all of the model, of which one rank of many updates a
+    part."""
+    with _entered(replace(place, master_port=free_port()), has_backend=True):
+        found = _step(part, place, look=partial(_launching, place=place))
+        return found | {"backend": dist.get_backend()}
+
+
+def _launching(run: "_Run", place: world.World) -> Result:
+    """Measures how long the host needs to launch a step onto an idle device, including its waits for the device, and
+    how long the update takes alone. Counts the kernels and the waits of a step."""
+    launches, updates = [], []
+    for _ in range(_ROUNDS):
+        began = _waited(place)
+        run.step()
+        launches.append(time.perf_counter() - began)
+        run.accumulate()
+        began = _waited(place)
+        run.update()
+        updates.append(_waited(place) - began)
+    profiled = _profiled(run, place)
+    return {
+        "host_milliseconds": round(1000 * statistics.median(launches), 2),
+        "update_milliseconds": round(1000 * statistics.median(updates), 2),
+        "busy_milliseconds": round(profiled.busy_milliseconds, 2),
+        "num_launches": profiled.num_launches,
+        "num_waits": profiled.num_waits,
+    }
+
+
+def _step(part: GpuPart, place: world.World, *, look: Callable[["_Run"], Result] = lambda _: {}) -> Result:
+    """Measures a step, in a process group. `look`: measures more, with the same run."""
     job = _job(part, place)
     run = _Run(job, place, compiled=part.compiled)
     began = _waited(place)
@@ -117,6 +152,7 @@ def _step(part: GpuPart, place: world.World) -> Result:
         run.step()
     rates = _rates(run.step, job.global_batch, part.seconds, place)
     allocated = torch.cuda.max_memory_allocated(place.device) if _is_gpu(place) else None
+    more = look(run)
     run.free()
     return {
         "micro_batch": job.global_batch,
@@ -125,7 +161,7 @@ def _step(part: GpuPart, place: world.World) -> Result:
         "images_per_second": rates,
         "allocated_bytes": allocated,
         "predicted_bytes": memory_of(job, _topology(place), micro_batch=job.global_batch).peak,
-    } | _beside_plan(job, statistics.median(rates), place)
+    } | {**_beside_plan(job, statistics.median(rates), place), **more}
 
 
 def zero(part: GpuPart, place: world.World) -> Result:
@@ -194,38 +230,61 @@ def pictures(part: GpuPart, _place: world.World) -> Result:
 
 def profile(part: GpuPart, place: world.World) -> Result:
     """Measures where the time of a step goes: which kernels take most of it, and how long the device is busy."""
-    job = _job(part, place)
-    activity = torch.profiler.ProfilerActivity
-    activities = [activity.CPU, *([activity.CUDA] if _is_gpu(place) else [])]
     with _entered(place):
-        run = _Run(job, place, compiled=part.compiled)
+        run = _Run(_job(part, place), place, compiled=part.compiled)
         for _ in range(_WARM_UP_STEPS):
             run.step()
-        _wait(place)
+        found = _profiled(run, place)
+    most = sorted(found.kernels, key=lambda each: -each[1])[:_MOST_KERNELS]
+    return {
+        "step_milliseconds": round(found.step_milliseconds, 2),
+        "busy_milliseconds": round(found.busy_milliseconds, 2),
+        "num_launches": found.num_launches,
+        "kernels": [
+            {"name": name[:120], "milliseconds": round(milliseconds, 3), "count": count // _WARM_UP_STEPS}
+            for name, milliseconds, count in most
+            if milliseconds > _LEAST_KERNEL_SHARE * found.busy_milliseconds
+        ],
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Profile:
+    """What the profiler found in a step. `kernels`: the name of each kernel, its milliseconds a step, and how often it
+    ran in all profiled steps. `num_waits`: how often the host waited for the device."""
+
+    step_milliseconds: float
+    busy_milliseconds: float
+    num_launches: int
+    num_waits: int
+    kernels: list[tuple[str, float, int]]
+
+
+def _profiled(run: "_Run", place: world.World) -> _Profile:
+    """Profiles a few steps of a run that has made its first ones."""
+    activity = torch.profiler.ProfilerActivity
+    activities = [activity.CPU, *([activity.CUDA] if _is_gpu(place) else [])]
+    _wait(place)
+    with torch.profiler.profile(activities=activities) as profiler:
         began = time.perf_counter()
-        with torch.profiler.profile(activities=activities) as profiler:
-            for _ in range(_WARM_UP_STEPS):
-                run.step()
-            _wait(place)
-        seconds = (time.perf_counter() - began) / _WARM_UP_STEPS
+        for _ in range(_WARM_UP_STEPS):
+            run.step()
+        seconds = (_waited(place) - began) / _WARM_UP_STEPS
     own = "self_device_time_total" if _is_gpu(place) else "self_cpu_time_total"
     # Takes only the device's own events, because the host's operators are also credited with the time of the kernels
     # that they start.
     kind = place.device.type.upper()
-    events = [each for each in profiler.key_averages() if each.device_type.name == kind and not each.is_user_annotation]
+    averages = profiler.key_averages()
+    events = [each for each in averages if each.device_type.name == kind and not each.is_user_annotation]
     times = [(each.key, getattr(each, own) / 1e3 / _WARM_UP_STEPS, each.count) for each in events]
-    total = sum(milliseconds for _, milliseconds, _ in times)
-    most = sorted(times, key=lambda each: -each[1])[:_MOST_KERNELS]
-    return {
-        "step_milliseconds": round(1000 * seconds, 2),
-        "busy_milliseconds": round(total, 2),
-        "num_launches": sum(count for _, milliseconds, count in times if milliseconds) // _WARM_UP_STEPS,
-        "kernels": [
-            {"name": name[:120], "milliseconds": round(milliseconds, 3), "count": count // _WARM_UP_STEPS}
-            for name, milliseconds, count in most
-            if milliseconds > _LEAST_KERNEL_SHARE * total
-        ],
-    }
+    waits = sum(each.count for each in averages if _WAITS.fullmatch(each.key))
+    return _Profile(
+        step_milliseconds=1000 * seconds,
+        busy_milliseconds=sum(milliseconds for _, milliseconds, _ in times),
+        num_launches=sum(count for _, milliseconds, count in times if milliseconds) // _WARM_UP_STEPS,
+        num_waits=waits // _WARM_UP_STEPS,  # rounded down: two are at the profile's end, one of them the profiler's own
+        kernels=times,
+    )
 
 
 def exchange(part: GpuPart, place: world.World) -> Result:
@@ -250,6 +309,7 @@ def exchange(part: GpuPart, place: world.World) -> Result:
 
 KINDS: dict[str, Callable[[GpuPart, world.World], Result]] = {
     "step": step,
+    "rank": rank,
     "determinism": determinism,
     "zero": zero,
     "attention": attention,
@@ -293,13 +353,21 @@ class _Run:
 
     def step(self) -> torch.Tensor:
         """Runs one step: forward, backward, update. Returns the loss before the update."""
+        loss = self.accumulate()
+        self.update()
+        return loss
+
+    def accumulate(self) -> torch.Tensor:
+        """Runs the forward and backward pass. Returns the loss."""
 
         def loss_of(model: torch.nn.Module) -> torch.Tensor:
             return classification_loss(model(self._images), self._labels, name=self.job.loss)
 
-        loss = self._engine.accumulate(loss_of)
+        return self._engine.accumulate(loss_of)
+
+    def update(self) -> None:
+        """Updates the weights."""
         self._engine.update(learning_rate=RATE)
-        return loss
 
 
 def _job(part: GpuPart, place: world.World) -> TrainingJob:

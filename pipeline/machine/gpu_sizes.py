@@ -50,11 +50,13 @@ class AttentionShape:
 
 @dataclass(frozen=True, kw_only=True)
 class _Sizes:
-    """The sizes on a GPU or on a CPU. A CPU is only used to show that each part works."""
+    """The sizes on a GPU or on a CPU. A CPU is only used to show that each part works. `few`: the images of one of many
+    ranks."""
 
     models: tuple[str, ...]
     image_size: int
     batch: int
+    few: tuple[int, ...]
     seconds: float
     shapes: tuple[AttentionShape, ...]
     megabytes: tuple[int, ...] = field(default=(1, 8, 64, 256))
@@ -66,6 +68,7 @@ _SIZES = {
         models=("vit_b16", "vit_l16", "vit_h14"),
         image_size=224,
         batch=0,
+        few=(64, 32, 16),  # of a global batch of 4096 on 64, 128 and 256 GPUs
         seconds=8.0,
         shapes=(
             AttentionShape("ViT-B/16 at 224", 64, 12, 197, 64),
@@ -78,6 +81,7 @@ _SIZES = {
         models=("vit_ti16",),
         image_size=32,
         batch=4,
+        few=(2,),
         seconds=0.5,
         shapes=(AttentionShape("ViT-Ti/16 at 32", 4, 3, 5, 64),),
         megabytes=(1,),
@@ -99,7 +103,13 @@ def parts_of(
         "image_size": sizes.image_size,
         "batch": sizes.batch,
     }
-    parts = {
+    attention = GpuPart(kind="attention", limit_seconds=300.0, shapes=[astuple(shape) for shape in sizes.shapes], **own)
+    parts = {"attention": attention}
+    for num_images in sizes.few:
+        parts[f"rank {most} of {num_images} images compiled"] = GpuPart(
+            kind="rank", model=most, compiled=True, limit_seconds=300.0, **own | {"batch": num_images}
+        )
+    parts |= {
         f"step {model} {'compiled' if compiled else 'eager'}": GpuPart(
             kind="step", model=model, compiled=compiled, **own
         )
@@ -116,9 +126,6 @@ def parts_of(
         for is_on in (False, True):
             name = f"step {least} of 32 images compiled{', CUDA graphs' if is_on else ''}"
             parts[name] = GpuPart(kind="step", model=least, compiled=True, cuda_graphs=is_on, **few)
-    parts["attention"] = GpuPart(
-        kind="attention", limit_seconds=300.0, shapes=[astuple(shape) for shape in sizes.shapes], **own
-    )
     parts[f"deterministic {least} compiled"] = GpuPart(
         kind="determinism", model=least, compiled=True, deterministic=True, **own
     )

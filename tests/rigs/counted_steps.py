@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.engine_arms import be_asynchronous
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.batches import COUNT_NAMES, Batch
 from pipeline.models.build import unfilled_model
@@ -93,7 +94,7 @@ def _count(
     torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = "0"  # DeepSpeed insists on it
     waits: Counter[str] = Counter()
-    _be_asynchronous(waits)
+    be_asynchronous(lambda: waits.update([_caller()]))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
     deepspeed.utils.groups._WORLD_GROUP = dist.new_group()  # ours copies the timeout of the first, and this has none
     return {case: _of_one(num_ranks, case, waits, overlap) for case in cases}
@@ -214,37 +215,6 @@ class _Reads(TorchFunctionMode):
         self.waits[_caller()] += getattr(func, "__name__", "") in _READS
         self.waits += Counter()  # without zeros
         return func(*args, **(kwargs or {}))
-
-
-def _be_asynchronous(waits: Counter[str]) -> None:
-    """Makes the accelerator one whose work is not done when a call returns, and notes every wait for it."""
-    import deepspeed  # noqa: PLC0415  # the server has loaded it, for CPUs
-
-    def wait(*_: object) -> None:
-        waits[_caller()] += 1
-
-    class Queue:
-        """A stream, or an event in it."""
-
-        synchronize = wait
-
-        def __init__(self, *_: object, **_more: object) -> None:
-            """Of any priority."""
-
-        def ignore(self, *_: object) -> None:
-            """Other streams wait, not the host."""
-
-        record = wait_stream = wait_event = ignore
-
-        def query(self) -> bool:
-            return False  # work that is not done yet has to be waited for
-
-    kind = type(deepspeed.accelerator.get_accelerator())
-    for name in ("is_synchronized_device", "resolves_data_dependency", "handles_memory_backpressure"):
-        setattr(kind, name, lambda *_: False)
-    kind.synchronize, kind.Stream, kind.Event = wait, Queue, Queue
-    kind.current_stream = kind.default_stream = lambda *_: Queue()
-    torch.Tensor.record_stream = lambda *_: None  # type: ignore[method-assign]
 
 
 def _bytes(value: object) -> int:

@@ -4,6 +4,7 @@ import copy
 import json
 import subprocess
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -15,12 +16,15 @@ import torch
 
 from jobs import exit_codes
 from jobs.monitor import doctor, gpu_trial
-from jobs.monitor.gpu_trial import gpu_page
+from jobs.monitor.gpu_trial import gpu_page, words_of
 from jobs.settings.runs import DoctorJob
 from pipeline.machine import gpu_parts
 from pipeline.machine.gpu_sizes import GpuPart, parts_of
 from pipeline.ranks import world
 from shards.errors import UserError
+from shards.output.quantities import number
+from tests.rigs.forks import forks
+from tests.rigs.processes import one_world
 from tests.rigs.writer_kills import until
 
 SHAPES = parts_of("cpu", num_gpus=0)["attention"].shapes
@@ -95,6 +99,29 @@ def test_steps_in_float8_are_measured_where_a_gpu_has_it() -> None:
         assert engine.precision == "bf16"
 
 
+def test_ranks_of_64_to_256_gpus_are_measured_after_attention() -> None:
+    """Those of ViT-H/14 at a global batch of 4096."""
+    parts = parts_of("cuda", num_gpus=1)
+    assert next(iter(parts)) == "attention"
+    for (name, part), num_gpus in zip(list(parts.items())[1:4], (64, 128, 256), strict=True):
+        assert name == f"rank vit_h14 of {4096 // num_gpus} images compiled"
+        assert (part.kind, part.batch, part.compiled) == ("rank", 4096 // num_gpus, True)
+
+
+def test_the_step_of_one_rank_of_many_is_measured_with_its_exchanges() -> None:
+    """On a CPU the host launches a step in the time that it takes, and never waits for a device."""
+    (part,) = (part for part in parts_of("cpu", num_gpus=0).values() if part.kind == "rank")
+    with ProcessPoolExecutor(1, mp_context=forks()) as pool:
+        found = pool.submit(gpu_parts.rank, replace(part, compiled=False, seconds=0.01), one_world()).result(120)
+    assert (found["backend"], found["micro_batch"], found["num_waits"], found["mfu"]) == ("gloo", 2, 0, None)
+    assert min(found["images_per_second"]) > 0
+    assert found["num_launches"] > 12 * 10  # ten and more in each of twelve blocks
+    assert min(found[f"{name}_milliseconds"] for name in ("host", "update", "busy")) > 0
+    said = words_of({"part": {"kind": "rank"}, "result": json.loads(json.dumps(found))})
+    assert f", launched in {number(found['host_milliseconds'])} ms, " in said
+    assert said.endswith(f"{found['num_launches']:,} kernels, 0 waits, through gloo")
+
+
 @pytest.mark.long
 def test_a_step_in_float8_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, which emulates it."""
@@ -142,10 +169,23 @@ STEP = {
 }
 
 
+RANK = STEP | {
+    "images_per_second": [400.0] * 5,
+    "micro_batch": 64,
+    "backend": "nccl",
+    "host_milliseconds": 38.3,
+    "update_milliseconds": 6.4,
+    "busy_milliseconds": 148.0,
+    "num_launches": 2345,
+    "num_waits": 3,
+}
+
+
 def results(name: str = "NVIDIA H100 80GB HBM3") -> dict[str, Any]:
     """As of a GPU."""
     parts = {
         "step vit_b16 compiled": ({"kind": "step"}, STEP),
+        "rank vit_h14 of 64 images compiled": ({"kind": "rank"}, RANK),
         "loader": (
             {"kind": "loader"},
             {"images_per_second": [8700.0], "threads": 16, "cpu_seconds_per_1000": 1.2, "photographs": "generated"},
@@ -169,8 +209,11 @@ def test_the_page_draws_what_was_measured_beside_the_plan() -> None:
         "failed: no result within 2 min 30 s",
         '<td class="num best">0.5</td>',
         "prepares 3 images for each",
+        '<td class="num">160</td><td class="num">400</td><td class="num">31.0 %</td>',
+        '<td class="num">38.3</td><td class="num">6.4</td><td class="num">7.5 %</td><td class="num">2,345</td>',
+        "160 ms a step, launched in 38.3 ms, 6.4 ms for the update alone, device idle 7.5 %, 2,345 kernels, 3 waits",
     ):
-        assert words in text
+        assert words in text, words
     assert gpu_page(copy.deepcopy(found)) == text.encode()
     assert "<script>alert" not in gpu_page(results("<script>alert(1)</script>")).decode()
 
