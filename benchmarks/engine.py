@@ -47,7 +47,7 @@ _ARMS = (
 _WITHOUT_STAGES = ("model", "ddp", "ddp autocast")
 _OF_BEFORE, _OF_DDP, _OF_FSDP2, _WAITS = 0.25, 1.3, 1.25, 0
 _COUNTS = ("launches", "operations", "collectives", "sent_bytes", "waits")
-_SECONDS = 600.0  # the longest that an arm may take
+_SECONDS = 600.0  # the longest that an arm may take under all numbers of ranks
 _LOSS_STEPS = 50
 _STAGE_3 = "DeepSpeed's linear layers of stage 3 round the product to bf16 before they add the bias"
 _WHY = {
@@ -66,15 +66,18 @@ def name_of(arm: str, stage: int, num_ranks: int = 0) -> str:
     return f"{name}, {num_ranks} rank{'s' * (num_ranks > 1)}" if num_ranks else name
 
 
-def measured(arm: str, stage: int, num_ranks: int, *, before: Path | None, folder: Path) -> Report:
-    """Runs one arm in a process of its own."""
+def measured(arm: str, stage: int, *, before: Path | None, folder: Path) -> Report:
+    """Runs one arm in processes of its own, and returns its report for each number of ranks."""
     report = folder / "report.json"
-    command = [sys.executable, "-m", "benchmarks.engine_arms", arm, str(stage), str(num_ranks)]
+    command = [sys.executable, "-m", "benchmarks.engine_arms", arm, str(stage), *map(str, _RANKS)]
     if arm == "before":
         command += ["--code", str(before)]
-    environment = {"RANK": "0", "WORLD_SIZE": str(num_ranks), "LOCAL_RANK": "0", "DS_ACCELERATOR": "cpu"}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}
-    return reported([*command, "--report", str(report)], report, seconds=_SECONDS, environment=environment)
+    environment = {"DS_ACCELERATOR": "cpu", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "OMP_NUM_THREADS": "1"}
+    found = reported([*command, "--report", str(report)], report, seconds=_SECONDS, environment=environment)
+    for num_ranks, one in found.items():
+        if num_ranks != "failed":
+            say(f"{name_of(arm, stage, int(num_ranks)):36s} {one['milliseconds']:.1f} ms")
+    return found
 
 
 def beyond(rounds: Sequence[Round], arm: str, stage: int, num_ranks: int) -> list[float]:
@@ -209,13 +212,19 @@ def main() -> None:
         return
     from benchmarks.engine_arms import num_parameters  # noqa: PLC0415 - it loads torch
 
-    places = {name_of(*arm, num_ranks): (*arm, num_ranks) for num_ranks in _RANKS for arm in _ARMS}
-    if options.before is None:
-        places = {name: place for name, place in places.items() if place[0] != "before"}
+    places = {name_of(*place): place for place in _ARMS if options.before or place[0] != "before"}
     result: dict[str, Any] = {"command": f"python -m benchmarks.engine --rounds {options.rounds} --before DIR"}
     result |= {"machine": machine(), "losses": losses()}
 
-    def keep(rounds: list[Round]) -> None:
+    def keep(done: list[Round]) -> None:
+        rounds = [
+            {
+                name_of(*places[name], num_ranks): each[name].get(str(num_ranks), {})
+                for name in each
+                for num_ranks in _RANKS
+            }
+            for each in done
+        ]
         result["figures"] = [*figures_of(rounds, num_parameters())]
         result["aims"] = [aim.row() for aim in aims(rounds)]
         write(options.out, result)
