@@ -9,6 +9,7 @@ BiT's models.py.
 import math
 import zlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,6 +114,7 @@ def compile_blocks(
     rounds_as_eager: bool = False,
     cuda_graphs: bool = False,
     on_gpu: bool = False,
+    hooks_outside: bool = False,
     backend: str = "inductor",
 ) -> None:
     """Compiles block by block with torch.compile, in place: parameters keep their names, and equal blocks share
@@ -127,7 +129,8 @@ def compile_blocks(
     `rounds_as_eager`: intermediate results are rounded to bf16 even inside fused kernels, as without compilation.
     `on_gpu`: blocks keep the sum after a residual for the backward pass, instead of the branch (residuals.py).
     `cuda_graphs`: each block is launched as a CUDA graph; call torch.compiler.cudagraph_mark_step_begin before each
-    micro-batch.
+    micro-batch. `hooks_outside`: a block's hooks, with which ZeRO-3 gathers its weights, are not compiled. The blocks
+    must get flat tensors before they are called.
     """
     key_caches_by_kernel(kernel_in_use())
     # torch compiles at most 8 variants of one function and runs the others uncompiled, with a warning. All units of a
@@ -146,7 +149,16 @@ def compile_blocks(
 
             options["joint_custom_pre_pass"] = KeepResiduals()
     for block in blocks_of(model):
-        block.compile(backend=backend, dynamic=False, options=options or None)
+        if hooks_outside:
+            compiled = torch.compile(partial(_computed, block), backend=backend, dynamic=False, options=options or None)
+            block.computed = compiled  # type: ignore[assignment]
+        else:
+            block.compile(backend=backend, dynamic=False, options=options or None)
+
+
+def _computed(block: Any, *inputs: Any) -> Any:
+    """Calls the method of the class that a block has when it is called: flat tensors change its class."""
+    return type(block).computed(block, *inputs)
 
 
 def compile_fault(device: torch.device) -> str:

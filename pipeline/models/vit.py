@@ -127,7 +127,8 @@ class ViT(nn.Module):
                 inputs = (*inputs, rotation_2Nd)
             kept = kept_L[number] if kept_L else None
             if kept is not None:
-                if block._compiled_call_impl is not None:  # the number of images differs from step to step
+                # If the block is compiled: the number of images differs from step to step.
+                if block._compiled_call_impl is not None or "computed" in vars(block):
                     for kept_K in kept:
                         torch._dynamo.maybe_mark_dynamic(kept_K, 0)
                 inputs = (*inputs, *(None,) * (3 - len(inputs)), kept)

@@ -125,4 +125,5 @@ def set_up_blocks(model: Model, config: EngineConfig, *, is_compiled: bool, devi
             rounds_as_eager=config.float8 == "rowwise",
             cuda_graphs=config.cuda_graphs,
             on_gpu=device.type == "cuda",
+            hooks_outside=config.zero_stage == 3,
         )

@@ -177,7 +177,8 @@ def _others(job: TrainingJob, whole: BatchPlan, *, is_on_gpu: bool) -> Iterator[
         recomputed = replace(job, engine=replace(engine, activation_checkpointing=True))
         yield "--engine.activation-checkpointing", recomputed, whole
     for stage in stages:
-        compiled = "off" if stage == 3 and engine.compile == "on" else engine.compile
+        is_plain = stage == 3 and job.optimizer.freeze_backbone
+        compiled = "off" if is_plain else engine.compile
         sharded = replace(engine, zero_stage=stage, compile=compiled)
         yield f"--engine.zero-stage {stage}", replace(job, engine=sharded), whole
         if not engine.activation_checkpointing:

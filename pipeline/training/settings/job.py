@@ -109,7 +109,8 @@ class EngineConfig:
     """Precision of weights and activations in forward and backward passes; auto: bf16 where the device computes it
     natively (GPUs of compute capability 8.0 and more, CPUs with AVX512-BF16, AMX or Arm BF16), else fp32."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile of the model's blocks: auto compiles on GPUs with ZeRO-1 and 2 if it works, on requires it."""
+    """torch.compile of the model's blocks: auto compiles on GPUs with ZeRO-1 and 2 if it works; on requires it, and may
+    be given with ZeRO-3, where no GPU has tried it."""
     activation_checkpointing: bool = False
     """Keep only the input of each block, and compute the block again in the backward pass: less memory, one more
     forward pass, the same bits."""
@@ -144,14 +145,6 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="engine.")
-        if self.compile == "on" and self.zero_stage == 3:
-            # DeepSpeed 0.19.8 gave correct numbers, but its hooks, which gather the weights inside a block, cut each
-            # block into pieces that torch compiles again at every step.
-            raise UserError(
-                'engine.compile is "on" with engine.zero_stage 3; allowed: stages 1 and 2 (torch would compile '
-                "DeepSpeed's gathering of weights again at every step): give --engine.zero-stage 2, or "
-                "--engine.compile off"
-            )
         if self.cuda_graphs and (self.zero_stage == 3 or self.compile == "off"):
             raise UserError(
                 f"engine.cuda_graphs is on with engine.zero_stage {self.zero_stage} and engine.compile "
@@ -409,6 +402,12 @@ class TrainingJob:
             )
         if self.model.masked_patches:
             self._refuse_labels()
+        if self.engine.compile == "on" and self.engine.zero_stage == 3 and self.optimizer.freeze_backbone:
+            raise UserError(
+                'engine.compile is "on" with engine.zero_stage 3 and optimizer.freeze_backbone; allowed: stages 1 and 2'
+                " (stage 3 gathers frozen weights layer by layer, inside the blocks): give --engine.zero-stage 2, or "
+                "--engine.compile off"
+            )
 
     def _refuse_for_muon(self) -> None:
         """Raises UserError if there are no whole matrices for Muon to update."""

@@ -12,7 +12,6 @@ Outside of the engine, parameters keep their own names: checkpoints, weights and
 import math
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -103,6 +102,7 @@ def flatten_blocks(model: nn.Module, layout: Layout) -> list[nn.Module]:
     """Moves the parameters of a model's blocks into flat tensors, in place, and returns these blocks. The model may be
     on meta."""
     blocks = list[nn.Module]()
+    is_recomputed = any(getattr(module, "checkpoint_blocks", False) for module in model.modules())
     for name, places in layout.items():
         if not is_flat(name):
             continue
@@ -110,7 +110,7 @@ def flatten_blocks(model: nn.Module, layout: Layout) -> list[nn.Module]:
         block: Any = model.get_submodule(prefix)
         if not isinstance(block, _FlatBlock):
             block.__class__ = _flat_class(type(block))  # type: ignore[arg-type]  # a class is hashable
-            block.flat_tensors = []
+            block.flat_tensors, block.is_recomputed = [], is_recomputed
             blocks.append(block)
         first = model.get_parameter(places[0].name)
         flat = torch.zeros(_padded(places), dtype=first.dtype, device=first.device)
@@ -137,20 +137,30 @@ def _lengths(places: Iterable[ParameterPlace]) -> Iterator[int]:
 
 class _FlatBlock(nn.Module):
     """A block whose layers use views of flat tensors while it runs. `flat_tensors`: for each of them, its name, the
-    lengths of its pieces, and the layer, name and shape of each parameter in it."""
+    lengths of its pieces, and the layer, name and shape of each parameter in it. `is_recomputed`: whether the backward
+    pass calls it again."""
 
     flat_tensors: list[tuple[str, tuple[int, ...], tuple[tuple[nn.Module, str, tuple[int, ...]], ...]]]
+    is_recomputed: bool
 
     def forward(self, *inputs: Any) -> Any:
-        """Computes the block. Autograd puts the gradients of the views together into those of the flat tensors."""
+        """Computes the block. Under stage 3, what autograd saves must not keep the gathered weights in memory until the
+        backward pass; a recomputed block saves nothing until then."""
+        is_gathered = hasattr(getattr(self, self.flat_tensors[0][0]), "ds_id")
+        if not is_gathered or self.is_recomputed:
+            return self.computed(*inputs)
+        with saved_tensors_hooks(self._packed, self._unpacked):
+            return self.computed(*inputs)
+
+    def computed(self, *inputs: Any) -> Any:
+        """Computes the block, which is compiled from here on under stage 3 (`compile_blocks`). Autograd puts the
+        gradients of the views together into those of the flat tensors."""
         for own, lengths, slots in self.flat_tensors:
             pieces = getattr(self, own).split_with_sizes(lengths)
             for (module, kind, shape), piece in zip(slots, pieces[::2], strict=True):
                 setattr(module, kind, piece.view(shape))
-        is_gathered = hasattr(getattr(self, self.flat_tensors[0][0]), "ds_id")  # stage 3
         try:
-            with saved_tensors_hooks(self._packed, self._unpacked) if is_gathered else nullcontext():
-                return super().forward(*inputs)
+            return super().forward(*inputs)
         finally:
             for _, _, slots in self.flat_tensors:
                 for module, kind, _ in slots:

@@ -94,6 +94,10 @@ def muon(_: Path, fields: dict[str, Any]) -> None:
     TrainingJob(optimizer=MUON, **fields)
 
 
+def compiled_and_frozen(_: Path) -> None:
+    TrainingJob(engine=EngineConfig(compile="on", zero_stage=3), optimizer=OptimizerConfig(freeze_backbone=True))
+
+
 def deepspeed_of(_: Path, installed: str, allowed: str) -> None:
     refuse_untested_deepspeed(EngineConfig(allow_deepspeed=allowed), installed)
 
@@ -396,9 +400,9 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     ),
     row("empty buckets", lambda _: EngineConfig(reduce_bucket=0)).says("engine.reduce_bucket is 0; allowed: 1 or more"),
     # engine_blocks
-    row("compiling under stage 3", lambda _: EngineConfig(compile="on", zero_stage=3)).says(
-        'engine.compile is "on" with engine.zero_stage 3; allowed: stages 1 and 2 (torch would compile '
-        "DeepSpeed's gathering of weights again at every step): give --engine.zero-stage 2, or --engine.compile "
+    row("compiling under stage 3 with frozen blocks", compiled_and_frozen).says(
+        'engine.compile is "on" with engine.zero_stage 3 and optimizer.freeze_backbone; allowed: stages 1 and 2 (stage '
+        "3 gathers frozen weights layer by layer, inside the blocks): give --engine.zero-stage 2, or --engine.compile "
         "off"
     ),
     # gradients
@@ -711,7 +715,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     row("memory that more ranks would have", memory_of_more_ranks).says(
         "a micro-batch of 1 image needs 3.8 GB on each of 8 ranks (weights and states 2.6 GB, gradients 872 MB, "
         "activations 130 MB), but a device has 3.0 GB for it (3.0 GB minus a reserve of 0 MB); these plans fit: "
-        "16 ranks; 32 ranks; 64 ranks"
+        "--engine.zero-stage 3; 16 ranks; 32 ranks"
     ),
     # first_pass
     row("the first step would need as much again", out_of_memory_after, 0).says(
