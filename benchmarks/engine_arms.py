@@ -390,7 +390,6 @@ def _load(arm: str) -> None:
     import pipeline.models  # noqa: PLC0415
 
     if arm in _WITH_DEEPSPEED:
-
         import pipeline.training.zero.engine  # noqa: F401, PLC0415
     elif arm == "fsdp2":
         import torch.distributed.fsdp  # noqa: F401, PLC0415
