@@ -75,7 +75,7 @@ def largest_block(layout: Layout) -> int:
 
 
 def _padded(places: Sequence[ParameterPlace]) -> int:
-    return sum(_lengths(places))
+    return sum(place.numel + -place.numel % ALIGNED for place in places)
 
 
 def end_to_end(layout: Layout, names: Iterable[str]) -> Iterator[ParameterPlace]:
@@ -114,7 +114,7 @@ def flatten_blocks(model: nn.Module, layout: Layout) -> list[nn.Module]:
             blocks.append(block)
         first = model.get_parameter(places[0].name)
         flat = torch.zeros(_padded(places), dtype=first.dtype, device=first.device)
-        slots = []
+        lengths, slots = list[int](), []
         for place in places:
             layer, _, kind = place.name.rpartition(".")
             module = model.get_submodule(layer)
@@ -122,25 +122,19 @@ def flatten_blocks(model: nn.Module, layout: Layout) -> list[nn.Module]:
                 flat[place.start : place.start + place.numel] = module.get_parameter(kind).detach().flatten()
             delattr(module, kind)
             setattr(module, kind, None)  # no parameter any more, but a view while the block runs
-            slots.append((module, kind, place.shape))
+            slots.append((module, kind, place.shape, len(lengths)))
+            lengths += [length for length in (place.numel, -place.numel % ALIGNED) if length]
         block.register_parameter(own, nn.Parameter(flat))
-        block.flat_tensors.append((own, tuple(_lengths(places)), tuple(slots)))
+        block.flat_tensors.append((own, tuple(lengths), tuple(slots)))
     return blocks
-
-
-def _lengths(places: Iterable[ParameterPlace]) -> Iterator[int]:
-    """Yields the lengths into which a flat tensor is split: each parameter, and the padding after it."""
-    for place in places:
-        yield place.numel
-        yield -place.numel % ALIGNED
 
 
 class _FlatBlock(nn.Module):
     """A block whose layers use views of flat tensors while it runs. `flat_tensors`: for each of them, its name, the
-    lengths of its pieces, and the layer, name and shape of each parameter in it. `is_recomputed`: whether the backward
-    pass calls it again."""
+    lengths of its pieces, and the layer, name, shape and piece of each parameter in it. Padding is a piece of its own,
+    unless it is empty: autograd would make zeros for it. `is_recomputed`: whether the backward pass calls it again."""
 
-    flat_tensors: list[tuple[str, tuple[int, ...], tuple[tuple[nn.Module, str, tuple[int, ...]], ...]]]
+    flat_tensors: list[tuple[str, tuple[int, ...], tuple[tuple[nn.Module, str, tuple[int, ...], int], ...]]]
     is_recomputed: bool
 
     def forward(self, *inputs: Any) -> Any:
@@ -157,14 +151,15 @@ class _FlatBlock(nn.Module):
         gradients of the views together into those of the flat tensors."""
         for own, lengths, slots in self.flat_tensors:
             pieces = getattr(self, own).split_with_sizes(lengths)
-            for (module, kind, shape), piece in zip(slots, pieces[::2], strict=True):
-                setattr(module, kind, piece.view(shape))
+            for module, kind, shape, number in slots:
+                view = pieces[number] if len(shape) == 1 else pieces[number].view(shape)
+                object.__setattr__(module, kind, view)  # without nn.Module's search for a parameter of this name
         try:
             return super().forward(*inputs)
         finally:
             for _, _, slots in self.flat_tensors:
-                for module, kind, _ in slots:
-                    setattr(module, kind, None)
+                for module, kind, _, _ in slots:
+                    object.__setattr__(module, kind, None)
 
     def _packed(self, saved: torch.Tensor) -> torch.Tensor | _SavedView:
         """Replaces a view that autograd would save, which would keep the gathered weights of stage 3 in memory until

@@ -1,10 +1,13 @@
 """A block with flat tensors computes what it computed before, and they hold its parameters as the layout says."""
 
 import copy
+from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.models import ModelConfig, build_model, shapes_of
 from pipeline.training.settings.job import OptimizerConfig
@@ -58,3 +61,29 @@ def test_results_and_gradients_are_equal_to_the_bit(config: ModelConfig, dtype: 
         assert tensor.grad is not None
         for part, gradient in views_of(tensor.grad, layout[name]):
             assert torch.equal(gradient, expected_gradients[part]), part  # type: ignore[arg-type]
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = Counter[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found[func._schema.name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_pass_makes_no_zeros_where_nothing_is_padded_and_views_only_of_kernels() -> None:
+    config = replace(VIT, width=64, mlp_width=128)
+    counts = []
+    for layout in ({}, layout_of(shapes_of(config), ways_of(shapes_of(config), ADAMW))):
+        model = build_model(config)
+        flatten_blocks(model, layout)
+        with Operations() as operations:  # type: ignore[no-untyped-call]
+            torch.autograd.backward(model(torch.zeros(2, 16, 16, 3, dtype=torch.uint8)).square().sum())
+        counts.append(operations.found)
+    plain, flat = counts
+    assert flat["aten::zeros"] == plain["aten::zeros"]
+    assert flat["aten::view"] - plain["aten::view"] == 2 * 4 * config.num_blocks, "forward and backward"
