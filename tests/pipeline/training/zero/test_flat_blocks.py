@@ -81,7 +81,7 @@ def test_a_pass_makes_no_zeros_where_nothing_is_padded_and_views_only_of_kernels
     for layout in ({}, layout_of(shapes_of(config), ways_of(shapes_of(config), ADAMW))):
         model = build_model(config)
         flatten_blocks(model, layout)
-        with Operations() as operations:  # type: ignore[no-untyped-call]
+        with Operations() as operations:
             torch.autograd.backward(model(torch.zeros(2, 16, 16, 3, dtype=torch.uint8)).square().sum())
         counts.append(operations.found)
     plain, flat = counts
