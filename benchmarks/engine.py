@@ -49,10 +49,9 @@ _OF_BEFORE, _OF_DDP, _OF_FSDP2, _WAITS = 0.25, 1.3, 1.25, 0
 _COUNTS = ("launches", "operations", "collectives", "sent_bytes", "waits")
 _SECONDS = 600.0  # the longest that an arm may take under all numbers of ranks
 _LOSS_STEPS = 50
-_STAGE_3 = "DeepSpeed's linear layers of stage 3 round the product to bf16 before they add the bias"
 _WHY = {
-    "ours, stage 3": _STAGE_3,
-    "deepspeed, stage 3": _STAGE_3,
+    "ours, stage 3": "the norm by which gradients are clipped is a sum in another order",
+    "deepspeed, stage 3": "its linear layers round the product to bf16 before they add the bias",
     "ddp": "weights and moments are bf16, so small updates are lost, and gradients are added up in bf16",
     "ddp autocast": "the passes keep norms and softmax in fp32, and gradients are never rounded to bf16",
     "fsdp2, stage 1": "the sum of the gradients is not rounded to bf16",

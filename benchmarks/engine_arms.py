@@ -375,7 +375,8 @@ def main() -> None:
     _load(options.arm)  # once for all processes, which are forks
     report = {}
     for num_ranks in options.ranks:
-        environment = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(num_ranks)}
+        # Without LOCAL_SIZE, DeepSpeed asks the system for the number of its CPUs' nodes in each step.
+        environment = {"RANK": "0", "LOCAL_RANK": "0", "LOCAL_SIZE": "1", "WORLD_SIZE": str(num_ranks)}
         with ProcessPoolExecutor(
             1, mp_context=get_context("fork"), initializer=os.environ.update, initargs=(environment,)
         ) as pool:

@@ -1,5 +1,6 @@
 """Stage 3 gathers one block ahead and keeps two, and sums gradients as DeepSpeed's own function does."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -22,10 +23,15 @@ from tests.rigs.random_weights import fill_randomly
 VIT = ModelConfig(name="vit", image_size=16, num_classes=3, patch=8, depth=4, width=96, mlp_width=384, num_heads=2)
 
 
-def engine_of(world: World, *, ema_decay: float = 0.0, model: Model | None = None) -> engines.Engine:
+FP32 = EngineConfig(zero_stage=3, precision="fp32")
+
+
+def engine_of(
+    world: World, *, ema_decay: float = 0.0, model: Model | None = None, config: EngineConfig = FP32
+) -> engines.Engine:
     engine = engines.Engine(
         unfilled_model(VIT) if model is None else model,
-        config=EngineConfig(zero_stage=3, precision="fp32"),
+        config=config,
         plan=plan_batch(2 * world.num_ranks, micro_batch=2, num_ranks=world.num_ranks, lanes=4),
         optimizer=OptimizerConfig(weight_decay=0.1),
         clip_norm=0.0,
@@ -175,3 +181,20 @@ def test_compiled_and_recomputed_blocks_free_their_gathered_weights() -> None:
 
 def test_our_sum_of_gradients_has_the_bits_of_deepspeeds() -> None:
     assert run_ranks(reduced_both_ways, num_ranks=4) == [[True] * 3] * 4
+
+
+def losses_in_bf16(world: World, config: EngineConfig) -> list[float]:
+    engine, losses = engine_of(world, config=config), []
+    images = torch.randint(0, 256, (2, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    for _ in range(4):
+        losses.append(float(engine.accumulate(partial(loss_of, images=images))))
+        engine.update(learning_rate=1e-3)
+    return losses
+
+
+def test_stage_3_has_the_losses_of_stage_1_in_bf16() -> None:
+    """DeepSpeed's own linear function for stage 3 rounds once more."""
+    first, third = (
+        run_ranks(losses_in_bf16, replace(FP32, zero_stage=stage, precision="bf16"), num_ranks=2) for stage in (1, 3)
+    )
+    assert third == first
