@@ -22,6 +22,7 @@ from pipeline.training.reporting.utilisation import OWN_STEP, RankTimes
 from pipeline.training.settings.schedule import average_decay, learning_rate
 from pipeline.training.watchdog.stopping import StopRequest, WaitGivenUpError
 from pipeline.training.zero.device_batches import Batches
+from pipeline.training.zero.engine import is_skipped
 from shards.errors import InvalidDataError, TransientError, WillNotSucceedError
 
 LOSS, GRAD_NORM, WITHOUT_DATA = "loss", "grad_norm", "data/failed"
@@ -29,12 +30,13 @@ LOSS, GRAD_NORM, WITHOUT_DATA = "loss", "grad_norm", "data/failed"
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """A step that all ranks have launched. `step`: its number, from 1 on. `rate`: its learning rate. `was_skipped`:
-    whether no update was made. `sums`, and rank 0's `similarity` if it is due, are on their way to the host."""
+    """A step that all ranks have launched. `step`: its number, from 1 on. `rate`: its learning rate. `was_discarded`:
+    whether its gradients were discarded. `sums`, and rank 0's `similarity` if it is due, are on their way to the
+    host."""
 
     step: int
     rate: float
-    was_skipped: bool
+    was_discarded: bool
     sums: ReadBack
     similarity: ReadBack | None = None
 
@@ -200,12 +202,14 @@ class TrainStep:
                 sums = self.step_sums.reduced(loss, row=row, more=more)
             is_bad = self.discard is not None and self.discard(float(sums[0]) / gradients.world.num_ranks)
             if self.fault is None:
-                self.stream.launched()  # before the update, in which DeepSpeed makes the host wait
+                self.stream.launched()  # before the update, in which stage 3 makes the host wait
             with self.controls.times.part("optimizer"):
                 update = gradients.engine.update(learning_rate=rate, ema_decay=decay, discard=is_bad)
             own = self.step_sums.read_back(sums, grad_norm=update.grad_norm)
             similarity = self.view.launched() if self.view and self.view.is_due(batch.step + 1) else None
-        return Launched(step=batch.step + 1, rate=rate, was_skipped=update.skipped, sums=own, similarity=similarity)
+        return Launched(
+            step=batch.step + 1, rate=rate, was_discarded=update.was_discarded, sums=own, similarity=similarity
+        )
 
     def read(self, launched: Launched) -> StepResult:
         """Waits for the outcome of a launched step, and returns it."""
@@ -217,7 +221,7 @@ class TrainStep:
             step=launched.step,
             loss=self._loss(sums),
             grad_norm=sums[GRAD_NORM],
-            was_skipped=launched.was_skipped,
+            was_skipped=is_skipped(sums[GRAD_NORM], was_discarded=launched.was_discarded),
             rate=launched.rate,
             request=max(request for request in StopRequest if sums[_name_of(request)] > 0),
             counts={name: sums[name] for name in COUNT_NAMES},

@@ -83,5 +83,5 @@ def _train(job: TrainingJob, plan: BatchPlan) -> None:
     for _ in range(_STEPS):
         for _ in range(plan.accumulation):
             engine.accumulate(lambda model: classification_loss(model(images), labels, name=job.loss))
-        if engine.update(learning_rate=0.0).skipped:
+        if engine.update(learning_rate=0.0).was_skipped:
             raise AssertionError("an update that is skipped takes less memory")

@@ -143,9 +143,8 @@ class _Gradients:
         return self.job.engine.zero_stage
 
     @property
-    def _is_bf16_optimizer(self) -> bool:
-        """Whether DeepSpeed takes its BF16_Optimizer, which has no buckets: with bf16, stage 1 and several
-        micro-batches."""
+    def _sums_whole(self) -> bool:
+        """Whether every rank sums micro-batches of the whole gradient in fp32: stage 1 with bf16."""
         return self._stage == 1 and self.weight == _BF16 and self.is_summed
 
     @property
@@ -156,6 +155,8 @@ class _Gradients:
         may_overlap = {"on": True, "off": False, "auto": self.topology.is_on_gpu and self.topology.num_ranks > 1}
         if may_overlap[self.job.engine.overlap] and self._stage < 3:  # one bucket is filled while the other is reduced
             elements *= 2
+        if self._sums_whole:
+            return elements * _FP32
         is_widened = self.weight == _BF16 and reduced_in(self.job.engine) == "fp32"
         return elements * self.weight + (_FP32 * filled if is_widened else 0)
 
@@ -206,21 +207,18 @@ class _Gradients:
         return self.weight * (sum(blocks[:2]) + others)
 
     def always(self) -> int:
-        if self._is_bf16_optimizer:
-            return _FP32 * self.number
         return self._own if self._stage == 3 else 0
 
     def as_backward_begins(self) -> int:
         """Returns the bytes that are held when the backward pass begins or, with several micro-batches, when the
         backward pass of the second one begins."""
-        if self._is_bf16_optimizer:
-            return self.weight * self.number
-        held = {1: self.weight * self.number, 2: self._own, 3: 0}[self._stage] if self.is_summed else 0
+        summed = (_FP32 if self._sums_whole else self.weight) * self.number
+        held = {1: summed, 2: self._own, 3: 0}[self._stage] if self.is_summed else 0
         return self._bucket + held + self.gathered
 
     def as_backward_ends(self) -> int:
-        if self._is_bf16_optimizer:
-            return 2 * self.weight * self.number
+        if self._sums_whole:
+            return _FP32 * (self.number + self._part) + self._bucket
         if self._stage == 1:
             return self.weight * self.number + max(self._bucket, self._own)
         if self._stage == 3:  # a block's gradient in one tensor, and in as many as it has parameters; gloo has a third
@@ -241,16 +239,15 @@ class _Gradients:
         return self.weight * self.head * (2 if is_copied else 1)
 
     def in_update(self) -> int:
-        """Returns the bytes in the update: flattened copies of the gradients, copies in fp32, and the matrices of
+        """Returns the bytes in the update: the gradients, copies of them end to end and in fp32, and the matrices of
         Muon's iteration."""
-        if self._is_bf16_optimizer:
-            return _FP32 * self.number + self._iterated
-        if self._stage > 1 and self.weight == _BF16 and self.is_summed:
-            return self._own + self._iterated
+        if self._stage < 3 and self.weight == _BF16 and self.is_summed:
+            return _FP32 * self._part + self._iterated
         widened = _FP32 * self._part if self.weight == _BF16 else 0
         if self._stage == 3:  # it keeps its bucket
             return self._own + widened + self.weight * self._bucket_elements
-        return 2 * self._own + widened + self._iterated
+        end_to_end = self.weight * self._part
+        return end_to_end + max(self._own, widened + self._iterated)
 
     @property
     def _iterated(self) -> int:

@@ -24,9 +24,9 @@ from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.optimizer import group_of
+from pipeline.training.zero.state import sum_of_squares
 
 POSITION = "embed.position"  # the table of learned 1-D position embeddings; other kinds have no picture
-_ROW = 1024  # elements summed in fp32 at once; with 2^24, a CPU's sum would be wrong in the 4th digit
 GRADIENT, PARAMETER = "grad_norm", "param_norm"
 
 
@@ -88,12 +88,7 @@ class Norms:
 def _squares(held: Mapping[str, torch.Tensor], groups: Sequence[str], *, device: torch.device) -> torch.Tensor:
     """Returns the sums of squares of each group, float64[groups]. `held`: tensors by the name of their parameter. A
     non-finite value affects only its group."""
-    norms: dict[str, list[torch.Tensor]] = {group: [torch.zeros(1, device=device)] for group in groups}
-    for name, found in held.items():
-        tensor = found.flatten()
-        whole = tensor.numel() // _ROW * _ROW
-        parts = (tensor[:whole].view(-1, _ROW), tensor[whole:].view(1, -1))
-        norms[group_of(name)] += [
-            torch.linalg.vector_norm(part, dim=1, dtype=torch.float32) for part in parts if part.numel()
-        ]
-    return torch.stack([torch.cat(own).double().square().sum() for own in norms.values()])
+    own: dict[str, list[torch.Tensor]] = {group: [torch.zeros(1, device=device)] for group in groups}
+    for name, tensor in held.items():
+        own[group_of(name)].append(tensor)
+    return torch.stack([sum_of_squares(tensors) for tensors in own.values()])

@@ -1,6 +1,7 @@
 """Uses DeepSpeed only as the ZeRO engine. Learning rates, the batch plan and checkpoints are Patchline's own."""
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -18,13 +19,22 @@ from pipeline.training.settings.job import EngineConfig, OptimizerConfig, reduce
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.flat_blocks import ParameterPlace, flatten_blocks, largest_block, layout_of
 from pipeline.training.zero.loading import leave_dynamo_out, without
-from pipeline.training.zero.optimizer import RATE_FACTOR, build_optimizer, freeze, moments_of, update_averages, ways_of
+from pipeline.training.zero.optimizer import (
+    RATE_FACTOR,
+    build_optimizer,
+    freeze,
+    moments_of,
+    skip_flag,
+    update_averages,
+    ways_of,
+)
 from pipeline.training.zero.stage_3 import gathered_ahead, reduce_scatter_coalesced
 from pipeline.training.zero.state import (
     create_moments,
     flat_partitions,
     free_tensors,
     give_memory,
+    inner_optimizer,
     local_fragments,
     local_gradients,
     narrow_first_moments,
@@ -33,20 +43,33 @@ from pipeline.training.zero.state import (
     swap,
 )
 from pipeline.training.zero.step_times import StepTimes
+from pipeline.training.zero.update import UpdateWithoutWaiting, class_without_waiting
 from shards.errors import UserError
 
 _PRINT_NEVER = 2**31
+_STAGE_3 = 3
 # All methods of its backend that DeepSpeed calls in a step.
 _EXCHANGES = ("all_reduce", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateResult:
-    """The result of one optimiser step: the global gradient norm before clipping (it may still be on the device), and
-    whether the step was skipped because the norm was not finite."""
+    """The result of one optimiser step: the global gradient norm before clipping, which may still be on the device, and
+    whether the gradients were discarded."""
 
     grad_norm: torch.Tensor | float
-    skipped: bool
+    was_discarded: bool = False
+
+    @property
+    def was_skipped(self) -> bool:
+        """Whether no update was made: the gradients were discarded, or their norm is not finite. Waits for the norm."""
+        return is_skipped(float(self.grad_norm), was_discarded=self.was_discarded)
+
+
+def is_skipped(grad_norm: float, *, was_discarded: bool) -> bool:
+    """Returns whether an update is skipped: gradients that are discarded, or whose norm is not finite, change
+    nothing."""
+    return was_discarded or not math.isfinite(grad_norm)
 
 
 def deepspeed_config(
@@ -115,9 +138,9 @@ def _quiet_deepspeed() -> Any:
     # DeepSpeed imports its Muon kernels for every optimiser, and decorates them with torch.compile. That takes a second
     # per rank, and nothing here calls them.
     deepspeed.runtime.compiler.compile = lambda: lambda function: function
-    # This function collects garbage and prints the memory in use to standard output, 3 + 2 x groups times.
-    deepspeed.runtime.bf16_optimizer.see_memory_usage = lambda *_, **__: None
-    deepspeed.runtime.bf16_optimizer.clip_tensors_by_global_norm = _clip_on_device
+    # If stage 1 adds up micro-batches in fp32, DeepSpeed would take its BF16_Optimizer, which sends nothing during the
+    # backward pass.
+    deepspeed.DeepSpeedEngine._do_optimizer_sanity_check = lambda *_: deepspeed.runtime.zero.config.ZERO_OPTIMIZATION
     deepspeed.runtime.zero.stage3.reduce_scatter_coalesced = reduce_scatter_coalesced
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
     return deepspeed
@@ -183,11 +206,12 @@ def timed_exchanges(times: StepTimes) -> Iterator[None]:
     backend, accelerator = deepspeed.comm.comm.cdb, stage_1_and_2.get_accelerator()
     first, third = stage_1_and_2.DeepSpeedZeroOptimizer, stage3.DeepSpeedZeroOptimizer_Stage3
     average, epilogue = first.average_tensor, third.independent_gradient_partition_epilogue
+    wait = UpdateWithoutWaiting.wait_for_sums
     try:
         for name in _EXCHANGES:
             setattr(backend, name, _timed(getattr(backend, name), times))
         # Here the passes wait for sums on another stream: the sums of the previous bucket, and the last sums.
-        accelerator.synchronize = _timed(accelerator.synchronize, times)
+        UpdateWithoutWaiting.wait_for_sums = _timed(wait, times)  # type: ignore[method-assign]
         first.average_tensor = _timed_if(lambda zero: zero.overlap_comm and zero.reduction_stream, average, times)
         third.independent_gradient_partition_epilogue = _timed_if(
             lambda zero: zero.reduce_and_partition_stream not in (None, accelerator.default_stream()), epilogue, times
@@ -195,9 +219,9 @@ def timed_exchanges(times: StepTimes) -> Iterator[None]:
         yield
     finally:
         first.average_tensor, third.independent_gradient_partition_epilogue = average, epilogue
+        UpdateWithoutWaiting.wait_for_sums = wait  # type: ignore[method-assign]
         for name in _EXCHANGES:
             vars(backend).pop(name, None)  # this restores the method of its class
-        vars(accelerator).pop("synchronize", None)
 
 
 def _timed_if(is_beside: Callable[[Any], Any], method: Callable[..., Any], times: StepTimes) -> Callable[..., Any]:
@@ -233,34 +257,6 @@ class _TimedWork(dist.Work):
 
     def is_completed(self) -> bool:
         return bool(self._work.is_completed())
-
-
-def _clip_on_device(
-    input_tensors: list[torch.Tensor], *, max_norm: float, global_norm: torch.Tensor, mpu: Any = None
-) -> None:
-    """Clips gradients to the same bits as DeepSpeed's BF16_Optimizer. DeepSpeed's own function makes the host read the
-    norm once more, to skip a factor of 1."""
-    del mpu
-    factor = torch.clamp(max_norm / (global_norm + 1e-6), max=1.0)
-    for gradient in input_tensors:
-        gradient.detach().mul_(factor)
-
-
-def _look_at_norms_once(zero: Any, clip_norm: float) -> None:
-    """Makes stages 1 and 2 decide by the norm alone whether gradients are finite, and makes the host read the norm once
-    per update. In bf16, DeepSpeed also checks every tensor, with 14 kernels each. That finds nothing more, since a
-    non-finite value makes the norm non-finite, and DeepSpeed skips such an update. DeepSpeed would also read the norm
-    again before it clips each group, although `step` has already refused an invalid one."""
-
-    def clip(gradients: list[torch.Tensor], norm: torch.Tensor) -> None:
-        factor = 1.0 / torch.clamp((norm + 1e-6) / clip_norm, min=1.0)
-        for gradient in gradients:
-            gradient.data.mul_(factor)
-
-    # `step` first sets `overflow` to False, and later sets it according to the norm.
-    zero.check_overflow = lambda **_: None
-    if clip_norm and zero.loss_scale == 1.0:
-        zero.unscale_and_clip_grads = clip
 
 
 class Engine:
@@ -302,8 +298,8 @@ class Engine:
             dist_init_required=False,
         )
         self._zero = self._deepspeed.optimizer
-        if isinstance(self._zero, deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer):
-            _look_at_norms_once(self._zero, clip_norm)
+        if config.zero_stage < _STAGE_3:
+            self._zero.__class__ = class_without_waiting(self._zero.__class__)
         self._optimizer, self._ema_decay, self._has_graphs = optimizer, ema_decay, config.cuda_graphs
         self._frozen = FrozenWeights(self._deepspeed.module)
         masters = flat_partitions(self._zero) if ema_decay else []
@@ -338,20 +334,24 @@ class Engine:
 
     def update(self, *, learning_rate: float, ema_decay: float | None = None, discard: bool = False) -> UpdateResult:
         """Takes an optimiser step with the gradients accumulated so far, at this learning rate (times the factor of
-        each layer) and with this decay of the average (None: the run's decay). `discard`: drops the gradients instead,
-        in the way in which DeepSpeed drops non-finite ones; no tensor of the state changes."""
-        norm_before = spoil_gradients(self._zero, self.gradients().values()) if discard else None
+        each layer) and with this decay of the average (None: the run's decay). Gradients whose norm is not finite
+        change no tensor of the state; stages 1 and 2 decide that on the device. `discard`: drops the gradients."""
+        norm_before = None
+        if isinstance(self._zero, UpdateWithoutWaiting):
+            self._zero.is_discarded = discard
+        elif discard:
+            norm_before = spoil_gradients(self._zero, list(self.gradients().values()))
         for group in self._zero.param_groups:
             group["lr"] = learning_rate * group[RATE_FACTOR]
         self.before_update()
         self._deepspeed.step()
-        skipped = bool(self._zero.overflow)  # DeepSpeed silently counts a skipped step as done
-        if self._averages and not skipped:
+        if self._averages and not (discard or self._zero.overflow):
             masters = [master.detach() for master in self._averages]
             decay = self._ema_decay if ema_decay is None else ema_decay
-            update_averages(list(self._averages.values()), masters, decay=decay)
+            found_inf = skip_flag(inner_optimizer(self._zero))
+            update_averages(list(self._averages.values()), masters, decay=decay, found_inf=found_inf)
         norm = self._deepspeed.get_global_grad_norm() if norm_before is None else norm_before
-        return UpdateResult(grad_norm=float("nan") if norm is None else norm, skipped=skipped)
+        return UpdateResult(grad_norm=norm, was_discarded=discard)
 
     def destroy(self) -> None:
         """Removes DeepSpeed's hooks from the model. The engine cannot be used afterwards."""

@@ -91,16 +91,20 @@ def step_matrices(
     matrices: Sequence[Matrix],
     group: Mapping[str, Any],
     dtype: torch.dtype,
+    found_inf: torch.Tensor | None = None,
 ) -> None:
     """Makes one update of this rank's slice of a group. `weights`, `gradient` and `momentum` are flat float32, and all
-    three are changed. `group` has lr, weight_decay and momentum. `dtype` is the precision of the iteration. Collective
-    if a matrix is cut."""
+    three are changed. `group` has lr, weight_decay and momentum. `dtype` is the precision of the iteration.
+    `found_inf`: float32[] on the device; if it is 1, weights and momentum keep their values. Collective if a matrix is
+    cut."""
     size = len(weights)
     rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    momentum.lerp_(gradient, 1 - group["momentum"])
-    update = gradient.lerp_(momentum, group["momentum"])
+    is_skipped = torch.zeros_like(weights[0]).bool() if found_inf is None else found_inf.bool()
+    gradient.masked_fill_(is_skipped, 0.0)  # it may be NaN, which no factor of 0 removes
+    momentum.lerp_(gradient, torch.where(is_skipped, 0.0, 1 - group["momentum"]))
+    update = gradient.lerp_(momentum, group["momentum"]).masked_fill_(is_skipped, 0.0)
     gathered = _gathered(update, matrices, rank=rank, num_ranks=num_ranks, dtype=dtype)
-    weights.mul_(1 - group["lr"] * group["weight_decay"])
+    weights.mul_(torch.where(is_skipped, 1.0, 1 - group["lr"] * group["weight_decay"]))
     offset = rank * size
     for matrix in matrices:
         low, high = matrix.part(rank, size)

@@ -33,6 +33,7 @@ _POSITION = ("embed.position", "embed.class_token", "embed.registers")
 _HEAD = "head.weight"
 RATE_FACTOR = "rate_factor"  # key of a group: the factor of its learning rate
 MOMENTS = "moments"  # key of a group: the names of what the optimiser keeps for its parameters
+FOUND_INF = "found_inf"  # torch's name: the attribute of an optimiser that says whether an update is skipped
 _MATRICES = "matrices"  # key of a group: where the matrices that Muon updates are; empty for other groups
 _DTYPE = "dtype"  # key of a group: the precision of Muon's iteration, which is the model's
 _PIECE = 1 << 22  # the most elements of a first moment that are in fp32 at once
@@ -89,6 +90,11 @@ class _SGD(torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Makes one update, with the same result as torch's."""
+        for group in self.param_groups:
+            for weights in group["params"] if group["momentum"] else ():
+                # In its first update, torch's kernel would leave a new buffer unfilled if it skips the update.
+                if weights.grad is not None and "momentum_buffer" not in self.state[weights]:
+                    self.state[weights]["momentum_buffer"] = torch.zeros_like(weights)
         _STEPS[0](self, closure)
 
 
@@ -112,7 +118,7 @@ class _AdamWInBf16(_AdamW):
                     self._step_in_pieces(weights, weights.grad, group)
 
     def _step_in_pieces(self, weights: torch.Tensor, gradients: torch.Tensor, group: dict[str, Any]) -> None:
-        state = self.state[weights]
+        state, skips = self.state[weights], skip_flag(self)
         if not state:
             state["step"] = torch.zeros((), dtype=torch.float32, device=weights.device)
             state["exp_avg"] = torch.zeros_like(weights, dtype=torch.bfloat16)
@@ -130,9 +136,10 @@ class _AdamWInBf16(_AdamW):
                 weight_decay=group["weight_decay"],
                 eps=group["eps"],
                 maximize=False,
+                found_inf=skips,
             )
             first.copy_(wide)
-        state["step"] += 1
+        state["step"] += 1.0 if skips is None else 1.0 - skips
 
 
 class _Muon(_AdamW):
@@ -156,7 +163,17 @@ class _Muon(_AdamW):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(weights)
         momentum = state["momentum_buffer"]
-        step_matrices(weights, weights.grad, momentum, matrices=group[_MATRICES], group=group, dtype=group[_DTYPE])
+        matrices, dtype = group[_MATRICES], group[_DTYPE]
+        step_matrices(
+            weights, weights.grad, momentum, matrices=matrices, group=group, dtype=dtype, found_inf=skip_flag(self)
+        )
+
+
+def skip_flag(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
+    """Returns whether the running update is skipped, as torch's optimisers have it: float32[] on the device, 1 if it
+    is, else 0. None: every update is made."""
+    found: torch.Tensor | None = getattr(optimizer, FOUND_INF, None)
+    return found
 
 
 def ways_of(names: Iterable[str], config: OptimizerConfig) -> dict[str, tuple[float, float, bool]]:
@@ -234,7 +251,19 @@ def is_decayed(name: str, config: OptimizerConfig) -> bool:
     return config.decay == "all" or is_kernel
 
 
-def update_averages(averages: list[torch.Tensor], weights: list[torch.Tensor], *, decay: float) -> None:
+def update_averages(
+    averages: list[torch.Tensor],
+    weights: list[torch.Tensor],
+    *,
+    decay: float,
+    found_inf: torch.Tensor | None = None,
+) -> None:
     """Updates Polyak averages in place: average = decay x average + (1 - decay) x weights (section 4.1: 0.9999). On a
-    GPU, this is one kernel for all tensors, with the same bits as a `lerp_` for each."""
-    torch._foreach_lerp_(averages, weights, 1.0 - decay)
+    GPU, this is one kernel for all tensors, with the same bits as a `lerp_` for each. `found_inf`: float32[] on the
+    device; if it is 1, nothing changes."""
+    if found_inf is None:
+        torch._foreach_lerp_(averages, weights, 1.0 - decay)
+        return
+    share = torch.where(found_inf.bool(), 0.0, 1.0 - decay)
+    for average, own in zip(averages, weights, strict=True):
+        average.lerp_(own, share)

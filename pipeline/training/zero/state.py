@@ -1,9 +1,8 @@
 """DeepSpeed's flat ZeRO partitions seen as fragments of logical tensors, for every stage and number of ranks.
 
-Stages 1 and 2 (and BF16_Optimizer, which DeepSpeed 0.19.8 uses for stage 1 with fp32 accumulation) put a group's
-parameters end to end and give each rank one slice; `param._hp_mapping` says which fragment of each parameter this rank
-holds. Stage 3 cuts every parameter into equal fragments; `optimizer.grad_position` says where they are. In all stages,
-a rank holds at most one contiguous fragment of a parameter.
+Stages 1 and 2 put a group's parameters end to end and give each rank one slice; `param._hp_mapping` says which fragment
+of each parameter this rank holds. Stage 3 cuts every parameter into equal fragments; `optimizer.grad_position` says
+where they are. In all stages, a rank holds at most one contiguous fragment of a parameter.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from pipeline.checkpoints.manifest import AVERAGE, MASTER
 from pipeline.training.zero.flat_blocks import ParameterPlace
 from pipeline.training.zero.optimizer import MOMENTS
 
+_ROW = 1 << 10  # elements whose squares are summed in fp32 at once; with 2^24, a CPU's sum is off in the 4th digit
 _PIECE = 1 << 24  # the most elements that are copied at once
 
 
@@ -130,38 +130,44 @@ def local_gradients(
     """Returns live views of this rank's part of the reduced gradients, by name, before clipping. They are flat, and
     have the elements of the rank's fragments. They are valid only between an update's last backward pass and the
     update. `tensors`: those that DeepSpeed sees, each with the model's parameters in it."""
-    flats = getattr(zero, "fp32_groups_gradient_flat_partition", None)
     is_stage_3 = hasattr(zero, "fp32_partitioned_groups_flat")
-    masters = {master: number for number, master in enumerate(flat_partitions(zero))}
     held = dict[int, torch.Tensor]()
-    if flats is None:
-        for number, group in enumerate(zero.fp16_groups if is_stage_3 else zero.params_in_partition):
-            own = (each for each in zero.averaged_gradients[number] if not getattr(each, "_zero_padding", False))
-            # Stage 3 pads at the end.
-            held |= {id(tensor): gradient for tensor, gradient in zip(group, own, strict=False)}
+    for number, group in enumerate(zero.fp16_groups if is_stage_3 else zero.params_in_partition):
+        own = (each for each in zero.averaged_gradients[number] if not getattr(each, "_zero_padding", False))
+        # Stage 3 pads at the end.
+        held |= {id(tensor): gradient for tensor, gradient in zip(group, own, strict=False)}
     found = {}
     for tensor, places in tensors:
         at = _place_stage3(zero, tensor) if is_stage_3 else _place_stage12(zero, tensor)
         if not at:
             continue
-        flat, offset, start, length = at
-        # BF16_Optimizer lays gradients out like the masters.
-        gradient = held[id(tensor)].view(-1) if flats is None else flats[masters[flat]][offset : offset + length]
+        _, _, start, length = at
+        gradient = held[id(tensor)].view(-1)
         for place, first, end in _parts(places, start, start + length):
             found[place.name] = gradient[first - start : end - start]
     return found
 
 
-def spoil_gradients(zero: Any, gradients: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Sets this rank's part of the reduced gradients to NaN, so that DeepSpeed drops all gradients at its next step.
+def spoil_gradients(zero: Any, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Sets this rank's part of the reduced gradients to NaN, so that stage 3 drops all gradients at its next step.
     Returns the norm that they had, on the device. Padding is not changed: stage 3 never writes to it, so a NaN there
     would stay for all later steps. Collective."""
-    squares = flat_partitions(zero)[0].new_zeros((), dtype=torch.float64)
+    squares = sum_of_squares([flat_partitions(zero)[0].new_zeros(1), *gradients])
     for gradient in gradients:
-        squares += torch.linalg.vector_norm(gradient, dtype=torch.float32).double().square()
         gradient.fill_(torch.nan)
     dist.all_reduce(squares)
     return squares.sqrt()
+
+
+def sum_of_squares(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Returns the sum of the squares of all elements, float64[], on their device, without waiting for it."""
+    norms = []
+    for tensor in tensors:
+        flat = tensor.detach().flatten()
+        whole = flat.numel() // _ROW * _ROW
+        parts = (flat[:whole].view(-1, _ROW), flat[whole:].view(1, -1))
+        norms += [torch.linalg.vector_norm(part, dim=1, dtype=torch.float32) for part in parts if part.numel()]
+    return torch.cat(norms).double().square().sum()
 
 
 def publish_masters(zero: Any, *, also: Callable[[], None]) -> None:
@@ -192,11 +198,7 @@ def swap(a: torch.Tensor, b: torch.Tensor) -> None:
 def flat_partitions(zero: Any) -> list[torch.Tensor]:
     """Returns this rank's fp32 masters, one flat tensor per parameter group. They are the same objects during the whole
     run."""
-    for name in (
-        "fp32_partitioned_groups_flat",
-        "single_partition_of_fp32_groups",
-        "fp32_groups_flat_partition",
-    ):
+    for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups"):
         if hasattr(zero, name):
             return list(getattr(zero, name))
     raise TypeError(f"{type(zero).__name__} is no ZeRO optimiser of DeepSpeed 0.19 that this adapter knows")

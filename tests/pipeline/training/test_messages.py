@@ -702,13 +702,13 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "here: off"
     ),
     # fit
-    row("a higher stage", too_little_memory, 6.3e9).says(
-        "a micro-batch of 1 image needs 7.7 GB on each of 8 ranks (weights and states 2.3 GB, gradients 4.8 GB, "
-        "activations 436 MB), but a device has 6.3 GB for it (6.3 GB minus a reserve of 0 MB); these plans fit: "
+    row("a higher stage", too_little_memory, 5.0e9).says(
+        "a micro-batch of 1 image needs 5.9 GB on each of 8 ranks (weights and states 2.3 GB, gradients 3.0 GB, "
+        "activations 436 MB), but a device has 5.0 GB for it (5.0 GB minus a reserve of 0 MB); these plans fit: "
         "--engine.zero-stage 2; --engine.zero-stage 2 --engine.activation-checkpointing; --engine.zero-stage 3"
     ),
     row("hopeless", too_little_memory, 1e9).says(
-        "a micro-batch of 1 image needs 7.7 GB on each of 8 ranks (weights and states 2.3 GB, gradients 4.8 GB, "
+        "a micro-batch of 1 image needs 5.9 GB on each of 8 ranks (weights and states 2.3 GB, gradients 3.0 GB, "
         "activations 436 MB), but a device has 1.0 GB for it (1.0 GB minus a reserve of 0 MB); no plan fits: take "
         "GPUs with more memory, or a smaller model"
     ),

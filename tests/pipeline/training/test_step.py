@@ -53,7 +53,7 @@ class _Engine:
         self.rates.append(learning_rate)
         self.decays.append(ema_decay)
         self.discarded.append(discard)
-        return UpdateResult(grad_norm=2.0, skipped=discard)
+        return UpdateResult(grad_norm=2.0, was_discarded=discard)
 
 
 class _Stream:

@@ -97,8 +97,8 @@ def test_the_line_has_the_numbers() -> None:
     budget = Budget(total_bytes=85_000_000_000, reserve_bytes=8_800_000_000, where="NVIDIA H100")
     words = words_of(fitted(job, whole, budget, is_on_gpu=True), budget)
     assert words == (
-        "micro-batch 128 x 4 passes x 8 ranks (the largest that fits): 50.3 GB of the 76.2 GB that NVIDIA H100 has for "
-        "it (weights 1.3, states 1.0, gradients 3.9, activations 43.9; reserve 8.8)"
+        "micro-batch 128 x 4 passes x 8 ranks (the largest that fits): 49.4 GB of the 76.2 GB that NVIDIA H100 has for "
+        "it (weights 1.3, states 1.0, gradients 3.0, activations 43.9; reserve 8.8)"
     )
 
 

@@ -79,7 +79,7 @@ class Found:
     norms: dict[str, float]
     expected: dict[str, float]
     grad_norm: float
-    skipped: bool
+    was_skipped: bool
 
 
 def measured(world: World) -> list[list[Found]]:
@@ -124,7 +124,7 @@ def _updates(case: Case, world: World) -> Iterator[Found]:
             norms=norms.values(dict(zip(norms.names, squares.tolist(), strict=True))),
             expected=_by_group("grad_norm", gradients) | _by_group("param_norm", values),
             grad_norm=float(result.grad_norm),
-            skipped=result.skipped,
+            was_skipped=result.was_skipped,
         )
     engine.destroy()
 
@@ -159,7 +159,7 @@ def test_norms_are_those_of_plain_pytorch(found: list[list[list[Found]]], place:
         whole = math.hypot(*(norm for name, norm in update.norms.items() if name.startswith("grad_norm/")))
         assert update.grad_norm == pytest.approx(whole, rel=1e-5)
         assert update.grad_norm > CLIP_NORM
-    assert [update.skipped for update in own[0]] == [case.discard, False], "later updates are made again"
+    assert [update.was_skipped for update in own[0]] == [case.discard, False], "later updates are made again"
     frozen_groups = {"grad_norm/representation", "grad_norm/head"}
     shown = {name for name in own[0][0].norms if name.startswith("grad_norm/")}
     assert shown == (frozen_groups if case.frozen else {f"grad_norm/{group}" for group in GROUPS})

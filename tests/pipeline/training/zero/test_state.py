@@ -186,11 +186,11 @@ def step(seed, spoilt=0.0, **options):
 engine.load(from_scratch, moments=[], num_updates=0)
 scratch = state()
 _, first = step(0, discard=True)
-assert first.skipped
+assert first.was_skipped
 assert_same(state(), scratch)
 step(1), step(2)
 middle = state()
-assert not step(3)[1].skipped
+assert not step(3)[1].was_skipped
 after_one = state()
 expected = step(4)[0]
 
@@ -198,20 +198,21 @@ slots = sorted({slot for _, slot in middle} - {"master", "weight"})
 engine.load(lambda f, slot: f.slots[slot].copy_(middle[f.name, slot]), moments=slots, num_updates=2)
 assert_same(state(), middle)
 _, dropped = step(3, discard=True)
-assert dropped.skipped
+assert dropped.was_skipped
 assert_same(state(), middle)
 _, made = step(3)
-assert not made.skipped
+assert not made.was_skipped
 assert_same(state(), after_one)
 assert abs(float(dropped.grad_norm) / float(made.grad_norm) - 1) < 1e-3, (dropped.grad_norm, made.grad_norm)
 assert torch.equal(step(4)[0], expected), "the model's own weights did not move either"
 
 engine.load(from_scratch, moments=[], num_updates=0)
 assert_same(state(), scratch)
+assert step(0, spoilt=float("inf"))[1].was_skipped, "the first update, before there are moments"
 step(1), step(2)
 assert_same(state(), middle)
 lost, dropped = step(3, spoilt=float("inf"))
-assert lost.isinf().all() and dropped.skipped, "a loss that is not finite makes no update, whatever its gradient"
+assert lost.isinf().all() and dropped.was_skipped, "a loss that is not finite makes no update, whatever its gradient"
 assert_same(state(), middle)
 leave()
 """
