@@ -12,7 +12,7 @@ from pipeline.ranks.world import World
 from tests.rigs.processes import run_ranks
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "reduce_precision.json"
-WAYS = ((2, 1), (1, 4))  # (stage, accumulation); the second is DeepSpeed's BF16_Optimizer
+WAYS = ((2, 1), (1, 4))  # (stage, accumulation); the second sums whole gradients in fp32
 
 
 def medians(world: World) -> dict[str, float]:

@@ -65,7 +65,7 @@ class Case:
 
 CASES = (
     *(Case(stage=stage, accumulation=number) for stage in (1, 2, 3) for number in (1, 2)),
-    Case(stage=1, accumulation=2, precision="bf16"),  # DeepSpeed's BF16_Optimizer
+    Case(stage=1, accumulation=2, precision="bf16"),  # summed whole, in fp32
     Case(stage=2, precision="bf16", bucket=600),
     *(Case(stage=stage, accumulation=2, frozen=True) for stage in (1, 2, 3)),
     *(Case(stage=stage, discard=True) for stage in (1, 2, 3)),

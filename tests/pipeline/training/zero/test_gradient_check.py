@@ -66,7 +66,7 @@ def refusal(world: World, job: TrainingJob, accumulation: int, plant: Callable[[
         (job_of(1, "fp32"), 1, 2),
         (job_of(2, "fp32", bucket=1), 4, 3),  # every tensor is larger than a bucket
         (job_of(3, "fp32"), 2, 2),
-        (job_of(1, "bf16"), 2, 2),  # DeepSpeed's BF16_Optimizer
+        (job_of(1, "bf16"), 2, 2),  # summed whole, in fp32
         (job_of(2, "bf16", bucket=600), 1, 3),
         pytest.param(job_of(3, "bf16", model=SIGMOID), 2, 3, marks=pytest.mark.long),
         (job_of(1, "fp32", model=replace(VIT, num_classes=1)), 2, 1),
