@@ -52,7 +52,7 @@ def continue_from(source: Path, target: Path, *, step: int) -> None:
             2,
             ("--micro-batch", "8", "--engine.precision", "bf16"),
             marks=pytest.mark.long,
-        ),  # accumulation in bf16 makes DeepSpeed take another optimiser class
+        ),  # sums of micro-batches in fp32, beside gradients in bf16
     ],
 )
 def test_a_continued_run_equals_the_unbroken_one(

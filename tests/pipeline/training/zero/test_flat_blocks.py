@@ -32,16 +32,19 @@ def test_a_layout_has_a_tensor_for_each_way_that_parameters_of_a_block_are_updat
     }
 
 
+EVERY = replace(VIT, layer_scale=0.1, qk_norm=True, position="rope2d")  # all that a block can have
+IN_LAYERS = replace(VIT, position="learned_2d", position_at="layers")
+BIT = ModelConfig(name="bit_r50x1", image_size=32, num_classes=3, resnet_units=(2, 1, 1, 1))
+
+
 @pytest.mark.parametrize(
-    "config",
+    ("config", "dtype"),
     [
-        pytest.param(VIT, id="ViT"),
-        pytest.param(replace(VIT, layer_scale=0.1, qk_norm=True, position="rope2d"), id="all that a block can have"),
-        pytest.param(replace(VIT, position="learned_2d", position_at="layers"), id="positions in each block"),
-        pytest.param(ModelConfig(name="bit_r50x1", image_size=32, num_classes=3, resnet_units=(2, 1, 1, 1)), id="BiT"),
+        *((config, dtype) for config in (VIT, EVERY, IN_LAYERS) for dtype in (torch.float32, torch.bfloat16)),
+        (BIT, torch.float32),
+        pytest.param(BIT, torch.bfloat16, marks=pytest.mark.long),
     ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_results_and_gradients_are_equal_to_the_bit(config: ModelConfig, dtype: torch.dtype) -> None:
     plain = build_model(config).to(dtype)
     with torch.no_grad():
