@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 ALIGNED = 64  # elements: 128 bytes in bf16
 _FLAT = "flat_"
-_SavedView = tuple[str, tuple[int, ...], tuple[int, ...], int]  # flat tensor, shape, stride, first element
+_SavedView = tuple[torch.Tensor, tuple[int, ...], tuple[int, ...], int]  # flat tensor, shape, stride, first element
 _BLOCK = re.compile(r"(.*\.)?(blocks\.\d+|stages\.\d+\.\d+)\.")
 
 
@@ -140,10 +140,11 @@ class _FlatBlock(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         """Computes the block. Under stage 3, what autograd saves must not keep the gathered weights in memory until the
         backward pass; a recomputed block saves nothing until then."""
-        is_gathered = hasattr(getattr(self, self.flat_tensors[0][0]), "ds_id")
-        if not is_gathered or self.is_recomputed:
+        if self.is_recomputed or not hasattr(getattr(self, self.flat_tensors[0][0]), "ds_id"):
             return self.computed(*inputs)
-        with saved_tensors_hooks(self._packed, self._unpacked):
+        tensors: list[torch.Tensor] = [getattr(self, own) for own, _, _ in self.flat_tensors]
+        gathered = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+        with saved_tensors_hooks(partial(_packed, gathered), _unpacked):
             return self.computed(*inputs)
 
     def computed(self, *inputs: Any) -> Any:
@@ -161,20 +162,19 @@ class _FlatBlock(nn.Module):
                 for module, kind, _, _ in slots:
                     object.__setattr__(module, kind, None)
 
-    def _packed(self, saved: torch.Tensor) -> torch.Tensor | _SavedView:
-        """Replaces a view that autograd would save, which would keep the gathered weights of stage 3 in memory until
-        the backward pass. DeepSpeed gathers them again before that."""
-        for own, _, _ in self.flat_tensors:
-            if saved.untyped_storage().data_ptr() == getattr(self, own).untyped_storage().data_ptr():
-                return own, tuple(saved.shape), saved.stride(), int(saved.storage_offset())
-        return saved
 
-    def _unpacked(self, saved: torch.Tensor | _SavedView) -> torch.Tensor:
-        if isinstance(saved, torch.Tensor):
-            return saved
-        own, shape, stride, offset = saved
-        tensor: torch.Tensor = getattr(self, own)
-        return tensor.detach().as_strided(shape, stride, offset)
+def _packed(gathered: Mapping[int, torch.Tensor], saved: torch.Tensor) -> torch.Tensor | _SavedView:
+    """Replaces a view that autograd would save, which would keep the gathered weights of stage 3 in memory until the
+    backward pass. DeepSpeed gathers them again before that. `gathered`: flat tensors by the address of their memory."""
+    flat = gathered.get(saved.untyped_storage().data_ptr())
+    return saved if flat is None else (flat, tuple(saved.shape), saved.stride(), int(saved.storage_offset()))
+
+
+def _unpacked(saved: torch.Tensor | _SavedView) -> torch.Tensor:
+    if isinstance(saved, torch.Tensor):
+        return saved
+    flat, shape, stride, offset = saved
+    return flat.detach().as_strided(shape, stride, offset)
 
 
 @cache
