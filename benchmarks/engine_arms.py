@@ -44,8 +44,9 @@ _WIDTH = 64  # so that a block's tensors have multiples of 64 elements, as ViT-H
 _REAL = 632_045_800  # parameters of ViT-H/14 at 224 pixels with 1,000 classes
 _CLIP, _RATE = 1.0, 1e-3
 _STEPS, _WARM_UP, _ENOUGH_SECONDS = 14, 4, 3.0
-# ViT-H/14 has 13 of our buckets, 2 of DeepSpeed's, and 51 of DDP's; so has the narrow model.
+# A bucket has the same share of the narrow model's parameters as of ViT-H/14's.
 _OUR_BUCKET, _DEEPSPEED_BUCKET, _DDP_MEBIBYTES = 50_000_000, 500_000_000, 25.0
+_KEPT_WHOLE = 1_000  # elements up to which stage 3 keeps a tensor on every rank: vectors only, as with ViT-H/14
 _WITH_DEEPSPEED = ("ours", "before", "deepspeed")
 _READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__")
 _WITHOUT_KERNEL = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "_unsafe_view", "resize_")
@@ -63,7 +64,7 @@ Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(kw_only=True)
 class Counted:
-    """What one step of a rank calls; see above. `operations`: all of them, views among them."""
+    """Counts of what one step of a rank calls, as the module describes. `operations`: all of them, views among them."""
 
     launches: int = 0
     operations: int = 0
@@ -176,7 +177,7 @@ def be_asynchronous(noted: Callable[[], None]) -> None:
         synchronize = wait
 
         def __init__(self, *_: object, **_more: object) -> None:
-            """Of any priority."""
+            """Accepts any priority."""
 
         def ignore(self, *_: object) -> None:
             """Other streams wait, not the host."""
@@ -285,7 +286,15 @@ def _ours(model: nn.Module, stage: int, num_ranks: int) -> Step:
     from pipeline.training.zero.batch_plan import plan_batch  # noqa: PLC0415
 
     whole = dist.distributed_c10d._get_default_group()
-    zero.second_group = lambda: whole  # type: ignore[attr-defined]
+    zero.second_group = lambda: whole  # type: ignore[attr-defined]  # as the engine of `before` needs it
+    config = zero.deepspeed_config
+
+    def narrow(*settings: Any, **more: Any) -> dict[str, Any]:
+        found = config(*settings, **more)
+        found["zero_optimization"]["stage3_param_persistence_threshold"] = _KEPT_WHOLE
+        return found
+
+    zero.deepspeed_config = narrow
     engine = zero.Engine(
         model,
         config=EngineConfig(
@@ -323,6 +332,7 @@ def _deepspeed(model: nn.Module, stage: int, num_ranks: int) -> Step:
             "stage": stage,
             "overlap_comm": num_ranks > 1,
             "reduce_bucket_size": int(_like_real(model, _DEEPSPEED_BUCKET)),
+            "stage3_param_persistence_threshold": _KEPT_WHOLE,
         },
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 1 << 30,

@@ -83,7 +83,7 @@ class _CountingStore(LocalStore):
     counted: list[int] = field(default_factory=list)
 
     def read_range(self, path: str, first: int, end: int, **options: object) -> bytes:
-        """As the folder does."""
+        """Reads as the folder does, and counts the bytes."""
         self.counted.append(end - first)
         return super().read_range(path, first, end, **options)  # type: ignore[arg-type]
 

@@ -237,7 +237,7 @@ class DoctorJob(CheckedJob):
     seconds: Annotated[float, Range(1, 600)] = 60.0
     """Longest time that a check may take; one that takes longer is a fault."""
     gpu: bool = False
-    """Measure training on this machine's GPU part by part, in about ten minutes, instead of checking the machine."""
+    """Measure training on this machine's GPU part by part, in about twenty minutes, instead of checking the machine."""
     device: Device = "auto"
     """With --gpu, where to measure; cpu tries every part at a small size."""
     data_url: str = ""

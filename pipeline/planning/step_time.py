@@ -35,6 +35,7 @@ from pipeline.models.flops import num_parameters
 from pipeline.training.fitting.memory import layout_in_engine
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob, reduced_in
 from pipeline.training.zero.batch_plan import BatchPlan
+from pipeline.training.zero.flat_blocks import largest_block, sizes_of
 from pipeline.training.zero.optimizer import ways_of
 from shards.errors import UserError
 
@@ -206,6 +207,19 @@ def _counts(model: ModelConfig, optimizer: OptimizerConfig) -> _Counts:
     )
 
 
+def _num_buckets(job: TrainingJob) -> int:
+    """Returns the number of sums of gradients: a tensor that does not fit into a bucket begins the next one."""
+    layout = layout_in_engine(job.model, job.optimizer)
+    ways = ways_of(shapes_of(job.model), job.optimizer)
+    sizes = [size for name, size in sizes_of(layout).items() if layout[name][0].name in ways]
+    most, filled, count = max(job.engine.reduce_bucket, largest_block(layout)), 0, 1
+    for size in reversed(sizes):
+        if filled and filled + size > most:
+            filled, count = 0, count + 1
+        filled += size
+    return count
+
+
 def _communication(job: TrainingJob, plan: BatchPlan, bandwidth: float) -> float:
     ranks, stage = plan.num_ranks, job.engine.zero_stage
     if ranks == 1:
@@ -220,6 +234,6 @@ def _communication(job: TrainingJob, plan: BatchPlan, bandwidth: float) -> float
     crossings = num_sums * (1 if stage == _STAGE_3 else 2) * summed * trained + num_gathers * weight * number
     counts = _counts(job.model, job.optimizer)
     num_gathered = counts.modules if stage == _STAGE_3 else counts.groups
-    num_collectives = num_sums * math.ceil(trained / job.engine.reduce_bucket) + num_gathers * num_gathered
+    num_collectives = num_sums * _num_buckets(job) + num_gathers * num_gathered
     latency = num_collectives * 2 * math.log2(ranks) * LATENCY_SECONDS
     return (ranks - 1) / ranks * crossings / bandwidth + latency

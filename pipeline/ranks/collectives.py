@@ -82,15 +82,6 @@ def gather_into(gathered: torch.Tensor, own: torch.Tensor) -> None:
     dist.all_gather(list(torch.split(gathered, own.numel())), own)
 
 
-def second_group() -> dist.ProcessGroup:
-    """Returns another group of all ranks, with the timeout of the default group; torch's own default is 10 minutes on
-    GPUs. Collective."""
-    first = dist.distributed_c10d._get_default_group()
-    (timeout,) = timeouts(first)
-    group: dist.ProcessGroup = dist.new_group(timeout=timeout)
-    return group
-
-
 def timeouts(group: dist.ProcessGroup) -> set[timedelta]:
     """Returns the times after which an exchange in a group fails, over all kinds of devices."""
     return {group._get_backend(device).options._timeout for device in group._device_types}

@@ -1,5 +1,6 @@
 """The benchmark of engines counts what its arms send and wait for: the bytes are those of the arithmetic."""
 
+import os
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -25,11 +26,9 @@ FP32, BF16 = 4, 2
     ],
 )
 def test_an_arm_sends_the_bytes_of_the_arithmetic(
-    arm: str, stage: int, bytes_per_parameter: float, waits: set[str], monkeypatch: pytest.MonkeyPatch
+    arm: str, stage: int, bytes_per_parameter: float, waits: set[str]
 ) -> None:
     """`waits`: some functions that wait for the device; empty: there are none."""
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", str(RANKS))):
-        monkeypatch.setenv(name, value)
     with ProcessPoolExecutor(1, mp_context=forks()) as pool:
         found = pool.submit(counted, arm, stage).result(60)
     sent = bytes_per_parameter * num_parameters(BLOCKS)
@@ -41,6 +40,7 @@ def test_an_arm_sends_the_bytes_of_the_arithmetic(
 
 def counted(arm: str, stage: int) -> dict[str, Any]:
     """What was counted in a step of an arm."""
+    os.environ.update({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(RANKS)})
     return measured(arm, stage, RANKS, num_steps=2, num_blocks=BLOCKS)
 
 

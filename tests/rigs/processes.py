@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,6 +81,19 @@ def _powerless_main(words: list[str]) -> int:
 def program(text: str, *words: str) -> Ended:
     """Runs `python -c TEXT WORDS` in the same way."""
     return _ended(partial(_run_program, text), list(words), {**ONE_THREAD, **os.environ})
+
+
+def program_on_ranks(text: str, *words: str, num_ranks: int) -> list[Ended]:
+    """Runs `python -c TEXT WORDS` as each of these ranks at once."""
+    world = {"WORLD_SIZE": str(num_ranks), "LOCAL_WORLD_SIZE": str(num_ranks)}
+    world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+
+    def ended(rank: int) -> Ended:
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        return _ended(partial(_run_program, text), list(words), {**ONE_THREAD, **os.environ, **world, **own})
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        return list(pool.map(ended, range(num_ranks)))
 
 
 def _ended(command: Callable[[list[str]], int], words: list[str], environ: dict[str, str]) -> Ended:

@@ -9,8 +9,7 @@ some of these recordings. P is the number of parameters, R of ranks, w of bytes 
                            moments         8 P / R        (with the first in bf16 6 P / R; SGD, and Muon of its
                                                           matrices, 4 P / R)
                            average         4 P / R        (EMA)
-                           gradients       4 P            (bf16, stage 1, accumulation: DeepSpeed's fp32 sums)
-                                           w P / R        (stage 3; 4 P / R in bf16 with accumulation)
+                           gradients       w P / R        (stage 3; 4 P / R in bf16 with accumulation)
     as a backward pass begins              activations, and the gradients of the micro-batches before it
     as the last one ends                   the gradients of all weights (stages 2 and 3: of this rank's), and copies
     in both, with stage 3                  the gathered weights of two blocks
@@ -148,12 +147,17 @@ class _Gradients:
         return self._stage == 1 and self.weight == _BF16 and self.is_summed
 
     @property
+    def _overlaps(self) -> bool:
+        """Whether gradients may be summed over ranks during the backward pass."""
+        is_default = self.topology.is_on_gpu and self.topology.num_ranks > 1
+        return {"on": True, "off": False, "auto": is_default}[self.job.engine.overlap]
+
+    @property
     def _bucket(self) -> int:
         """The bytes of the buffers for gradients that are reduced at once. Gradients in bf16 may be added up in an fp32
         copy."""
         filled, elements = min(self._bucket_size, self.number), self._bucket_elements
-        may_overlap = {"on": True, "off": False, "auto": self.topology.is_on_gpu and self.topology.num_ranks > 1}
-        if may_overlap[self.job.engine.overlap] and self._stage < 3:  # one bucket is filled while the other is reduced
+        if self._overlaps and self._stage < 3:  # one bucket is filled while the other is reduced
             elements *= 2
         if self._sums_whole:
             return elements * _FP32
@@ -220,7 +224,9 @@ class _Gradients:
         if self._sums_whole:
             return _FP32 * (self.number + self._part) + self._bucket
         if self._stage == 1:
-            return self.weight * self.number + max(self._bucket, self._own)
+            # If sums overlap the pass, most gradients are freed by the time that this rank's are complete.
+            held = max(self._bucket, self._own) if self._overlaps else self._bucket + self._own
+            return self.weight * self.number + held
         if self._stage == 3:  # a block's gradient in one tensor, and in as many as it has parameters; gloo has a third
             block = largest_block(layout_in_engine(self.job.model, self.job.optimizer))
             num_copies = 2 if self.topology.is_on_gpu or self.topology.num_ranks == 1 else 3

@@ -14,7 +14,6 @@ from torch import nn
 
 from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER
-from pipeline.ranks.collectives import second_group
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, reduced_in, with_buckets_of
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.flat_blocks import ParameterPlace, flatten_blocks, largest_block, layout_of
@@ -274,10 +273,9 @@ class Engine:
         ema_decay: float = 0.0,
     ) -> None:
         deepspeed = _quiet_deepspeed()
-        groups = deepspeed.utils.groups
-        if dist.get_world_size() > 1 and groups._WORLD_GROUP not in dist.distributed_c10d._world.pg_map:
-            # All engines of a process share this group; DeepSpeed would make its own.
-            groups._WORLD_GROUP = second_group()
+        # DeepSpeed would make a group of its own. In one group, sums and gathers that begin on several streams have the
+        # same order on all ranks.
+        deepspeed.utils.groups._WORLD_GROUP = dist.group.WORLD
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         on_cpu = deepspeed.accelerator.get_accelerator().device_name() == "cpu"
         self.layout = layout_of(self.shapes, ways_of(self.shapes, optimizer))
@@ -318,8 +316,8 @@ class Engine:
 
     def accumulate(self, loss_of: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
         """Makes the forward and backward pass of one micro-batch, and returns its detached loss. If the loss is not
-        finite, the gradients are made NaN, since the gradients of an infinite loss may be finite. DeepSpeed then skips
-        the update."""
+        finite, the gradients are made NaN, since the gradients of an infinite loss may be finite. The update is then
+        skipped."""
         if self._has_graphs:  # results of the last micro-batch are no longer needed
             torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         loss = loss_of(self._deepspeed)

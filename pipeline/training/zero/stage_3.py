@@ -14,8 +14,9 @@ def gathered_ahead(block: int) -> dict[str, int]:
     """Returns the settings with which DeepSpeed gathers the weights of the next block while one is computed, and frees
     those of the last one, like FSDP. `block`: the elements of the largest block's gathered tensor.
 
-    By default, it gathers as fast as it can up to 1e9 elements, and frees nothing that is used again within 1e9, so
-    that ViT-H/14 would be kept as a whole. Tensors of at most 100,000 elements are kept on every rank in any case.
+    By default, it gathers as fast as it can up to 1e9 elements, and frees nothing that is used again within 1e9
+    elements, so that ViT-H/14 would be kept as a whole. Tensors of at most 100,000 elements are kept on every rank in
+    any case.
     """
     return {
         "stage3_prefetch_bucket_size": block,

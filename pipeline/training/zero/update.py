@@ -6,8 +6,8 @@ update, the gather and the next forward pass. Here, the norm stays on the device
 whose norm is not finite changes nothing (as with torch's GradScaler, the optimiser's `found_inf` is then 1). The host
 learns it with the loss, a step later.
 
-`UpdateWithoutWaiting` replaces two methods of DeepSpeed's optimiser. Its partitions, their layout, its buckets and its
-gather remain.
+`UpdateWithoutWaiting` replaces three methods of DeepSpeed's optimiser. Its partitions, their layout, its buckets and
+its gather remain.
 
 - `step`: the norm (`scaled_global_norm`) takes one sum over the ranks instead of one for each group. The flat gradient,
   the clipping (`unscale_and_clip_grads`), the step of each group and the gather follow as there. Loss scaling,
@@ -15,8 +15,9 @@ gather remain.
   `param.data` twice for each tensor: the tensors are views of what is gathered into, and nothing makes them anything
   else.
 - `independent_gradient_partition_epilogue`: as there, but the stream that computes waits for the stream of the sums by
-  an event, and the host does not. The event also orders the two NCCL communicators: on every rank, a step's own sums
-  begin after DeepSpeed's have ended.
+  an event, and the host does not.
+- `_record_gradient_stream`: DeepSpeed sums a gradient that is larger than a bucket in place, on the other stream, and
+  frees it at once. It tells the allocator so only if it offloads.
 """
 
 from collections.abc import Iterable
@@ -24,7 +25,6 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from pipeline.training.zero.optimizer import FOUND_INF
 from pipeline.training.zero.state import sum_of_squares
@@ -39,11 +39,13 @@ class UpdateWithoutWaiting:
     @torch.no_grad()
     def step(self: Any) -> None:
         """Makes one update of this rank's partitions, and gathers the weights of all ranks. Collective."""
+        from deepspeed import comm  # noqa: PLC0415  # the engine has loaded it
+
         self.micro_step_id = _NO_PASS
         gradients = [_flat(self.averaged_gradients.pop(number)) for number, _ in enumerate(self.bit16_groups)]
         self.zero_grad()
         squares = sum_of_squares(gradients)
-        dist.all_reduce(squares, group=self.dp_process_group)
+        comm.all_reduce(squares, group=self.dp_process_group)
         norm = self._global_grad_norm = squares.sqrt().float()
         if self.is_discarded:
             return
@@ -68,6 +70,11 @@ class UpdateWithoutWaiting:
             del accelerator.synchronize
             if kept:
                 accelerator.synchronize = kept
+
+    def _record_gradient_stream(self: Any, tensor: torch.Tensor, stream: Any) -> None:
+        """Tells the allocator that a stream uses a gradient, whose memory it must not reuse before."""
+        if not _accelerator().resolves_data_dependency():
+            tensor.record_stream(stream)
 
     def wait_for_sums(self: Any) -> None:
         """Makes the stream that computes wait for the sums on the other one."""

@@ -170,7 +170,7 @@ def test_the_plan_on_gpus() -> None:
         "2,191 images/s at 27.8% of nominal operations",
         "1.87 s: 99.3% computes at 28% of nominal operations (--mfu), 0.0% waits for the host, 0.7% for exchanges",
         "At a batch of 4,096, at least half of a step computes on up to 256 GPUs.",
-        "22.40 days",
+        "22.41 days",
         "checkpoint 7.9 GB, 0.98 GB per rank",
         "stall 0.049 s",
     ):

@@ -172,7 +172,7 @@ def test_a_step_with_norms_and_similarities(num_ranks: int, case: Case) -> None:
     "case", [(1, 1), (1, 4), *(pytest.param(case, marks=pytest.mark.long) for case in ((2, 1), (3, 1)))], ids=words
 )
 def test_overlap_sends_gradients_during_the_backward_pass(case: Case) -> None:
-    """On 512 ranks, with 13 buckets, as ViT-H/14 has of the default size. In stages 1 and 2, the host waits for
+    """On 512 ranks, with 13 buckets; ViT-H/14 has 17 of the default size. In stages 1 and 2, the host waits for
     nothing."""
     step = counted_steps(512, [case], overlap="on")[case].plain
     caller = "stage3.py:__avg_scatter_grads" if case[0] == 3 else "stage_1_and_2.py:gradient_reduction_w_predivide"
