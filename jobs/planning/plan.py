@@ -20,7 +20,6 @@ from jobs.recipes import pretrain
 from jobs.recipes.of_training import plan_of
 from jobs.settings.runs import PlanJob
 from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Cost, Forecast, cost_of
-from pipeline.planning.step_time import slow_stage_3
 from pipeline.training.settings.schedule import steps_of
 from pipeline.training.zero.batch_plan import shared_lanes, times_read
 from shards.errors import UserError
@@ -156,7 +155,6 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
         ),
         ("predicted rate", rate),
         ("a step", of_step),
-        *([("ZeRO-3", in_plan(slow))] if (slow := slow_stage_3(job.training, num_ranks=plan.num_ranks)) else []),
         ("predicted time", f"{_days(found.days)}, without evaluation, checkpoints and restarts"),
         *([("dataset read", reads)] if times > 1 else []),
         ("checkpoint", f"{size(found.checkpoint_bytes)}, {_gigabytes(memory.saved)} per rank"),

@@ -18,7 +18,7 @@ from pipeline.models.activations import activations_of
 from pipeline.models.flops import attention_flops, forward_flops
 from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes
 from pipeline.planning.forecast import Cost, Forecast, forecast
-from pipeline.planning.step_time import Network, gpu_named, slow_stage_3
+from pipeline.planning.step_time import Network, gpu_named
 from pipeline.training.fitting.memory import pass_of
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
@@ -99,8 +99,6 @@ def _step_table(job: PlanJob, cost: Cost, rows: Sequence[NodesPlan]) -> Table:
     )
     most = rows[-1].num_gpus
     caption += f" {scaling_advice(job, cost, num_gpus=most)}"
-    if slow := slow_stage_3(job.training, num_ranks=most):
-        caption += f" {in_plan(slow)}"
     columns = {
         "nodes": [f"{plan.num_nodes:,}" for plan in rows],
         "GPUs": [f"{plan.num_gpus:,}" for plan in rows],

@@ -59,7 +59,6 @@ LAUNCH_SECONDS = 78e-6
 ENGINE_SECONDS = 210e-6
 ZERO3_ENGINE_SECONDS = 860e-6
 ZERO3_RANK_SECONDS = 7.4e-6
-_SLOW_LAUNCH_SECONDS = 0.3  # above this, `slow_stage_3` warns
 _STAGE_3 = 3
 _FP32, _BF16 = 4, 2
 _RECOMPUTED = 4 / 3  # with activation checkpointing, a step is four forward passes instead of three
@@ -165,21 +164,6 @@ def host_seconds(job: TrainingJob, *, num_ranks: int) -> float:
     if job.engine.zero_stage == _STAGE_3:
         engine = ZERO3_ENGINE_SECONDS + ZERO3_RANK_SECONDS * num_ranks
     return counts.tensors * LAUNCH_SECONDS + counts.seen * engine
-
-
-def slow_stage_3(job: TrainingJob, *, num_ranks: int) -> str:
-    """Returns a text that says what ZeRO-3 costs the host on many ranks, and what to do. Returns "" below 0.3 s per
-    micro-batch, and for other stages."""
-    if job.engine.zero_stage < _STAGE_3:
-        return ""
-    launch = host_seconds(job, num_ranks=num_ranks)
-    if launch < _SLOW_LAUNCH_SECONDS:
-        return ""
-    return (
-        f"--engine.zero-stage 3 on {num_ranks:,} ranks: the host takes about {launch:.1f} s to launch each "
-        "micro-batch, because it puts every block together from the parts of all ranks; take --engine.zero-stage 1 if "
-        "the model fits, or fewer ranks"
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

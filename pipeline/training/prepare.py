@@ -31,7 +31,6 @@ from pipeline.models.build import initial_of, shapes_of
 from pipeline.models.weights.fit import fit_weights, has_other_patches
 from pipeline.models.weights.folder import Weights
 from pipeline.models.weights.safetensors import TensorByName
-from pipeline.planning.step_time import slow_stage_3
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.rendezvous import ranks_words
 from pipeline.ranks.world import World, bf16_of
@@ -138,8 +137,6 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
             raise UserError(wrong)
         if world.is_first:
             log.warning("the run goes on, slower than it could: %s", wrong)
-    if world.is_first and (slow := slow_stage_3(job, num_ranks=world.num_ranks)):
-        log.warning("%s", slow)
     if job.initial.weights and not list_committed(store):
         refuse_other_head(job, stream.data)
         starting_weights(job)  # raises if they do not fit the model

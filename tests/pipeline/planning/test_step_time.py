@@ -16,7 +16,6 @@ from pipeline.planning.step_time import (
     Network,
     StepTime,
     host_seconds,
-    slow_stage_3,
     step_time,
 )
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
@@ -89,10 +88,5 @@ def test_the_gpu_waits_for_the_host_when_its_share_is_small() -> None:
     assert found.seconds == found.compute + found.host + found.communication
 
 
-def test_stage_3_on_many_ranks_is_said() -> None:
-    third = job_of(zero_stage=3)
-    assert slow_stage_3(job_of(), num_ranks=4096) == slow_stage_3(third, num_ranks=8) == ""
-    said, seconds = slow_stage_3(third, num_ranks=4096), host_seconds(third, num_ranks=4096)
-    begin = f"--engine.zero-stage 3 on 4,096 ranks: the host takes about {seconds:.1f} s to launch each micro-batch"
-    assert said.startswith(begin)
+def test_stage_3_is_slower_on_many_ranks() -> None:
     assert step_on(512, zero_stage=3).compute_share < step_on(512).compute_share
