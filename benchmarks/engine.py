@@ -54,6 +54,7 @@ _WHY = {
     "deepspeed, stage 3": "its linear layers round the product to bf16 before they add the bias",
     "ddp": "weights and moments are bf16, so small updates are lost, and gradients are added up in bf16",
     "ddp autocast": "the passes keep norms and softmax in fp32, and gradients are never rounded to bf16",
+    "deepspeed, stage 1": "the norm by which gradients are clipped is a sum in another order",
     "fsdp2, stage 1": "the sum of the gradients is not rounded to bf16",
     "fsdp2, stage 3": "the sum of the gradients is not rounded to bf16",
 }

@@ -56,9 +56,9 @@ LATENCY_SECONDS = 10e-6  # the latency of each of the 2 log2(R) hops of a collec
 # benchmarks/engine.py: the model's passes, for each tensor of weights, and what the engine adds, for each tensor that
 # it sees. What ZeRO-3 adds grows with the number of ranks.
 LAUNCH_SECONDS = 78e-6
-ENGINE_SECONDS = 210e-6
-ZERO3_ENGINE_SECONDS = 860e-6
-ZERO3_RANK_SECONDS = 7.4e-6
+ENGINE_SECONDS = 110e-6
+ZERO3_ENGINE_SECONDS = 700e-6
+ZERO3_RANK_SECONDS = 1e-6
 _STAGE_3 = 3
 _FP32, _BF16 = 4, 2
 _RECOMPUTED = 4 / 3  # with activation checkpointing, a step is four forward passes instead of three

@@ -183,7 +183,7 @@ def test_the_plan_on_gpus() -> None:
     alone = patchline("plan", "digits_smoke", "--gpu", "h100", "--num-gpus", "1").output
     assert "on any number of GPUs; on 1, take a larger batch" in " ".join(alone.replace("│", " ").split())
     assert "times an epoch" not in ended.output
-    many = patchline("plan", "vit_h14_jft", "--gpu", "h100", "--num-gpus", "4096")
+    many = patchline("plan", "vit_h14_jft", "--gpu", "h100", "--num-gpus", "4096", "--network-gbits", "1")
     shown = " ".join(many.output.replace("│", " ").split())
     assert "GPUs; take fewer." in shown
     assert found["cost"]["num_parameters"] == 655_835_251
