@@ -1,7 +1,6 @@
 """Small exchanges between ranks: JSON in uint8 tensors (object collectives would unpickle), and small reductions."""
 
 import json
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -80,11 +79,6 @@ def gather_into(gathered: torch.Tensor, own: torch.Tensor) -> None:
     """Puts every rank's flat tensor into `gathered`, one after the other in rank order. The tensors have equal
     lengths."""
     dist.all_gather(list(torch.split(gathered, own.numel())), own)
-
-
-def timeouts(group: dist.ProcessGroup) -> set[timedelta]:
-    """Returns the times after which an exchange in a group fails, over all kinds of devices."""
-    return {group._get_backend(device).options._timeout for device in group._device_types}
 
 
 def _encode(value: object, device: torch.device) -> torch.Tensor:

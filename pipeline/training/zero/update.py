@@ -29,6 +29,8 @@ import torch
 from pipeline.training.zero.optimizer import FOUND_INF
 from pipeline.training.zero.state import sum_of_squares
 
+_NO_PASS = -1  # DeepSpeed's INITIAL_MICRO_STEP_ID
+
 
 class UpdateWithoutWaiting:
     """The methods of a DeepSpeedZeroOptimizer that replace its own. `step` sets `_global_grad_norm` to the norm before
@@ -79,9 +81,6 @@ class UpdateWithoutWaiting:
     def wait_for_sums(self: Any) -> None:
         """Makes the stream that computes wait for the sums on the other one."""
         _accelerator().current_stream().wait_stream(self.reduction_stream)
-
-
-_NO_PASS = -1  # DeepSpeed's INITIAL_MICRO_STEP_ID
 
 
 def _accelerator() -> Any:

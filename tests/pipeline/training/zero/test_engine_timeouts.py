@@ -8,7 +8,6 @@ import pytest
 import torch.distributed as dist
 
 from pipeline.models import ModelConfig, build_model
-from pipeline.ranks.collectives import timeouts
 from pipeline.ranks.environment import TimeLimits
 from pipeline.ranks.world import World, joined
 from pipeline.training.settings.job import EngineConfig, HangConfig, OptimizerConfig
@@ -22,6 +21,11 @@ from tests.rigs.s3 import free_port
 
 TINY = ModelConfig(name="vit", image_size=16, num_classes=3, patch=8, depth=1, width=24, mlp_width=40, num_heads=2)
 TIMEOUT = timedelta(minutes=77)  # no library's default
+
+
+def timeouts(group: dist.ProcessGroup) -> set[timedelta]:
+    """The times after which an exchange in a group fails, over all kinds of devices."""
+    return {group._get_backend(device).options._timeout for device in group._device_types}
 
 
 def timeouts_of_an_engine(world: World, stage: int) -> list[set[timedelta]]:
