@@ -204,7 +204,7 @@ class Copies(TorchDispatchMode):
         super().__init__()
         self.made: list[tuple[str, tuple[int, ...]]] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ARG002
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if (name := func.overloadpacket.__name__) in ("clone", "stack", "cat", "copy_"):
             self.made.append((name, tuple(result.shape)))
