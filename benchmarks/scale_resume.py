@@ -10,7 +10,7 @@ is what each rank's share and the manifest let it ask the store for. All bytes c
                     themselves is too much; each then receives the whole state from the others
     seconds, memory of one of 512 resuming ranks (CPU time): to parse and check the manifest, and to plan
 
-ZeRO-2 cuts the state as ZeRO-1 does. Command (at most 5 minutes):
+ZeRO-2 cuts the state as ZeRO-1 does. Command (at most 5 minutes; docs/benchmarks.md has its table):
 
     python -m benchmarks.scale_resume --out benchmarks/results/scale_resume.json
 """
@@ -282,7 +282,7 @@ def aims_of(found: Report) -> list[Aim]:
 
 def table(found: Report) -> str:
     """A row for each checkpoint, with the amplification of every kind of ranks that reads it."""
-    lines = ["| saved by | fragments | entries | manifest | " + " | ".join(_words(*to) for to in SAVED) + " |"]
+    lines = ["| Saved by | Fragments | Entries | Manifest | " + " | ".join(_words(*to) for to in SAVED) + " |"]
     lines.append("|---" * (4 + len(SAVED)) + "|")
     for row in found["checkpoints"]:
         cells = [_words(*row["saved"]), f"{row['fragments']:,}", f"{row['entries']:,}"]

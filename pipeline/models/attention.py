@@ -65,6 +65,18 @@ def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
     return _by_pytorch(qkv_3BhNd)
 
 
+def packed_heads(product_BNP: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Returns q, k and v of each head, [3, B, h, N, d], as views of a layer's first product, [B, N, 3 x h x d]."""
+    batch, tokens, _ = product_BNP.shape
+    return product_BNP.reshape(batch, tokens, 3, num_heads, -1).permute(2, 0, 3, 1, 4)
+
+
+def joined_heads(a_BhNd: torch.Tensor) -> torch.Tensor:
+    """Returns the results of all heads for each token, [B, N, h x d], which a layer's second product takes."""
+    batch, heads, tokens, width = a_BhNd.shape
+    return a_BhNd.transpose(1, 2).reshape(batch, tokens, heads * width)
+
+
 def kernel_seconds(
     name: str,
     shape: tuple[int, int, int, int],
@@ -74,19 +86,26 @@ def kernel_seconds(
     layer: Layer | None = None,
     is_compiled: bool = False,
 ) -> float | str:
-    """Times a forward and a backward pass of attention by the kernel `name`. q, k and v have the `shape` [B, h, N, d]
-    and are views of one product, as in a layer.
+    """Times a forward and a backward pass of what a layer computes between its two products, by the kernel `name`. q, k
+    and v have the `shape` [B, h, N, d] and are views of one product, [B, N, 3 x h x d]. Its gradient is one tensor of
+    the same order in memory, as the product's own gradients need it, so that joining dq, dk and dv is timed, too.
 
     Returns the median seconds, or a text that says why the kernel cannot be used. `layer`: makes the attention of a
     model's layer, with its masks and norms; None: `attend` alone. `is_compiled`: whether to time attention as in a
     compiled block.
     """
     batch, heads, tokens, width = shape
-    product_BN3hd = torch.randn(batch, tokens, 3, heads, width, dtype=dtype, device=device, requires_grad=True)
-    module = layer().to(device, dtype) if layer else None
-    inputs, ends = [product_BN3hd, *(module.parameters() if module else ())], []
-    compute, before = module or attend, _computes[0]
-    backend = KERNELS[name]
+    size = batch, tokens, 3 * heads * width
+    product_BNP = torch.randn(size, dtype=dtype, device=device, requires_grad=True)
+    module = layer().to(device, dtype) if layer else attend
+    parameters = module.parameters() if isinstance(module, nn.Module) else ()
+    inputs, ends = [product_BNP, *parameters], []
+    before, backend = _computes[0], KERNELS[name]
+
+    def between_products(product_BNP: torch.Tensor) -> torch.Tensor:
+        return joined_heads(module(packed_heads(product_BNP, heads)))
+
+    compute = between_products
     try:
         _computes[0] = F.scaled_dot_product_attention if backend is not None else _compiled_flex(device)
         with nullcontext() if backend is None else sdpa_kernel(backend):
@@ -95,12 +114,13 @@ def kernel_seconds(
                 if number == 1 and is_compiled:
                     key_caches_by_kernel(name)
                     torch.compiler.reset()
-                    compute = torch.compile(compute, dynamic=False)
-                    torch.autograd.grad(compute(product_BN3hd.permute(2, 0, 3, 1, 4)).sum(), product_BN3hd)
+                    compute = torch.compile(between_products, dynamic=False)
+                    a_BND = compute(product_BNP)
+                    torch.autograd.grad(a_BND, inputs, a_BND, allow_unused=True)
                 ends.append(_time(device))
                 for _ in range(_PASSES):  # launched without waiting, as in a step
-                    a_BhNd = compute(product_BN3hd.permute(2, 0, 3, 1, 4))
-                    torch.autograd.grad(a_BhNd, inputs, a_BhNd, allow_unused=True)
+                    a_BND = compute(product_BNP)
+                    torch.autograd.grad(a_BND, inputs, a_BND, allow_unused=True)
     except RuntimeError as error:  # no kernel for this device, type or shape, or no memory for it
         return str(error).partition("\n")[0][:200]
     finally:

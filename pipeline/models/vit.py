@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from pipeline.models.attention import attend
+from pipeline.models.attention import attend, joined_heads, packed_heads
 from pipeline.models.config import ModelConfig
 from pipeline.models.layers import MLP, AttentionPool, LinearHead, centred
 from pipeline.models.masked import ColourHead, Mask
@@ -295,12 +295,8 @@ class Attention(nn.Module):
         self.k_norm = nn.LayerNorm(head_width, eps=epsilon) if config.qk_norm else None
 
     def forward(self, z_BND: torch.Tensor, rotation_2Nd: torch.Tensor | None = None) -> torch.Tensor:
-        batch, tokens, width = z_BND.shape
-        # (B, N, 3 * D) -> (3, B, h, N, d)
-        qkv_3BhNd = self.qkv(z_BND).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        a_BhNd = self.attended(qkv_3BhNd, rotation_2Nd)
-        # (B, h, N, d) -> (B, N, D)
-        out_BND: torch.Tensor = self.out(a_BhNd.transpose(1, 2).reshape(batch, tokens, width))
+        qkv_3BhNd = packed_heads(self.qkv(z_BND), self.num_heads)
+        out_BND: torch.Tensor = self.out(joined_heads(self.attended(qkv_3BhNd, rotation_2Nd)))
         return out_BND
 
     def attended(self, qkv_3BhNd: torch.Tensor, rotation_2Nd: torch.Tensor | None = None) -> torch.Tensor:

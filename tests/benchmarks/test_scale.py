@@ -1,9 +1,11 @@
-"""The figures of docs/scale.md are those of `plan` and of the committed results, and `plan` assumes measured times."""
+"""The figures of docs/scale.md are those of `plan` and of the committed results, and `plan` assumes measured times.
+docs/benchmarks.md has the table of the committed result of benchmarks/scale_resume.py."""
 
 import json
 import re
 
-from benchmarks.scale import ENGINE, PAGE, all_rows, host_constants, tables
+from benchmarks import scale_resume
+from benchmarks.scale import ENGINE, PAGE, RESUME, all_rows, host_constants, tables
 from pipeline.planning import step_time
 
 
@@ -16,6 +18,11 @@ def test_the_page_has_the_tables_of_plan_and_of_the_results() -> None:
     page = PAGE.read_text()
     for table in tables():
         assert table in page, "run `python -m benchmarks.scale --update`"
+
+
+def test_the_benchmarks_have_the_table_of_what_a_resume_reads() -> None:
+    page = PAGE.with_name("benchmarks.md").read_text()
+    assert scale_resume.table(json.loads(RESUME.read_text())) in page, "run `python -m benchmarks.scale_resume`"
 
 
 def test_the_guide_shows_every_figure_and_each_that_misses_its_aim() -> None:

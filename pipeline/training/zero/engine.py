@@ -299,6 +299,7 @@ class Engine:
         if config.zero_stage < _STAGE_3:
             self._zero.__class__ = class_without_waiting(self._zero.__class__)
         self._optimizer, self._ema_decay, self._has_graphs = optimizer, ema_decay, config.cuda_graphs
+        self._stage = config.zero_stage
         self._frozen = FrozenWeights(self._deepspeed.module)
         masters = flat_partitions(self._zero) if ema_decay else []
         self.before_update: Callable[[], None] = lambda: None  # orders the update after copies of the state
@@ -311,8 +312,10 @@ class Engine:
         return module
 
     def train(self, training: bool) -> None:
-        """Switches dropout on or off."""
+        """Switches dropout on or off. Under stage 3, frees the weights that an evaluation has left gathered."""
         self._deepspeed.train(training)
+        if training and self._stage == _STAGE_3:
+            self._zero._partition_all_parameters()
 
     def accumulate(self, loss_of: Callable[[nn.Module], torch.Tensor]) -> torch.Tensor:
         """Makes the forward and backward pass of one micro-batch, and returns its detached loss. If the loss is not

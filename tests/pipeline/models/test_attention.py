@@ -4,6 +4,7 @@ for backward."""
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.models import attention
 from pipeline.models.attention import (
@@ -193,6 +195,35 @@ def test_what_is_timed_is_what_a_layer_computes(position: Any, monkeypatch: pyte
     assert isinstance(kernel_seconds("math", SHAPE, dtype=torch.float32, device=CPU, layer=layer), float)
     Attention(config)(torch.randn(2, 17, 24))
     assert len(strides) == 1, strides
+
+
+class Copies(TorchDispatchMode):
+    """Notes each copy, by its operator and shape, and each gradient that is joined from parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[tuple[str, tuple[int, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if (name := func.overloadpacket.__name__) in ("clone", "stack", "cat", "copy_"):
+            self.made.append((name, tuple(result.shape)))
+        return result
+
+
+@pytest.mark.parametrize(("position", "kernel"), [("learned_1d", "flash"), ("relative", "math")])
+def test_the_copies_of_a_layers_gradients_are_timed(position: Any, kernel: str) -> None:
+    """dq, dk and dv are joined, and brought into the order of the product, whose gradients need it."""
+    config = replace(RELATIVE, position=position)
+    layer, z = Attention(config), torch.randn(2, 17, 24, requires_grad=True)
+    with Copies() as of_layer:
+        torch.autograd.grad(layer(z), [z, *layer.parameters()], torch.ones(2, 17, 24))
+    with Copies() as timed:
+        part = partial(AttentionAlone, config)
+        seconds = kernel_seconds(kernel, SHAPE, dtype=torch.float32, device=CPU, layer=part)
+    assert isinstance(seconds, float)
+    num_passes = (1 + attention._WARM_UP_ROUNDS + attention._ROUNDS) * attention._PASSES
+    assert Counter(timed.made) == Counter({copy: num_passes * n for copy, n in Counter(of_layer.made).items()})
 
 
 @pytest.mark.long

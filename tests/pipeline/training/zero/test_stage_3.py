@@ -46,9 +46,10 @@ def loss_of(model: nn.Module, images: torch.Tensor) -> torch.Tensor:
     return loss
 
 
-def events_of_a_step(world: World) -> tuple[str, int]:
+def events_of_a_step(world: World) -> tuple[str, int, int]:
     """What happens to the blocks in the third step, in order ("gather", and "forward" or "backward" when the block's
-    last layer has run or its gradient arrives), and the most blocks that are gathered at any of these moments."""
+    last layer has run or its gradient arrives), and the most blocks that are gathered at any of these moments, in that
+    step and in the one after an evaluation."""
     engine = engine_of(world)
     blocks: list[Any] = list(engine.module.get_submodule("blocks").children())
     tensors: list[Any] = [max(block.parameters(recurse=False), key=lambda each: each.ds_numel) for block in blocks]
@@ -68,27 +69,37 @@ def events_of_a_step(world: World) -> tuple[str, int]:
 
     def ran(_: nn.Module, __: object, output: torch.Tensor, number: int) -> None:
         note("forward", number)
-        output.register_hook(lambda _: note("backward", number))  # type: ignore[no-untyped-call]
+        if output.requires_grad:
+            output.register_hook(lambda _: note("backward", number))  # type: ignore[no-untyped-call]
 
     for parameter in engine.module.parameters():
         own: Any = parameter
         own.all_gather_coalesced = partial(gather, real=own.all_gather_coalesced)
     for number, block in enumerate(blocks):
         block.mlp.register_forward_hook(partial(ran, number=number))
-    for _ in range(3):  # DeepSpeed learns the order in the first one
+    images = torch.zeros(2, 16, 16, 3, dtype=torch.uint8)
+
+    def step() -> tuple[str, int]:
         events.clear()
         held[0] = 0
-        engine.accumulate(partial(loss_of, images=torch.zeros(2, 16, 16, 3, dtype=torch.uint8)))
+        engine.accumulate(partial(loss_of, images=images))
         engine.update(learning_rate=1e-3)
-    return ", ".join(events), held[0]
+        return ", ".join(events), held[0]
+
+    *_, third = [step() for _ in range(3)]  # DeepSpeed learns the order in the first one
+    engine.train(False)
+    with torch.no_grad():
+        loss_of(engine.module, images)
+    engine.train(True)
+    return *third, step()[1]
 
 
 def test_the_next_block_is_gathered_while_one_is_computed_and_two_are_held() -> None:
-    """In both passes. The last block is gathered once for both."""
+    """In both passes, also after an evaluation. The last block is gathered once for both."""
     found = run_ranks(events_of_a_step, num_ranks=2)
     expected = "gather 0, gather 1, forward 0, gather 2, forward 1, gather 3, forward 2, gather 2, forward 3, "
     expected += "backward 3, gather 1, backward 2, gather 0, backward 1, backward 0"
-    assert found == [(expected, 2)] * 2
+    assert found == [(expected, 2, 2)] * 2
 
 
 def losses_with_and_without_an_evaluation(world: World) -> list[list[float]]:
