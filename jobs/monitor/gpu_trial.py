@@ -10,6 +10,7 @@ to the plan's predictions.
 import json
 import logging
 import os
+import re
 import signal
 import statistics
 import subprocess
@@ -26,14 +27,15 @@ from markupsafe import Markup, escape
 
 from jobs import exit_codes
 from jobs.output import put, write_out
-from pipeline.machine.gpu_sizes import LEAST_GAIN, GpuPart, parts_of
+from pipeline.machine.gpu_sizes import CODE_SUFFIX, LEAST_GAIN, MOST_CODE, GpuPart, parts_of
+from pipeline.machine.gpu_time import CLASSES, IDLE
 from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file, read_tail
 from shards.files.typed_json import parse_json
 from shards.output.quantities import duration, number, percent, plural, size
-from shards.output.terminal import printable_name
+from shards.output.terminal import printable, printable_name
 from shards.pages.page import page, svg, text_width
 
 _BAR, _GAP, _WIDTH, _RIGHT = 18, 10, 540, 130
@@ -41,6 +43,8 @@ Entry = Mapping[str, Any]
 log = logging.getLogger(__name__)
 _MOST_FILE_BYTES, _TAIL_BYTES = 16 << 20, 1 << 16
 _MOST_SAID = 300
+_LEAST_SHARE = 0.002  # of a step
+_NO_FILE_NAME = re.compile(r"[^\w.-]+")
 _OTHER_OUT = "give another --out"
 
 
@@ -60,17 +64,22 @@ def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, s
     began = time.monotonic()
     for place, (name, part) in enumerate(parts.items(), 1):
         if name not in kept:
-            entries[name] = _measured(part, environ)
+            entries[name] = _measured(part, environ, code=_code_of(name, out))
         found = {"about": about, "parts": {each: entries[each] for each in parts if each in entries}}
         _write(out, found)
         note = " (kept)" if name in kept else f" ({duration(entries[name]['seconds'])})"
         put(f"[{place}/{len(parts)}] {printable_name(f'{name}: {words_of(entries[name])}')}{note}\n")
-    for verdict in verdicts(entries):
+    for verdict in verdicts(entries) if about["device"] == "cuda" else ():  # a CPU says nothing about speed
         put(printable_name(verdict.words) + "\n")
     failed = [name for name in parts if "result" not in entries[name]]
     how = f"{plural(len(failed), 'part')} failed: {', '.join(failed)}" if failed else "all parts measured"
     put(f"{how}, in {duration(time.monotonic() - began)}: {out}, {out.with_suffix('.html')}\n")
     return exit_codes.FAULTS_FOUND if failed else exit_codes.DONE
+
+
+def _code_of(name: str, out: Path) -> Path:
+    """Returns where the code of a part's kernels is kept: in a folder beside the file of results."""
+    return out.with_suffix(".kernels") / f"{_NO_FILE_NAME.sub('-', name)}.py"
 
 
 def _plain(part: GpuPart) -> dict[str, Any]:
@@ -105,14 +114,19 @@ def _before(out: Path, about: dict[str, Any]) -> dict[str, Any]:
         raise UserError(f"{out} is no file of `doctor --gpu` ({error})", todo="give another --out") from error
 
 
-def _measured(part: GpuPart, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Measures a part. Returns it with its result, or with the reason why there is none."""
+def _measured(part: GpuPart, environ: Mapping[str, str], *, code: Path) -> dict[str, Any]:
+    """Measures a part. Returns it with its result, or with the reason why there is none. Writes the code of its kernels
+    to `code` if inductor has made any."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="patchline-gpu-") as folder:
         try:
             outcome = {"result": _result(part, Path(folder), environ)}
         except _FailedError as error:
             outcome = {"failed": str(error)}
+        with suppress(FileNotFoundError):
+            data = read_local_file(Path(folder, "result").with_suffix(CODE_SUFFIX), most_bytes=4 * MOST_CODE)
+            code.parent.mkdir(parents=True, exist_ok=True)
+            write_out(code, printable(data.decode(errors="replace")).encode(), todo=_OTHER_OUT)
         return {"part": _plain(part), "seconds": round(time.monotonic() - began, 1)} | outcome
 
 
@@ -153,7 +167,8 @@ class _Started:
     def part(self, part: GpuPart) -> Any:
         """Measures a part with one process per rank, and returns its result."""
         file = self.folder / "result.json"
-        self._output(["pipeline.machine.gpu_parts", str(file), json.dumps(asdict(part))], num_ranks=part.ranks)
+        words = json.dumps(asdict(part.measured()))
+        self._output(["pipeline.machine.gpu_parts", str(file), words], num_ranks=part.ranks)
         try:
             return parse_json(read_local_file(file, most_bytes=_MOST_FILE_BYTES))
         except (OSError, ValueError, InvalidDataError) as error:
@@ -277,10 +292,6 @@ def words_of(entry: Entry) -> str:
         case "loader":
             cpu = number(result["cpu_seconds_per_1000"])
             return f"{rate} images/s with {result['threads']} threads, {cpu} CPU-seconds per 1,000"
-        case "profile":
-            busy = percent(min(1.0, result["busy_milliseconds"] / result["step_milliseconds"]))
-            step = number(result["step_milliseconds"])
-            return f"{step} ms a step, {result['num_launches']:,} kernels, busy {busy}"
         case "exchange":
             best = number(max(result["gigabytes_per_second"].values()))
             return f"{result['ranks']} ranks through {result['backend']}: {best} GB/s bus bandwidth at most"
@@ -294,12 +305,20 @@ def _step_words(result: Mapping[str, Any], rate: str) -> str:
     memory = f"{size(allocated)} of {predicted} predicted" if allocated is not None else f"{predicted} predicted"
     first = duration(result["first_step_seconds"])
     attention = f"attention {result['attention']}"
-    return f"{rate} images/s{share}, micro-batch {result['micro_batch']}, {attention}, {memory}, first step {first}"
+    words = f"{rate} images/s{share}, micro-batch {result['micro_batch']}, {attention}, {memory}, first step {first}"
+    return f"{words}; {equation_of(result['time'])}"
+
+
+def equation_of(time: Mapping[str, Any]) -> str:
+    """Returns the milliseconds of a step as the sum of what it spent them on. What took no time is left out."""
+    classes: Mapping[str, float] = time["classes"]
+    terms = " + ".join(f"{number(spent)} {kind}" for kind, spent in classes.items() if spent)
+    return f"{number(time['step_milliseconds'])} ms = {terms}"
 
 
 def _rank_words(result: Mapping[str, Any]) -> str:
     step, host, idle = _rank_times(result)
-    kernels, waits = f"{result['num_launches']:,} kernels", plural(result["num_waits"], "wait")
+    kernels, waits = f"{result['time']['num_kernels']:,} kernels", plural(result["time"]["num_waits"], "wait")
     update = f"{number(result['update_milliseconds'])} ms for the update alone"
     times = f"{number(step)} ms a step, launched in {number(host)} ms, {update}"
     return f"{times}, device idle {percent(idle)}, {kernels}, {waits}"
@@ -333,11 +352,12 @@ def gpu_page(found: Mapping[str, Any]) -> bytes:
         "seconds": sum(entry["seconds"] for entry in parts.values()),
         "parts": [(name, words_of(entry), "result" in entry) for name, entry in parts.items()],
         "num_failed": len(parts) - len(done),
-        "verdicts": list(verdicts(parts)),
+        "verdicts": list(verdicts(parts)) if found["about"]["device"] == "cuda" else [],
         "rates": bars(_rates(steps), about="Images per second: measured, and as planned"),
         "memory": bars(_memory(steps), about="Memory at the peak: allocated, and as predicted"),
         "attention": [_attention(result) for result in kinds["attention"]],
-        "profiles": [(name, done[name]) for name in done if parts[name]["part"]["kind"] == "profile"],
+        "classes": (*CLASSES, IDLE),
+        "times": [(name, result, _where_from(result["time"])) for name, result in steps.items()],
         "ranks": [
             (name, result, *_rank_times(result)) for name, result in steps.items() if "host_milliseconds" in result
         ],
@@ -347,6 +367,13 @@ def gpu_page(found: Mapping[str, Any]) -> bytes:
         "median": statistics.median,
     }
     return page("jobs.monitor", "gpu.html.j2", values)
+
+
+def _where_from(time: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the kernels that take a page's space: all that no class knows, and those of at least _LEAST_SHARE of the
+    step."""
+    least = _LEAST_SHARE * time["step_milliseconds"]
+    return [each for each in time["kernels"] if each["milliseconds"] >= least or each["class"] == "other"]
 
 
 def bars(each: Sequence[Bar], *, about: str) -> Markup | None:

@@ -3,15 +3,14 @@ of memory.
 
     python -P -m pipeline.machine.gpu_parts FILE '{"kind": "step", "device": "cuda", "model": "vit_b16"}'
 
-The result is written to FILE as JSON. A part that cannot be measured raises an error, and the last line of its output
-says why.
+The result is written to FILE as JSON, and the code of inductor's kernels next to it. A part that cannot be measured
+raises an error, and the last line of its output says why.
 """
 
 import contextlib
 import json
 import logging
 import os
-import re
 import statistics
 import sys
 import tempfile
@@ -27,10 +26,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from PIL import Image
+from torch.profiler import record_function
 
 from pipeline.data.config import DataConfig
 from pipeline.data.stream import train_batches
-from pipeline.machine.gpu_sizes import KEPT_SUMS, LAUNCHED_UPDATES, AttentionShape, GpuPart
+from pipeline.machine import gpu_time
+from pipeline.machine.gpu_sizes import CODE_SUFFIX, KEPT_SUMS, LAUNCHED_UPDATES, MOST_CODE, AttentionShape, GpuPart
 from pipeline.models import build_model, checkpoint_blocks
 from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
@@ -57,8 +58,7 @@ _WARM_UP_STEPS, _LOSSES = 3, 5
 _ROUNDS = 5
 _MICRO_BATCHES = (256, 128, 64, 32, 16, 8)
 _PHOTOGRAPH = (375, 500)
-_LEAST_KERNEL_SHARE, _MOST_KERNELS = 0.002, 25
-_WAITS = re.compile(r"cuda(Device|Stream|Event)Synchronize")  # also behind each value that is read from a tensor
+_PROFILED_STEPS = 5  # of which the first and the last are left out
 Result = dict[str, Any]
 
 
@@ -71,6 +71,8 @@ def main() -> None:
     result = KINDS[part.kind](part, place)
     if place.is_first:
         Path(file).write_text(json.dumps(result, allow_nan=False))
+        if code := _inductor_code():
+            Path(file).with_suffix(CODE_SUFFIX).write_text(code)
 
 
 def device_facts(device: Device) -> dict[str, Any]:
@@ -116,12 +118,14 @@ def rank(part: GpuPart, place: world.World) -> Result:
     part."""
     with _entered(replace(place, master_port=free_port()), has_backend=True):
         found = _step(part, place, look=partial(_launching, place=place))
-        return found | {"backend": dist.get_backend()}
+        backend = dist.get_backend()
+    busy = found["time"]["step_milliseconds"] - found["time"]["classes"][gpu_time.IDLE]
+    return found | {"busy_milliseconds": round(busy, 2), "backend": backend}
 
 
 def _launching(run: "_Run", place: world.World) -> Result:
     """Measures how long the host needs to launch a step onto an idle device, including its waits for the device, and
-    how long the update takes alone. Counts the kernels and the waits of a step."""
+    how long the update takes alone."""
     launches, updates = [], []
     for _ in range(_ROUNDS):
         began = _waited(place)
@@ -131,13 +135,9 @@ def _launching(run: "_Run", place: world.World) -> Result:
         began = _waited(place)
         run.update()
         updates.append(_waited(place) - began)
-    profiled = _profiled(run, place)
     return {
         "host_milliseconds": round(1000 * statistics.median(launches), 2),
         "update_milliseconds": round(1000 * statistics.median(updates), 2),
-        "busy_milliseconds": round(profiled.busy_milliseconds, 2),
-        "num_launches": profiled.num_launches,
-        "num_waits": profiled.num_waits,
     }
 
 
@@ -154,7 +154,7 @@ def _step(part: GpuPart, place: world.World, *, look: Callable[["_Run"], Result]
         run.step()
     rates = _rates(run.step, job.global_batch, part.seconds, place)
     allocated = torch.cuda.max_memory_allocated(place.device) if _is_gpu(place) else None
-    more = look(run)
+    more = look(run) | {"time": _account(run, place)}
     run.free()
     return {
         "micro_batch": job.global_batch,
@@ -164,6 +164,31 @@ def _step(part: GpuPart, place: world.World, *, look: Callable[["_Run"], Result]
         "allocated_bytes": allocated,
         "predicted_bytes": memory_of(job, _topology(place), micro_batch=job.global_batch).peak,
     } | {**_beside_plan(job, statistics.median(rates), place), **more}
+
+
+def _account(run: "_Run", place: world.World) -> Result:
+    """Profiles a few steps of a run that has made its first ones. Returns what they spent their time on."""
+    activity = torch.profiler.ProfilerActivity
+    activities = [activity.CPU, *([activity.CUDA] if _is_gpu(place) else [])]
+    world.set_defaults(world.QUIET_PROFILER)
+    _wait(place)
+    with torch.profiler.profile(activities=activities) as profiler:
+        for _ in range(_PROFILED_STEPS):
+            with record_function(gpu_time.STEP):
+                run.step()
+        _wait(place)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(file))
+        trace = json.loads(file.read_bytes())
+    return gpu_time.account_of(trace, gigabytes=gpu_time.kernel_gigabytes(_inductor_code()))
+
+
+def _inductor_code() -> str:
+    """Returns the code of all kernels that inductor has written for this process; empty if it has written none."""
+    cache = sys.modules.get("torch._inductor.codecache")
+    files = dict.fromkeys(str(module.__file__) for module in cache.PyCodeCache.modules) if cache else {}
+    return "\n".join(Path(file).read_text() for file in files)[:MOST_CODE]
 
 
 def zero(part: GpuPart, place: world.World) -> Result:
@@ -230,65 +255,6 @@ def pictures(part: GpuPart, _place: world.World) -> Result:
     return {"pictures": part.num_photographs}
 
 
-def profile(part: GpuPart, place: world.World) -> Result:
-    """Measures where the time of a step goes: which kernels take most of it, and how long the device is busy."""
-    with _entered(place):
-        run = _Run(_job(part, place), place, part)
-        for _ in range(_WARM_UP_STEPS):
-            run.step()
-        found = _profiled(run, place)
-    most = sorted(found.kernels, key=lambda each: -each[1])[:_MOST_KERNELS]
-    return {
-        "step_milliseconds": round(found.step_milliseconds, 2),
-        "busy_milliseconds": round(found.busy_milliseconds, 2),
-        "num_launches": found.num_launches,
-        "kernels": [
-            {"name": name[:120], "milliseconds": round(milliseconds, 3), "count": count // _WARM_UP_STEPS}
-            for name, milliseconds, count in most
-            if milliseconds > _LEAST_KERNEL_SHARE * found.busy_milliseconds
-        ],
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Profile:
-    """What the profiler found in a step. `kernels`: the name of each kernel, its milliseconds a step, and how often it
-    ran in all profiled steps. `num_waits`: how often the host waited for the device."""
-
-    step_milliseconds: float
-    busy_milliseconds: float
-    num_launches: int
-    num_waits: int
-    kernels: list[tuple[str, float, int]]
-
-
-def _profiled(run: "_Run", place: world.World) -> _Profile:
-    """Profiles a few steps of a run that has made its first ones."""
-    activity = torch.profiler.ProfilerActivity
-    activities = [activity.CPU, *([activity.CUDA] if _is_gpu(place) else [])]
-    _wait(place)
-    with torch.profiler.profile(activities=activities) as profiler:
-        began = time.perf_counter()
-        for _ in range(_WARM_UP_STEPS):
-            run.step()
-        seconds = (_waited(place) - began) / _WARM_UP_STEPS
-    own = "self_device_time_total" if _is_gpu(place) else "self_cpu_time_total"
-    # Takes only the device's own events, because the host's operators are also credited with the time of the kernels
-    # that they start.
-    kind = place.device.type.upper()
-    averages = profiler.key_averages()
-    events = [each for each in averages if each.device_type.name == kind and not each.is_user_annotation]
-    times = [(each.key, getattr(each, own) / 1e3 / _WARM_UP_STEPS, each.count) for each in events]
-    waits = sum(each.count for each in averages if _WAITS.fullmatch(each.key))
-    return _Profile(
-        step_milliseconds=1000 * seconds,
-        busy_milliseconds=sum(milliseconds for _, milliseconds, _ in times),
-        num_launches=sum(count for _, milliseconds, count in times if milliseconds) // _WARM_UP_STEPS,
-        num_waits=waits // _WARM_UP_STEPS,  # rounded down: two are at the profile's end, one of them the profiler's own
-        kernels=times,
-    )
-
-
 def exchange(part: GpuPart, place: world.World) -> Result:
     """Measures the bus bandwidth of sums over all ranks of this machine, counted as in nccl-tests: 2 (n - 1) / n times
     the bytes of the tensor."""
@@ -316,7 +282,6 @@ KINDS: dict[str, Callable[[GpuPart, world.World], Result]] = {
     "zero": zero,
     "attention": attention,
     "loader": loader,
-    "profile": profile,
     "exchange": exchange,
     "pictures": pictures,
 }
@@ -333,8 +298,10 @@ class _Run:
     def __post_init__(self) -> None:
         is_compiled = self.part.compiled
         _leave_out(self.part.without)
-        if of_inductor := self.part.of_inductor():
-            torch._inductor.config.load_config(of_inductor)
+        if is_compiled:  # then inductor's code says what each Triton kernel reads and writes
+            torch._inductor.config.benchmark_combo_kernel = True
+            for name, value in self.part.of_inductor().items():
+                setattr(torch._inductor.config, name, value)
         with_attention(self.job, self.place, is_compiled=is_compiled)
         torch.manual_seed(_SEED)
         size, batch = self.job.model.image_size, self.job.global_batch
@@ -369,13 +336,16 @@ class _Run:
         more = () if branches is None else (branches, None, kept)
 
         def loss_of(model: torch.nn.Module) -> torch.Tensor:
-            return classification_loss(model(self._images, *more), self._labels, name=self.job.loss)
+            with record_function(gpu_time.FORWARD):
+                return classification_loss(model(self._images, *more), self._labels, name=self.job.loss)
 
-        return self._engine.accumulate(loss_of)
+        with record_function(gpu_time.ACCUMULATE):
+            return self._engine.accumulate(loss_of)
 
     def update(self) -> None:
         """Updates the weights."""
-        self._engine.update(learning_rate=RATE)
+        with record_function(gpu_time.UPDATE):
+            self._engine.update(learning_rate=RATE)
         self._num_steps += 1
 
 

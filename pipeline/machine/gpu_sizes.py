@@ -15,12 +15,15 @@ from shards.errors import UserError
 
 LEAST_GAIN = 0.05
 """The least gain, as a share of images per second, for which an option is kept."""
+CODE_SUFFIX, MOST_CODE = ".kernels.py", 4 << 20
+"""The end of the name of a file with the code of a part's kernels, and the most characters of it that are kept."""
 INDUCTOR = "inductor"
 _CONFIGS: dict[str, Any] = {"model": ModelConfig, "engine": EngineConfig, "optimizer": OptimizerConfig}
 _RECIPE_CLIP = 1.0  # the clipping of the recipes of ViT-H/14
 KEPT_SUMS, LAUNCHED_UPDATES = "kept sums", "updates launched ahead"
 _WITHOUT_SETTING = (KEPT_SUMS, LAUNCHED_UPDATES)
-_START_SECONDS, _COMPILE_SECONDS = 28.0, 9.0  # of a process that measures a step, on an H200 with 16 cores
+# Of a process that measures a step on an H200 with 16 cores: all but compiling and the rounds, with 6 s of profile.
+_START_SECONDS, _COMPILE_SECONDS = 28.0, 9.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,7 +298,8 @@ def parts_of(
     def step(model: str, *, is_compiled: bool = True, **more: Any) -> GpuPart:
         expected = _START_SECONDS + sizes.seconds + _COMPILE_SECONDS * is_compiled
         limits = {"expected_seconds": expected, "limit_seconds": 300.0 if is_compiled else 150.0}
-        return GpuPart(**{"kind": "step", "model": model, "compiled": is_compiled} | own | limits | more)
+        usual: dict[str, Any] = {"kind": "step", "model": model, "compiled": is_compiled}
+        return GpuPart(**usual | own | limits | more)
 
     few = own | {"batch": sizes.batch or 32}  # with few images, launching the kernels takes longer than running them
     shapes = [astuple(shape) for shape in sizes.shapes]

@@ -78,7 +78,7 @@ def test_an_interrupted_trial_loses_no_part_that_it_had(tmp_path: Path, monkeypa
     more = {name: replace(part, repeats=number) for number, name in enumerate(("first", "second"))}
     monkeypatch.setattr(gpu_trial, "parts_of", lambda *_, **__: {**more, "last": part})
     entry = {"part": {}, "seconds": 1.0, "failed": "the machine was gone"}
-    monkeypatch.setattr(gpu_trial, "_measured", lambda each, _: interrupted() if each.repeats else entry)
+    monkeypatch.setattr(gpu_trial, "_measured", lambda each, _, **__: interrupted() if each.repeats else entry)
     with pytest.raises(KeyboardInterrupt):
         doctor.run(job, environ={})
     assert measured(out)["parts"] == {"first": entry, "last": last}
@@ -95,7 +95,7 @@ def test_a_kept_result_that_cannot_be_shown_is_measured_again(
     entry = {"part": gpu_trial._plain(part), "seconds": 1.0, "result": result}
     out.write_text(json.dumps({"about": about, "parts": {"attention": entry}}))
     again = {"part": {}, "seconds": 1.0, "failed": "measured again"}
-    monkeypatch.setattr(gpu_trial, "_measured", lambda *_: again)
+    monkeypatch.setattr(gpu_trial, "_measured", lambda *_, **__: again)
     assert doctor.run(DoctorJob(gpu=True, device="cpu", out=str(out)), environ={}) == exit_codes.FAULTS_FOUND
     assert measured(out)["parts"] == {"attention": again}
 
@@ -145,13 +145,20 @@ def test_the_step_of_one_rank_of_many_is_measured_with_its_exchanges() -> None:
     (part,) = (part for part in parts_of("cpu", num_gpus=0).values() if part.kind == "rank")
     with ProcessPoolExecutor(1, mp_context=forks()) as pool:
         found = pool.submit(gpu_parts.rank, replace(part, compiled=False, seconds=0.01), one_world()).result(120)
-    assert (found["backend"], found["micro_batch"], found["num_waits"], found["mfu"]) == ("gloo", 2, 0, None)
+    assert (found["backend"], found["micro_batch"], found["mfu"]) == ("gloo", 2, None)
     assert min(found["images_per_second"]) > 0
-    assert found["num_launches"] > 12 * 10  # ten and more in each of twelve blocks
+    time = found["time"]
+    assert time["num_waits"] == 0
+    assert time["num_kernels"] > 12 * 10  # ten and more in each of twelve blocks
+    assert sum(time["classes"].values()) == pytest.approx(time["step_milliseconds"], abs=0.01)
+    assert min(time["classes"][kind] for kind in ("products", "attention", "ours", "update", "exchange", "idle")) > 0
+    assert time["classes"]["other"] < 0.01 * time["step_milliseconds"], time["kernels"]
+    assert {each["phase"] for each in time["kernels"]} >= {"forward", "backward", "update"}
     assert min(found[f"{name}_milliseconds"] for name in ("host", "update", "busy")) > 0
     said = words_of({"part": {"kind": "rank"}, "result": json.loads(json.dumps(found))})
     assert f", launched in {number(found['host_milliseconds'])} ms, " in said
-    assert said.endswith(f"{found['num_launches']:,} kernels, 0 waits, through gloo")
+    assert said.endswith(f"{time['num_kernels']:,} kernels, 0 waits, through gloo")
+    assert f" ms = {number(time['classes']['products'])} products + " in said
 
 
 @pytest.mark.parametrize(
@@ -229,7 +236,38 @@ def test_a_file_of_something_else_stays(tmp_path: Path, text: str) -> None:
     assert out.read_text() == text
 
 
+TIME = {
+    "step_milliseconds": 588.0,
+    "classes": {
+        "products": 343.0,
+        "attention": 70.2,
+        "ours": 118.0,
+        "update": 20.0,
+        "copies": 0.0,
+        "other": 1.8,
+        "exchange": 0.0,
+        "idle": 35.0,
+    },
+    "num_kernels": 2345,
+    "num_waits": 3,
+    "kernels": [
+        {"name": "nvjet_tst_256x128", "class": "products", "phase": "forward", "milliseconds": 343.0, "count": 128.0},
+        {
+            "name": "triton_per_fused_add_7",
+            "class": "ours",
+            "phase": "backward",
+            "milliseconds": 118.0,
+            "count": 32.0,
+            "gigabytes_per_second": 3987.0,
+        },
+        {"name": "<b>unknown</b>", "class": "other", "phase": "forward", "milliseconds": 0.001, "count": 1.0},
+        {"name": "tiny_elementwise", "class": "ours", "phase": "forward", "milliseconds": 0.001, "count": 1.0},
+    ],
+    "idle": [{"place": "between steps", "milliseconds": 30.0, "host_late_milliseconds": 29.0, "count": 1.0}],
+    "gaps": [{"milliseconds": 30.0, "place": "between steps", "is_host_late": True, "before": "adam", "after": "copy"}],
+}
 STEP = {
+    "time": TIME,
     "images_per_second": [2900.0] * 5,
     "planned_images_per_second": 2622.0,
     "mfu": 0.31,
@@ -248,8 +286,6 @@ RANK = STEP | {
     "host_milliseconds": 38.3,
     "update_milliseconds": 6.4,
     "busy_milliseconds": 148.0,
-    "num_launches": 2345,
-    "num_waits": 3,
 }
 
 
@@ -265,7 +301,7 @@ def results(name: str = "NVIDIA H100 80GB HBM3") -> dict[str, Any]:
         "attention": ({"kind": "attention"}, {"milliseconds": {"B/16": {"flash": 0.6, "cudnn": 0.5, "math": "no"}}}),
     }
     entries = {key: {"part": part, "seconds": 9.0, "result": result} for key, (part, result) in parts.items()}
-    failed = {"part": {"kind": "profile"}, "seconds": 150.0, "failed": "no result within 2 min 30 s"}
+    failed = {"part": {"kind": "zero"}, "seconds": 150.0, "failed": "no result within 2 min 30 s"}
     about = {"device": "cuda", "name": name, "num_gpus": 1, "cores": 16, "torch": "2.13.0", "cuda": "12.8"}
     return {"about": about, "parts": entries | {"profile": failed}}
 
@@ -283,9 +319,15 @@ def test_the_page_draws_what_was_measured_beside_the_plan() -> None:
         "prepares 3 images for each",
         '<td class="num">160</td><td class="num">400</td><td class="num">31.0 %</td>',
         '<td class="num">38.3</td><td class="num">6.4</td><td class="num">7.5 %</td><td class="num">2,345</td>',
+        "588 ms = 343 products + 70.2 attention + 118 ours + 20 update + 1.8 other + 35 idle",
+        '<td class="num">588</td><td class="num">343</td>',
+        '<td class="num">3,987</td>',
+        "&lt;b&gt;unknown&lt;/b&gt;",  # however little time it takes
+        "between steps, waiting for the host",
         "160 ms a step, launched in 38.3 ms, 6.4 ms for the update alone, device idle 7.5 %, 2,345 kernels, 3 waits",
     ):
         assert words in text, words
+    assert "tiny_elementwise" not in text
     assert gpu_page(copy.deepcopy(found)) == text.encode()
     assert "<script>alert" not in gpu_page(results("<script>alert(1)</script>")).decode()
 

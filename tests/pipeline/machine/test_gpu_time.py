@@ -1,0 +1,275 @@
+"""Every millisecond of a step has a class, by the names that kernels have on GPUs."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from pipeline.machine.gpu_time import (
+    ACCUMULATE,
+    CLASSES,
+    FORWARD,
+    STEP,
+    UPDATE,
+    account_of,
+    class_of,
+    kernel_gigabytes,
+    kernels_of,
+)
+
+# Names from profiles of H100, H200 and A100 that are public; those of Triton from benchmarks/results/fusion_gpu.json.
+NAMES = {
+    "products": (
+        "nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NNT",
+        "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN",
+        "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT",  # float8
+        "nvjet_sm90_tst_192x8_64x8_4x1_v_bz_bias_TNT",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off",
+        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x128_32x5_nn_align8>",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16>",
+        "ampere_bf16_s1688gemm_bf16_128x128_ldg8_f2f_stages_32x1_tn",
+        "void internal::gemvx::kernel<int, int, __nv_bfloat16, float>",
+        "triton_tem_fused_addmm_3",  # a template of products, which inductor wrote
+        "aten::addmm",
+        "aten::mm",
+    ),
+    "attention": (
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128_1x4x1_kernel0_0",
+        "void cudnn::fusion::compute_dot_do_o_specialized<true, 128>",
+        "void cudnn::fusion::convert_dq_to_16bits<true>",
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4, false, cutlass::bfloat16_t>>",
+        "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<64, 64, 128, 8>>",
+        "void pytorch_flash::flash_bwd_dot_do_o_kernel<true, Flash_bwd_kernel_traits<64, 64, 128, 8>>",
+        "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90>>>",
+        "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnBwdSm90<flash::CollectiveMainloopBwdSm90>>>",
+        "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)",
+        "fmha_cutlassB_bf16_aligned_128x128_k128_sm80",
+        "triton_tem_fused_flex_attention_backward_2",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
+    ),
+    "ours": (
+        "triton_per_fused_add_native_layer_norm_native_layer_norm_backward_sum_view_1",
+        "triton_poi_fused__to_copy_add_mul_sigmoid_view_2",
+        "triton_red_fused_native_layer_norm_0",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>",
+        "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>",
+        "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::func_wrapper_t<float>>>",
+        "void at::native::(anonymous namespace)::CatArrayBatchedCopy_contig<at::native::OpaqueType<2u>, 4, 64, 64>",
+        "void (anonymous namespace)::elementwise_kernel_with_index<int, at::native::arange_cuda_out>",
+        "void at_cuda_detail::cub::DeviceScanByKeyKernel",
+        "aten::gelu_backward",
+        "CompiledFunctionBackward",
+        "autograd::engine::evaluate_function: AddmmBackward0",
+    ),
+    "exchange": (
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "c10d::allreduce_",
+    ),
+    "copies": ("Memcpy DtoD (Device -> Device)", "Memcpy HtoD (Pinned -> Device)", "Memset (Device)"),
+    "other": ("a_kernel_of_tomorrow", "void quantum::kernel<4>"),
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in NAMES.items() for name in names])
+def test_a_kernel_has_a_class_by_its_name(kind: str, name: str) -> None:
+    assert class_of(name) == kind
+    assert class_of(name, phase="backward") == kind
+    assert class_of(name, phase="update") == ("exchange" if kind == "exchange" else "update")
+
+
+class Trace:
+    """A trace of a GPU, made event by event, in microseconds. A kernel is launched by the host at `launched`."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._numbers = count(1)
+
+    def range(self, name: str, began: float, ended: float) -> None:
+        self.events.append(
+            {"ph": "X", "cat": "user_annotation", "name": name, "ts": began, "dur": ended - began, "tid": 1}
+        )
+
+    def kernel(self, name: str, began: float, ended: float, *, launched: float, cat: str = "kernel") -> None:
+        number = next(self._numbers)
+        args = {"correlation": number}
+        launch = "cudaLaunchKernel" if number % 2 else "cuLaunchKernelEx"
+        group = "cuda_runtime" if number % 2 else "cuda_driver"
+        self.events += [
+            {"ph": "X", "cat": group, "name": launch, "ts": launched, "dur": 3.0, "tid": 1, "args": args},
+            {"ph": "X", "cat": cat, "name": name, "ts": began, "dur": ended - began, "tid": 7, "args": args},
+            {"ph": "f", "cat": "ac2g", "name": "ac2g", "ts": began, "tid": 7},  # has no duration
+        ]
+
+    def steps(self, number: int = 5, *, length: float = 1000.0) -> Iterator[float]:
+        """Adds the ranges of steps, which the host launches one after the other, and yields their beginnings."""
+        for step in range(number):
+            began = step * length
+            self.range(STEP, began, began + length - 1)
+            self.range(ACCUMULATE, began, began + 0.6 * length)
+            self.range(FORWARD, began, began + 0.3 * length)
+            self.range(UPDATE, began + 0.7 * length, began + 0.9 * length)
+            yield began
+
+
+def test_a_step_is_the_sum_of_its_classes() -> None:
+    """The step begins with its first kernel. What overlaps counts once: as the first class of CLASSES."""
+    trace = Trace()
+    for step in trace.steps():
+        trace.kernel("nvjet_tst_256x128", step + 50, step + 250, launched=step + 10)
+        trace.kernel("ncclDevKernel_AllReduce_Sum_f32", step + 200, step + 300, launched=step + 20)
+        trace.kernel("triton_red_fused_0", step + 300, step + 420, launched=step + 310)
+        trace.kernel("fmha_cutlassB_bf16", step + 440, step + 540, launched=step + 430)
+        trace.kernel("Memset (Device)", step + 540, step + 550, launched=step + 440, cat="gpu_memset")
+        trace.kernel("void at::native::reduce_kernel<512>", step + 720, step + 800, launched=step + 710)
+        trace.kernel("from_elsewhere", step + 800, step + 830, launched=step + 420)
+        trace.events.append(
+            {"ph": "X", "cat": "cuda_runtime", "name": "cudaStreamSynchronize", "ts": step + 5, "dur": 2}
+        )
+    found = account_of({"traceEvents": trace.events}, gigabytes={"triton_red_fused_0": 0.000_36})
+    assert found["step_milliseconds"] == 1.0
+    assert found["classes"] == {
+        "products": 0.2,
+        "attention": 0.1,
+        "ours": 0.12,
+        "update": 0.08,
+        "copies": 0.01,
+        "other": 0.03,
+        "exchange": 0.05,
+        "idle": 0.41,
+    }
+    assert (found["num_kernels"], found["num_waits"]) == (7, 1)
+    kernels = {each["name"]: each for each in found["kernels"]}
+    assert kernels["triton_red_fused_0"]["gigabytes_per_second"] == 3.0
+    assert kernels["triton_red_fused_0"] == {
+        "name": "triton_red_fused_0",
+        "class": "ours",
+        "phase": "backward",
+        "milliseconds": 0.12,
+        "count": 1.0,
+        "gigabytes_per_second": 3.0,
+    }
+    assert kernels["ncclDevKernel_AllReduce_Sum_f32"]["milliseconds"] == 0.1  # its own time, half of it hidden
+    assert kernels["from_elsewhere"]["class"] == "other"
+    assert found["idle"] == [
+        {"place": "between steps", "milliseconds": 0.22, "host_late_milliseconds": 0.22, "count": 1.0},
+        {"place": "backward to update", "milliseconds": 0.17, "host_late_milliseconds": 0.17, "count": 1.0},
+        {"place": "backward", "milliseconds": 0.02, "host_late_milliseconds": 0.02, "count": 1.0},
+    ]
+    assert found["gaps"][0] == {
+        "milliseconds": 0.22,
+        "place": "between steps",
+        "is_host_late": True,
+        "before": "from_elsewhere",
+        "after": "nvjet_tst_256x128",
+    }
+
+
+def test_a_gap_is_late_only_if_the_device_waited_for_the_launch() -> None:
+    trace = Trace()
+    for step in trace.steps():
+        trace.kernel("nvjet_1", step + 500, step + 700, launched=step + 10)
+        trace.kernel("nvjet_2", step + 702, step + 900, launched=step + 20)  # 2 us between kernels that both wait
+    found = account_of({"traceEvents": trace.events})
+    places = {each["place"]: (each["milliseconds"], each["host_late_milliseconds"]) for each in found["idle"]}
+    assert places == {"forward": (0.002, 0.0), "between steps": (0.6, 0.6)}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["nvjet", "flash", "triton_0", "nccl", "Memset x", "unknown"]),
+            st.integers(0, 999),
+            st.integers(0, 600),
+            st.integers(0, 999),
+        ),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_any_timeline_is_accounted_for_completely(kernels: list[tuple[str, int, int, int]]) -> None:
+    """Kernels may overlap, take no time, run into the next step, or be launched outside of all parts."""
+    trace = Trace()
+    for step in trace.steps():
+        for name, began, length, launched in kernels:
+            trace.kernel(name, step + began, step + began + length, launched=step + min(began, launched))
+    found = account_of({"traceEvents": trace.events})
+    step = found["step_milliseconds"]
+    assert step == 1.0
+    assert set(found["classes"]) == {*CLASSES, "idle"}
+    assert sum(found["classes"].values()) == pytest.approx(step, abs=0.01)
+    assert sum(each["milliseconds"] for each in found["idle"]) == pytest.approx(found["classes"]["idle"], abs=0.01)
+
+
+def test_a_trace_of_too_few_steps_is_refused() -> None:
+    trace = Trace()
+    for step in trace.steps(2):
+        trace.kernel("nvjet", step, step + 1, launched=step)
+    with pytest.raises(ValueError, match="2 steps"):
+        account_of({"traceEvents": trace.events})
+
+
+def test_on_a_cpu_operators_take_the_place_of_kernels() -> None:
+    """Each counts with the time in which it ran itself, from a real trace."""
+    a = torch.randn(64, 64, requires_grad=True)
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(4):
+            with record_function(STEP):
+                with record_function(ACCUMULATE):
+                    with record_function(FORWARD):
+                        loss = torch.nn.functional.gelu(a @ a).sum()
+                    loss.backward()  # type: ignore[no-untyped-call]
+                with record_function(UPDATE), torch.no_grad():
+                    a.mul_(0.5)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(file))
+        trace = json.loads(file.read_text())
+    found = account_of(trace)
+    phases = {(each["name"], each["class"], each["phase"]) for each in found["kernels"]}
+    assert phases >= {
+        ("aten::mm", "products", "forward"),
+        ("aten::mm", "products", "backward"),
+        ("aten::gelu", "ours", "forward"),
+        ("aten::mul_", "update", "update"),
+    }
+    assert found["classes"]["other"] == 0.0, found["kernels"]
+    pieces = list(kernels_of(trace["traceEvents"]))
+    operators = [each for each in trace["traceEvents"] if each.get("cat") == "cpu_op"]
+    longest = max(each["ts"] + each["dur"] for each in operators) - min(each["ts"] for each in operators)
+    assert 0 < sum(each.ended - each.began for each in pieces) <= longest  # no time counts twice
+
+
+CODE = """
+triton_red_fused_0 = async_compile.triton('triton_red_fused_0', '''
+    inductor_meta={'grid_type': 'Grid1D', 'kernel_name': 'triton_red_fused_0', 'kernel_num_gb': 0.337123328, 'x': 1}
+''', device_str='cuda')
+
+triton_poi_fused_1 = async_compile.triton('triton_poi_fused_1', '''
+    inductor_meta={'kernel_name': 'triton_poi_fused_1', 'kernel_num_gb': 1e-05}
+''', device_str='cuda')
+
+triton_for_fused_2 = async_compile.triton('triton_for_fused_2', '''
+    inductor_meta={'kernel_name': 'triton_for_fused_2'}
+''', device_str='cuda')
+"""
+
+
+def test_the_bytes_of_kernels_are_read_from_inductors_code() -> None:
+    """As torch 2.13 writes it, cut to what is read. A kernel may have none."""
+    found = {"triton_red_fused_0": 0.337123328, "triton_poi_fused_1": 1e-05}
+    assert kernel_gigabytes(CODE) == found
+    assert kernel_gigabytes(CODE + CODE) == found
+    again = CODE.replace("0.337123328", "0.5")  # another graph has a kernel of the same name
+    assert kernel_gigabytes(CODE + again) == {"triton_poi_fused_1": 1e-05}
+    assert kernel_gigabytes("") == {}
