@@ -26,7 +26,7 @@ from markupsafe import Markup, escape
 
 from jobs import exit_codes
 from jobs.output import put, write_out
-from pipeline.machine.gpu_sizes import GpuPart, parts_of
+from pipeline.machine.gpu_sizes import LEAST_GAIN, GpuPart, parts_of
 from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device
 from shards.errors import InvalidDataError, UserError
@@ -54,30 +54,42 @@ def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, s
     parts = parts_of(about["device"], num_gpus=num_gpus, has_float8=not about["no_float8"], data_url=data_url)
     if about["no_float8"]:
         put(f"no steps in float8: {printable_name(about['no_float8'])}\n")
-    kept = _kept(out, about)
-    found: dict[str, Any] = {"about": about, "parts": {}}
+    before = _before(out, about)
+    kept = {name: before[name] for name, part in parts.items() if _is_kept(before.get(name), part, about)}
+    entries = {name: entry | {"part": _plain(parts[name])} for name, entry in kept.items()}
     began = time.monotonic()
     for place, (name, part) in enumerate(parts.items(), 1):
-        old = kept.get(name, {})
-        is_kept = old.get("part") == _plain(part) and "result" in old
-        entry = old if is_kept else _measured(part, environ)
-        found["parts"][name] = entry
+        if name not in kept:
+            entries[name] = _measured(part, environ)
+        found = {"about": about, "parts": {each: entries[each] for each in parts if each in entries}}
         _write(out, found)
-        note = " (kept)" if is_kept else f" ({duration(entry['seconds'])})"
-        put(f"[{place}/{len(parts)}] {printable_name(f'{name}: {words_of(entry)}')}{note}\n")
-    failed = [name for name, entry in found["parts"].items() if "result" not in entry]
+        note = " (kept)" if name in kept else f" ({duration(entries[name]['seconds'])})"
+        put(f"[{place}/{len(parts)}] {printable_name(f'{name}: {words_of(entries[name])}')}{note}\n")
+    for verdict in verdicts(entries):
+        put(printable_name(verdict.words) + "\n")
+    failed = [name for name in parts if "result" not in entries[name]]
     how = f"{plural(len(failed), 'part')} failed: {', '.join(failed)}" if failed else "all parts measured"
     put(f"{how}, in {duration(time.monotonic() - began)}: {out}, {out.with_suffix('.html')}\n")
     return exit_codes.FAULTS_FOUND if failed else exit_codes.DONE
 
 
 def _plain(part: GpuPart) -> dict[str, Any]:
-    """Returns the part as `_kept` reads it back from JSON."""
+    """Returns the part as `_before` reads it back from JSON."""
     found: dict[str, Any] = json.loads(json.dumps(asdict(part)))
     return found
 
 
-def _kept(out: Path, about: dict[str, Any]) -> dict[str, Any]:
+def _is_kept(entry: Any, part: GpuPart, about: Mapping[str, Any]) -> bool:
+    """Returns whether the entry of a file has the part's result. A result that cannot be shown is measured again."""
+    try:
+        measured = GpuPart(**entry["part"] | {"question": None}).measured()
+        gpu_page({"about": about, "parts": {"part": entry}})
+        return _plain(measured) == _plain(part.measured())
+    except Exception:  # from whatever the file has instead of a result
+        return False
+
+
+def _before(out: Path, about: dict[str, Any]) -> dict[str, Any]:
     """Returns the parts in the file if they were measured on this device with these versions, otherwise an empty
     dictionary. Raises UserError if the file was not written by this command."""
     if not out.exists():
@@ -204,6 +216,37 @@ def _write(out: Path, found: dict[str, Any]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What two parts say about an option. `words`: one line, with the gain. `settles`: the question. `is_lost`: whether
+    the option wins too little to be kept."""
+
+    words: str
+    settles: str
+    is_lost: bool = False
+
+
+def verdicts(entries: Mapping[str, Entry]) -> Iterator[Verdict]:
+    """Yields a verdict for each part that measures an option. This function is pure."""
+    for entry in entries.values():
+        question = entry["part"].get("question")
+        if not question:
+            continue
+        option, settles = question["option"], question["settles"]
+        results = [each.get("result") for each in (entry, entries.get(question["beside"], {}))]
+        rates = [statistics.median(each["images_per_second"]) for each in results if each]
+        if len(rates) < len(results):
+            yield Verdict(words=f"{option}: not settled, since a part failed", settles=settles)
+            continue
+        own, other = rates
+        gain = (other / own if entry["part"]["without"] else own / other) - 1
+        is_lost = gain < LEAST_GAIN and not question["is_kept_if_slow"]
+        words = f"{option}: {gain:+.1%} (expected: {question['expects']})".replace("%", " %", 1)
+        if not question["is_kept_if_slow"]:
+            words += f"; delete: it wins less than {percent(LEAST_GAIN)}" if is_lost else "; keep"
+        yield Verdict(words=words, settles=settles, is_lost=is_lost)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Bar:
     """A bar of a plot. `text` is its value as text, and `style` the CSS class of its colour."""
 
@@ -290,6 +333,7 @@ def gpu_page(found: Mapping[str, Any]) -> bytes:
         "seconds": sum(entry["seconds"] for entry in parts.values()),
         "parts": [(name, words_of(entry), "result" in entry) for name, entry in parts.items()],
         "num_failed": len(parts) - len(done),
+        "verdicts": list(verdicts(parts)),
         "rates": bars(_rates(steps), about="Images per second: measured, and as planned"),
         "memory": bars(_memory(steps), about="Memory at the peak: allocated, and as predicted"),
         "attention": [_attention(result) for result in kinds["attention"]],

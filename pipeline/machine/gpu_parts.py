@@ -16,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -30,8 +30,8 @@ from PIL import Image
 
 from pipeline.data.config import DataConfig
 from pipeline.data.stream import train_batches
-from pipeline.machine.gpu_sizes import AttentionShape, GpuPart
-from pipeline.models import ModelConfig, build_model
+from pipeline.machine.gpu_sizes import KEPT_SUMS, LAUNCHED_UPDATES, AttentionShape, GpuPart
+from pipeline.models import build_model, checkpoint_blocks
 from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
@@ -43,8 +43,10 @@ from pipeline.shared_settings import Device
 from pipeline.training.decisions import with_attention
 from pipeline.training.fitting.fit import gpu_budget
 from pipeline.training.fitting.memory import Topology, memory_of
+from pipeline.training.gradients import Gradients
 from pipeline.training.kernels import set_up_blocks
-from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero import engine
 from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine
 from shards.errors import UserError
@@ -102,7 +104,7 @@ def determinism(part: GpuPart, place: world.World) -> Result:
     with _entered(place):
         found = _step(part, place)
         for _ in range(2):
-            run = _Run(_job(part, place), place, compiled=part.compiled)
+            run = _Run(_job(part, place), place, part)
             losses.append([float(run.step()).hex() for _ in range(_LOSSES)])
             run.free()
     return found | {"same_bits": losses[0] == losses[1]}
@@ -142,7 +144,7 @@ def _launching(run: "_Run", place: world.World) -> Result:
 def _step(part: GpuPart, place: world.World, *, look: Callable[["_Run"], Result] = lambda _: {}) -> Result:
     """Measures a step, in a process group. `look`: measures more, with the same run."""
     job = _job(part, place)
-    run = _Run(job, place, compiled=part.compiled)
+    run = _Run(job, place, part)
     began = _waited(place)
     run.step()
     first = _waited(place) - began
@@ -169,11 +171,11 @@ def zero(part: GpuPart, place: world.World) -> Result:
     NCCL or gloo."""
     job = _job(part, place)
     with _entered(replace(place, master_port=free_port()), has_backend=True):
-        run = _Run(job, place, compiled=False)
+        run = _Run(job, place, part)
         losses = [float(run.step()) for _ in range(_LOSSES)]
         rates = _rates(run.step, job.global_batch, part.seconds, place)
         backend = dist.get_backend()
-    return {"stage": part.zero_stage, "backend": backend, "losses": losses, "images_per_second": rates}
+    return {"stage": job.engine.zero_stage, "backend": backend, "losses": losses, "images_per_second": rates}
 
 
 def attention(part: GpuPart, place: world.World) -> Result:
@@ -231,7 +233,7 @@ def pictures(part: GpuPart, _place: world.World) -> Result:
 def profile(part: GpuPart, place: world.World) -> Result:
     """Measures where the time of a step goes: which kernels take most of it, and how long the device is busy."""
     with _entered(place):
-        run = _Run(_job(part, place), place, compiled=part.compiled)
+        run = _Run(_job(part, place), place, part)
         for _ in range(_WARM_UP_STEPS):
             run.step()
         found = _profiled(run, place)
@@ -322,26 +324,30 @@ KINDS: dict[str, Callable[[GpuPart, world.World], Result]] = {
 
 @dataclass
 class _Run:
-    """A model in its engine, with a batch that stays on the device."""
+    """A model in its engine as in a run, with a batch that stays on the device."""
 
     job: TrainingJob
     place: world.World
-    compiled: bool
+    part: GpuPart
 
     def __post_init__(self) -> None:
-        with_attention(self.job, self.place, is_compiled=self.compiled)
+        is_compiled = self.part.compiled
+        _leave_out(self.part.without)
+        if of_inductor := self.part.of_inductor():
+            torch._inductor.config.load_config(of_inductor)
+        with_attention(self.job, self.place, is_compiled=is_compiled)
         torch.manual_seed(_SEED)
         size, batch = self.job.model.image_size, self.job.global_batch
         model = build_model(self.job.model).to(self.place.device)
-        set_up_blocks(model, self.job.engine, is_compiled=self.compiled, device=self.place.device)
+        set_up_blocks(model, self.job.engine, is_compiled=is_compiled, device=self.place.device)
+        if self.job.engine.activation_checkpointing:
+            checkpoint_blocks(model)
+        plan = plan_batch(batch, micro_batch=batch, num_ranks=1, lanes=1)
         self._engine = Engine(
-            model,
-            config=self.job.engine,
-            plan=plan_batch(batch, micro_batch=batch, num_ranks=1, lanes=1),
-            optimizer=self.job.optimizer,
-            clip_norm=0.0,
+            model, config=self.job.engine, plan=plan, optimizer=self.job.optimizer, clip_norm=self.job.clip_norm
         )
         self._engine.train(True)
+        self._gradients, self._num_steps = Gradients(self.job, plan, self._engine, self.place), 0
         generator = torch.Generator().manual_seed(_SEED)
         images = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8, generator=generator)
         labels = torch.randint(0, self.job.model.num_classes, (batch, 1), generator=generator)
@@ -359,34 +365,36 @@ class _Run:
 
     def accumulate(self) -> torch.Tensor:
         """Runs the forward and backward pass. Returns the loss."""
+        branches, kept = self._gradients.branches(self._num_steps, slice(0, self.job.global_batch))
+        more = () if branches is None else (branches, None, kept)
 
         def loss_of(model: torch.nn.Module) -> torch.Tensor:
-            return classification_loss(model(self._images), self._labels, name=self.job.loss)
+            return classification_loss(model(self._images, *more), self._labels, name=self.job.loss)
 
         return self._engine.accumulate(loss_of)
 
     def update(self) -> None:
         """Updates the weights."""
         self._engine.update(learning_rate=RATE)
+        self._num_steps += 1
+
+
+def _leave_out(names: Sequence[str]) -> None:
+    """Leaves out of this process what a run always has."""
+    if KEPT_SUMS in names:
+        from pipeline.models.residuals import KeepResiduals  # noqa: PLC0415 - it loads inductor, which takes 1 s
+
+        methods: Any = KeepResiduals
+        methods.__call__, methods.uuid = lambda *_: None, lambda _: b"left out"  # uuid: a key of inductor's cache
+    if LAUNCHED_UPDATES in names:
+        vars(engine)["class_without_waiting"] = lambda kind: kind
 
 
 def _job(part: GpuPart, place: world.World) -> TrainingJob:
     """Returns the job whose step is measured. It has the part's micro-batch or, by default, the largest of
     _MICRO_BATCHES that fits the GPU according to the plan. Raises RuntimeError if none fits."""
-    precision: Any = "bf16" if _is_gpu(place) or part.float8 != "off" else "fp32"
-    job = TrainingJob(
-        model=ModelConfig(name=part.model, image_size=part.image_size, num_classes=1000),
-        engine=EngineConfig(
-            zero_stage=part.zero_stage,
-            precision=precision,
-            deterministic=part.deterministic,
-            float8=part.float8,
-            cuda_graphs=part.cuda_graphs,
-        ),
-        optimizer=OptimizerConfig(name="adamw"),
-        device=part.device,
-        global_batch=part.batch or _MICRO_BATCHES[-1],
-    )
+    has_float8 = part.settings.get("engine.float8", "off") != "off"
+    job = part.job(precision="bf16" if _is_gpu(place) or has_float8 else "fp32")
     if part.batch:
         return job
     most = gpu_budget(torch.cuda.get_device_properties(place.device).total_memory, where="").bytes

@@ -5,21 +5,21 @@ import json
 import subprocess
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from jobs import exit_codes
 from jobs.monitor import doctor, gpu_trial
-from jobs.monitor.gpu_trial import gpu_page, words_of
+from jobs.monitor.gpu_trial import gpu_page, verdicts, words_of
 from jobs.settings.runs import DoctorJob
 from pipeline.machine import gpu_parts
-from pipeline.machine.gpu_sizes import GpuPart, parts_of
+from pipeline.machine.gpu_sizes import GpuPart, Question, parts_of
 from pipeline.ranks import world
 from shards.errors import UserError
 from shards.output.quantities import number
@@ -64,6 +64,42 @@ def test_a_part_that_fails_loses_its_own_result_only(
     assert measured(out)["parts"] == {"attention": first["parts"]["attention"]}
 
 
+def test_an_interrupted_trial_loses_no_part_that_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also not one that comes after the part in which it was interrupted."""
+    part = GpuPart(kind="attention", device="cpu", seconds=0.1, shapes=SHAPES)
+    out, job = tmp_path / "gpu.json", DoctorJob(gpu=True, device="cpu", out=str(tmp_path / "gpu.json"))
+    monkeypatch.setattr(gpu_trial, "parts_of", lambda *_, **__: {"last": part})
+    assert doctor.run(job, environ={}) == exit_codes.DONE
+    last = measured(out)["parts"]["last"]
+
+    def interrupted(*_: object) -> Any:
+        raise KeyboardInterrupt
+
+    more = {name: replace(part, repeats=number) for number, name in enumerate(("first", "second"))}
+    monkeypatch.setattr(gpu_trial, "parts_of", lambda *_, **__: {**more, "last": part})
+    entry = {"part": {}, "seconds": 1.0, "failed": "the machine was gone"}
+    monkeypatch.setattr(gpu_trial, "_measured", lambda each, _: interrupted() if each.repeats else entry)
+    with pytest.raises(KeyboardInterrupt):
+        doctor.run(job, environ={})
+    assert measured(out)["parts"] == {"first": entry, "last": last}
+
+
+@pytest.mark.parametrize("result", [7, {}, {"milliseconds": 3}, {"milliseconds": {"B/16": {"flash": []}}}])
+def test_a_kept_result_that_cannot_be_shown_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: Any
+) -> None:
+    part = GpuPart(kind="attention", device="cpu", seconds=0.1, shapes=SHAPES)
+    monkeypatch.setattr(gpu_trial, "parts_of", lambda *_, **__: {"attention": part})
+    out = tmp_path / "gpu.json"
+    about = gpu_parts.device_facts("cpu")
+    entry = {"part": gpu_trial._plain(part), "seconds": 1.0, "result": result}
+    out.write_text(json.dumps({"about": about, "parts": {"attention": entry}}))
+    again = {"part": {}, "seconds": 1.0, "failed": "measured again"}
+    monkeypatch.setattr(gpu_trial, "_measured", lambda *_: again)
+    assert doctor.run(DoctorJob(gpu=True, device="cpu", out=str(out)), environ={}) == exit_codes.FAULTS_FOUND
+    assert measured(out)["parts"] == {"attention": again}
+
+
 def test_a_part_that_hangs_is_given_up_with_all_that_it_started() -> None:
     process = subprocess.Popen(
         ["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE, start_new_session=True
@@ -88,24 +124,20 @@ def test_a_step_takes_the_largest_micro_batch_that_a_gpu_fits(
 def test_steps_in_float8_are_measured_where_a_gpu_has_it() -> None:
     parts = parts_of("cuda", num_gpus=1, has_float8=True)
     more = parts.keys() - parts_of("cuda", num_gpus=1).keys()
-    assert more == {
-        f"step {model} compiled, {scaling} float8"
-        for model in ("vit_b16", "vit_h14")
-        for scaling in ("tensorwise", "rowwise")
-    }
+    assert more == {f"step vit_h14 compiled, {scaling} float8" for scaling in ("tensorwise", "rowwise")}
     for name in more:
         engine = gpu_parts._job(replace(parts[name], batch=8), world.current_world("cpu")).engine
         assert name.endswith(f"{engine.float8} float8")
         assert engine.precision == "bf16"
 
 
-def test_ranks_of_64_to_256_gpus_are_measured_after_attention() -> None:
+def test_ranks_of_64_to_256_gpus_are_measured_early() -> None:
     """Those of ViT-H/14 at a global batch of 4096."""
     parts = parts_of("cuda", num_gpus=1)
-    assert next(iter(parts)) == "attention"
-    for (name, part), num_gpus in zip(list(parts.items())[1:4], (64, 128, 256), strict=True):
+    ranks = [(name, part) for name, part in list(parts.items())[:8] if part.kind == "rank"]
+    for (name, part), num_gpus in zip(ranks, (64, 128, 256), strict=True):
         assert name == f"rank vit_h14 of {4096 // num_gpus} images compiled"
-        assert (part.kind, part.batch, part.compiled) == ("rank", 4096 // num_gpus, True)
+        assert (part.batch, part.compiled) == (4096 // num_gpus, True)
 
 
 def test_the_step_of_one_rank_of_many_is_measured_with_its_exchanges() -> None:
@@ -122,12 +154,52 @@ def test_the_step_of_one_rank_of_many_is_measured_with_its_exchanges() -> None:
     assert said.endswith(f"{found['num_launches']:,} kernels, 0 waits, through gloo")
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"engine.no_such": 1},
+        {"no_such.attention": 1},
+        {"attention": "flash"},  # without its group
+        {"engine.attention": "fast"},  # no kernel has this name
+        {"engine.zero_stage": 4},
+    ],
+)
+def test_a_part_refuses_settings_that_no_run_has(settings: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        GpuPart(kind="step", device="cpu", settings=settings)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_every_part_has_a_job_that_may_run(device: Literal["cuda", "cpu"]) -> None:
+    """And each option is compared with a part that differs from it in this option alone."""
+    parts = parts_of(device, num_gpus=2, has_float8=True)
+    for name, part in parts.items():
+        job = part.job(precision="bf16") if part.model else None
+        assert job is None or job.clip_norm == 1.0, name  # as in the recipes
+        assert part.expected_seconds > 0, name
+        if part.question:
+            beside = parts[part.question.beside]
+            assert (beside.model, beside.batch, beside.compiled) == (part.model, part.batch, part.compiled), name
+            assert len(part.settings.items() - beside.settings.items()) + len(part.without) == 1, name
+            assert part.question.settles.endswith("."), name
+            assert part.question.expects, name
+
+
+def test_the_first_ten_minutes_are_the_first_parts() -> None:
+    parts = parts_of("cuda", num_gpus=1, has_float8=True)
+    names = list(parts)[: list(parts).index("resume") + 1]
+    assert sum(parts[name].expected_seconds for name in names) <= 600
+    kinds = [parts[name].kind for name in names]
+    assert kinds[:2] == ["attention", "step"]
+    assert {"rank", "determinism"} < set(kinds)
+    assert any("engine.float8" in parts[name].settings for name in names)
+
+
 @pytest.mark.long
 def test_a_step_in_float8_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, which emulates it."""
-    part = GpuPart(
-        kind="step", device="cpu", model="vit_ti16", image_size=32, batch=3, seconds=0.1, float8="tensorwise"
-    )
+    small: dict[str, Any] = {"model": "vit_ti16", "image_size": 32, "batch": 3, "seconds": 0.1}
+    part = GpuPart(kind="step", device="cpu", settings={"engine.float8": "tensorwise"}, **small)
     monkeypatch.setattr(gpu_trial, "parts_of", lambda *_, **__: {"float8": part})
     out = tmp_path / "gpu.json"
     assert doctor.run(DoctorJob(gpu=True, device="cpu", out=str(out)), environ={}) == exit_codes.DONE
@@ -216,6 +288,31 @@ def test_the_page_draws_what_was_measured_beside_the_plan() -> None:
         assert words in text, words
     assert gpu_page(copy.deepcopy(found)) == text.encode()
     assert "<script>alert" not in gpu_page(results("<script>alert(1)</script>")).decode()
+
+
+@pytest.mark.parametrize(
+    ("part", "rates", "says"),
+    [
+        ({}, (1000.0, 1060.0), "CUDA graphs: +6.0 % (expected: much); keep"),
+        ({}, (1000.0, 1049.0), "CUDA graphs: +4.9 % (expected: much); delete: it wins less than 5 %"),
+        ({}, (1000.0, 900.0), "CUDA graphs: -10.0 % (expected: much); delete: it wins less than 5 %"),
+        ({"is_kept_if_slow": True}, (1000.0, 900.0), "CUDA graphs: -10.0 % (expected: much)"),
+        ({"without": ["kept sums"]}, (1060.0, 1000.0), "CUDA graphs: +6.0 % (expected: much); keep"),
+        ({}, (1000.0, None), "CUDA graphs: not settled, since a part failed"),
+        ({}, (None, 1000.0), "CUDA graphs: not settled, since a part failed"),
+    ],
+)
+def test_an_option_is_kept_if_it_wins_5_percent(
+    part: dict[str, Any], rates: tuple[float | None, float | None], says: str
+) -> None:
+    """Where a part leaves out what a run always has, the other one has the option."""
+    is_kept = part.get("is_kept_if_slow", False)
+    question = Question(option="CUDA graphs", beside="plain", settles="It.", expects="much", is_kept_if_slow=is_kept)
+    plain, graphs = (
+        {"result": {"images_per_second": [1.0, rate, 5000.0]}} if rate else {"failed": "no memory"} for rate in rates
+    )
+    asks = {"part": {"question": asdict(question), "without": part.get("without", [])}}
+    assert [verdict.words for verdict in verdicts({"plain": plain | {"part": {}}, "graphs": graphs | asks})] == [says]
 
 
 @pytest.mark.long
