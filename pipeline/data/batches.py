@@ -3,7 +3,8 @@
 One thread plans: it takes the samples of a step from the reader and hands them to the decoding threads in small chunks.
 Each chunk is one call of the library of crop_decoder.py, which writes directly into the batch's buffer, without the
 interpreter lock. Samples that the library leaves out are decoded in Python, one by one. There are no worker processes,
-shared memory or lock files, so a killed run leaves nothing behind.
+and no sample passes through shared memory or a lock file. The tables that ranks of a host share while they start do
+(shards/host_copy.py).
 """
 
 import logging

@@ -302,8 +302,8 @@ def words_of_choice(world: World, *, deterministic: bool) -> str:
     if world.device.type != "cuda":
         return ""
     if deterministic:
-        return "deterministic kernels: a resumed run has the bits of an unbroken one on this GPU model and node layout"
-    return "a resumed run will equal an unbroken one to rounding; --engine.deterministic gives equal bits, more slowly"
+        return "deterministic kernels: PyTorch promises the bits of an unbroken run on this GPU model and node layout"
+    return "a resumed run will equal an unbroken one to rounding; --engine.deterministic asks PyTorch for equal bits"
 
 
 def differences_in_bits(record: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -116,7 +116,7 @@ class EngineConfig:
     """Keep only the input of each block, and compute the block again in the backward pass: less memory, one more
     forward pass, the same bits."""
     deterministic: bool = False
-    """On GPUs, use only kernels that compute the same bits every time, which are slower; CPUs always do."""
+    """On GPUs, use only kernels that compute the same bits every time, which may be slower; CPUs always do."""
     skip_branches: bool = True
     """With stochastic depth, compute a branch only for the images that keep it, in blocks where more than 0.1 of the
     images drop it; if off, it is computed for all and multiplied by 0 for the others: the same up to rounding."""

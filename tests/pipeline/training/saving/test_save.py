@@ -481,7 +481,7 @@ def test_rank_0_says_it_once(gpu: World, caplog: pytest.LogCaptureFixture) -> No
         say_bits(replace(gpu, rank=0), on, {}, resumed=record)
         say_bits(replace(gpu, rank=0), off, {}, resumed={})
     assert caplog.messages == [
-        "deterministic kernels: a resumed run has the bits of an unbroken one on this GPU model and node layout",
+        "deterministic kernels: PyTorch promises the bits of an unbroken run on this GPU model and node layout",
         "this run will equal an unbroken one to rounding at best: engine.deterministic False, now True",
-        "a resumed run will equal an unbroken one to rounding; --engine.deterministic gives equal bits, more slowly",
+        "a resumed run will equal an unbroken one to rounding; --engine.deterministic asks PyTorch for equal bits",
     ]
