@@ -273,7 +273,7 @@ def lower(gm: GraphModule, inputs: list[Any], result: Lowered, **how: Any) -> No
     names: dict[str, str] = {}  # of kernels, by the operations in them
 
     def define_kernel(scheduling: TritonScheduling, source: str, nodes: Sequence[Any], *others: Any) -> str:
-        name = write_kernel(scheduling, source, nodes, *others)
+        name: str = write_kernel(scheduling, source, nodes, *others)
         names.update({node.get_name(): name for node in nodes if isinstance(node, BaseSchedulerNode)})
         return name
 
@@ -294,7 +294,8 @@ def lower(gm: GraphModule, inputs: list[Any], result: Lowered, **how: Any) -> No
         result.megabytes[phase], result.kernels[phase] = count, kernels
         raise WrittenError
 
-    write_wrapper, write_kernel = graph.GraphLowering.codegen, TritonScheduling.define_kernel
+    write_wrapper = graph.GraphLowering.codegen
+    write_kernel: Any = TritonScheduling.define_kernel
     context = torch._guards.TracingContext(inputs[0].fake_mode)
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(graph.GraphLowering, "codegen", codegen))

@@ -179,7 +179,7 @@ def test_where_compiling_fails_auto_goes_on_and_on_does_not(
     assert "does not work on this cuda: no C compiler" in caplog.text
     for asked in ("on", "tuned"):
         with pytest.raises(UserError, match=r"no C compiler.*Triton and a C compiler.*--engine\.compile off"):
-            will_compile(EngineConfig(compile=asked), world_on(GPU))  # type: ignore[arg-type]
+            will_compile(EngineConfig(compile=asked), world_on(GPU))
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
