@@ -5,7 +5,7 @@ kernels for them, which Triton and ptxas compile for sm_90; none runs. Attention
 once for each kernel that reads or writes it, so neither bytes that a cache saves nor those inside a product or
 attention are counted. Registers, warps and shared memory say how many warps an SM holds at once (occupancy). Two things
 differ on a GPU: norms keep mean and deviation in fp32, and inductor may pad products.
-Command (ten seconds):
+Command (a minute):
 
     pip install --target runs/triton triton==3.7.1
     PYTHONPATH=runs/triton python -m benchmarks.fusion_gpu --out benchmarks/results/fusion_gpu.json
@@ -38,6 +38,7 @@ from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.exc import InductorError
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime.coordinate_descent_tuner import get_field, set_field
 from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
 from torch._inductor.scheduler import BaseSchedulerNode
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -96,13 +97,15 @@ class Lowered:
     order, and the parts of sums over tokens that a kernel leaves to PyTorch, written and read. `kernels`: the names of
     those Triton kernels, by pass. `kept_megabytes`: what the forward pass keeps, beside weights and input. `launches`:
     of Triton's kernels, and of PyTorch's that add up those parts. `variants`: of each Triton kernel, what ptxas says of
-    each variant that a GPU would choose from, and how many of its warps an SM holds."""
+    each variant that a GPU would choose from, and how many of its warps an SM holds. `neighbours`: the same of a large
+    kernel's variants that differ from these in one number, with which coordinate descent begins."""
 
     megabytes: dict[str, dict[str, float | list[float]]] = field(default_factory=dict)
     kernels: dict[str, list[str]] = field(default_factory=dict)
     kept_megabytes: list[float] = field(default_factory=list)
     launches: list[int] = field(default_factory=list)
     variants: dict[str, list[str]] = field(default_factory=dict)
+    neighbours: dict[str, list[str]] = field(default_factory=dict)
 
     def gigabytes(self, *kinds: str) -> float:
         """Returns the sum over both passes."""
@@ -111,10 +114,7 @@ class Lowered:
 
     def said(self, what: str, *kernels: str) -> list[int]:
         """The registers, spilled bytes or resident warps of each variant of these kernels, or of all."""
-        said = [
-            re.search(rf"(\d+) {what}", variant) for name in kernels or self.variants for variant in self.variants[name]
-        ]
-        return [int(found[1]) for found in said if found]
+        return numbers_in([line for name in kernels or self.variants for line in self.variants[name]], what)
 
     def large(self) -> Iterator[tuple[str, float]]:
         """The names of the kernels that move many bytes, and their MB, in their order."""
@@ -125,6 +125,11 @@ class Lowered:
             ):
                 if megabytes >= _LARGE_MEGABYTES:
                     yield name, megabytes
+
+
+def numbers_in(lines: Sequence[str], what: str) -> list[int]:
+    """The number before `what` in each line."""
+    return [int(found[1]) for found in (re.search(rf"(\d+) {what}", line) for line in lines) if found]
 
 
 class WrittenError(Exception):
@@ -163,10 +168,14 @@ def main() -> None:
         ]
         sys.stdout.write(f"| {way} | {' | '.join(numbers)} |\n")
     for way, result in ways.items():
-        sys.stdout.write(f"\n| {way} | MB | registers | warps of an SM |\n|---|---|---|---|\n")
+        sys.stdout.write(f"\n| {way} | MB | registers | warps of an SM | in a step of coordinate descent |\n")
+        sys.stdout.write("|---|---|---|---|---|\n")
         for name, megabytes in result.large():
-            ranges = (result.said(what, name) for what in ("registers", "resident warps"))
-            words = (f"{min(some)} to {max(some)}" if min(some) < max(some) else f"{some[0]}" for some in ranges)
+            steps = numbers_in(result.neighbours.get(name, []), "resident warps")
+            ranges = (result.said("registers", name), result.said("resident warps", name), steps)
+            words = (
+                f"{min(some)} to {max(some)}" if len(set(some)) > 1 else "".join(map(str, some[:1])) for some in ranges
+            )
             sys.stdout.write(f"| {name} | {megabytes:,.0f} | {' | '.join(words)} |\n")
 
 
@@ -308,17 +317,34 @@ def lower(gm: GraphModule, inputs: list[Any], result: Lowered, **how: Any) -> No
                 raise
     (code,) = written
     result.launches.append(len(re.findall(_LAUNCHES, code, re.MULTILINE)))
-    result.variants.update(assembled(code))
+    large = {name for name, _ in result.large()}
+    for name, kernel in kernels_in(code):
+        result.variants[name] = [resources(kernel, variant) for variant in kernel.configs]
+        if name in large:
+            result.neighbours[name] = [resources(kernel, variant) for variant in neighbours_of(kernel)]
 
 
-def assembled(code: str) -> Iterator[tuple[str, list[str]]]:
-    """The Triton kernels of inductor's code, and what ptxas says of their variants."""
+def kernels_in(code: str) -> Iterator[tuple[str, Any]]:
+    """The Triton kernels of inductor's code, and their names."""
     for statement in ast.parse(code).body:
         call = statement.value if isinstance(statement, ast.Assign) else None
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "async_compile.triton":
             name, source = (ast.literal_eval(argument) for argument in call.args[:2])
-            kernel = getattr(PyCodeCache.load(source), name)
-            yield name, [resources(kernel, variant) for variant in kernel.configs]
+            yield name, getattr(PyCodeCache.load(source), name)
+
+
+def neighbours_of(kernel: Any) -> list[Any]:
+    """The variants that differ from one of the kernel's in one block size, in warps or in stages."""
+    tuner, found = kernel.coordesc_tuner, {}
+    for variant in kernel.configs:
+        for name in tuner.tunable_fields:
+            value = get_field(variant, name)
+            for neighbour in [] if value is None else tuner.get_neighbour_values(name, value):
+                changed = copy.deepcopy(variant)
+                set_field(changed, name, neighbour)
+                found[str(changed)] = changed
+    own = set(map(str, kernel.configs))
+    return [variant for words, variant in found.items() if words not in own]
 
 
 def resources(kernel: Any, variant: Any) -> str:
