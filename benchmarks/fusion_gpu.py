@@ -37,8 +37,7 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.exc import InductorError
 from torch._inductor.fx_passes import joint_graph
-from torch._inductor.runtime import triton_helpers
-from torch._inductor.runtime.coordinate_descent_tuner import get_field, set_field
+from torch._inductor.runtime import coordinate_descent_tuner, triton_helpers
 from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
 from torch._inductor.scheduler import BaseSchedulerNode
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -335,13 +334,14 @@ def kernels_in(code: str) -> Iterator[tuple[str, Any]]:
 
 def neighbours_of(kernel: Any) -> list[Any]:
     """The variants that differ from one of the kernel's in one block size, in warps or in stages."""
+    descent: Any = coordinate_descent_tuner
     tuner, found = kernel.coordesc_tuner, {}
     for variant in kernel.configs:
         for name in tuner.tunable_fields:
-            value = get_field(variant, name)
+            value = descent.get_field(variant, name)
             for neighbour in [] if value is None else tuner.get_neighbour_values(name, value):
                 changed = copy.deepcopy(variant)
-                set_field(changed, name, neighbour)
+                descent.set_field(changed, name, neighbour)
                 found[str(changed)] = changed
     own = set(map(str, kernel.configs))
     return [variant for words, variant in found.items() if words not in own]
