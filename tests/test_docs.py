@@ -2,10 +2,12 @@
 
 docs/architecture.md names files and functions that exist and every folder of the code, and its picture is up to date;
 docs/reference/models.md has the tables that the functions print, and names tests that exist; docs/benchmarks.md has the
-parity of every model; docs/reference/messages.md quotes messages exactly as they are in the code.
+parity of every model; docs/reference/messages.md quotes messages exactly as they are in the code;
+docs/reference/tried.md has every result that is kept, and its machine.
 """
 
 import ast
+import json
 import re
 import tomllib
 from collections.abc import Iterator
@@ -27,6 +29,7 @@ ROOMS = ("shards", "pipeline", "jobs", "patchline")
 NAMED = sorted(set(re.findall(r"`([a-z0-9_/]+\.(?:py|md|sbatch))(?::([\w.]+))?`", ARCHITECTURE)))
 MODELS = (CHECKOUT / "docs" / "reference" / "models.md").read_text()
 BENCHMARKS = (CHECKOUT / "docs" / "benchmarks.md").read_text()
+TRIED = (CHECKOUT / "docs" / "reference" / "tried.md").read_text()
 MESSAGES = (CHECKOUT / "docs" / "reference" / "messages.md").read_text()
 OTHERS = {"CUDA out of memory", "Address already in use"}  # messages of PyTorch and of the system
 QUOTED = [" ".join(text.split()) for text in re.findall(r"^\*\*`(.*?)`\*\*", MESSAGES, re.MULTILINE | re.DOTALL)]
@@ -130,6 +133,20 @@ def test_every_test_that_is_named_is_there() -> None:
     for file, name in named:
         (path,) = (CHECKOUT / "tests" / "pipeline" / "models").rglob(file)
         assert f"def {name}(" in path.read_text(), f"{file} has no {name}"
+
+
+@every_fault
+def test_every_result_has_its_row_with_its_machine() -> Iterator[str]:
+    rows = dict(re.findall(r"^\| \[[\w.]+\]\(\.\./\.\./(\S+)\) \|(.*)$", TRIED, re.MULTILINE))
+    for folder in ("benchmarks", "tests/soak"):
+        for path in (CHECKOUT / folder / "results").glob("*.json"):
+            result = json.loads(path.read_text())
+            machine = result.get("machine", {}).get("cpu") or result.get("about", {}).get("name", "")
+            row = rows.get(str(path.relative_to(CHECKOUT)))
+            if row is None:
+                yield f"docs/reference/tried.md has no row of {path.relative_to(CHECKOUT)}"
+            elif machine.replace("(R)", "").removesuffix(" Processor") not in row:
+                yield f"docs/reference/tried.md names another machine than {path.relative_to(CHECKOUT)}: {machine}"
 
 
 @every_fault

@@ -1,8 +1,9 @@
 """The training loop (read a batch, compute gradients, agree, update, report, save), and the function that builds it.
 
-A step's outcome is read after the next step has been launched, so that the device does not wait for the host. A stop
-request therefore takes effect one step later. Before an evaluation, a save or the end of the run, the outcome is read
-at once.
+A step's outcome is read after the next step has been launched, so that the device has work while the host reads it. The
+device still waits if the host launches a step more slowly than the device computes it. Under ZeRO-3, or with
+`guard.on_spike skip`, the host also waits for the device before each update. A stop request takes effect one step
+later. Before an evaluation, a save or the end of the run, the outcome is read at once.
 """
 
 import logging

@@ -1,8 +1,9 @@
-"""Follows metrics.jsonl while a run writes it: a thread sends new lines to one service. Training never waits for it.
+"""Follows metrics.jsonl while a run writes it: a thread sends new lines to one service.
 
-metrics.jsonl is the record of a run. About once a second, the thread reads the file's new lines. The service says which
-step it already has, and gets the lines after that once and in order. So a run that was killed sends no step twice and
-leaves none out, and lines that a service missed are sent once it answers again.
+Training does not wait for the service, except at the end of a run, for at most 30 seconds. metrics.jsonl is the record
+of a run. About once a second, the thread reads the file's new lines. The service says which step it already has, and
+gets the lines after that once and in order. So a run that was killed sends no step twice and leaves none out, and lines
+that a service missed are sent once it answers again.
 """
 
 import json

@@ -56,10 +56,11 @@ _WORDS = {
     "reduce_bucket": "engine.reduce_bucket",
     "micro_batch": "images per pass",
     "is_compiled": "compiled blocks",
+    "is_tuned": "tuned blocks",
     "attention": "engine.attention",
     "float8": "engine.float8",
 }
-_GPU_ONLY = {"ranks_per_node", "deterministic"}  # they change no bits on a CPU
+_GPU_ONLY = {"ranks_per_node", "deterministic", "is_tuned"}  # they change no bits on a CPU
 
 
 def saved_job(job: TrainingJob) -> SavedJob:
@@ -251,6 +252,7 @@ def describe(job: TrainingJob, world: World, *, plan: BatchPlan, is_compiled: bo
             "reduce_bucket": engine.reduce_bucket,
             "micro_batch": plan.micro_batch,
             "is_compiled": is_compiled,
+            "is_tuned": engine.compile == "tuned",
             "activation_checkpointing": engine.activation_checkpointing,
             **({"attention": kernel} if (kernel := kernel_in_use()) else {}),
             "float8": engine.float8,
@@ -300,8 +302,8 @@ def words_of_choice(world: World, *, deterministic: bool) -> str:
     if world.device.type != "cuda":
         return ""
     if deterministic:
-        return "deterministic kernels: a resumed run has the bits of an unbroken one on this GPU model and node layout"
-    return "a resumed run will equal an unbroken one to rounding; --engine.deterministic gives equal bits, more slowly"
+        return "deterministic kernels: PyTorch promises the bits of an unbroken run on this GPU model and node layout"
+    return "a resumed run will equal an unbroken one to rounding; --engine.deterministic asks PyTorch for equal bits"
 
 
 def differences_in_bits(record: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -18,9 +18,11 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.data import transform
-from pipeline.data.batches import COUNT_NAMES, Batch, TrainBatches, _Coming, _Pace
+from pipeline.data.batches import COUNT_NAMES, Batch, TrainBatches, _Coming, _Pace, chunk_size
 from pipeline.data.config import AugmentConfig, DataConfig, RandAugmentConfig, Share
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data
@@ -602,3 +604,39 @@ def test_fewer_threads_decode_beside_slow_steps_and_all_once_batches_come_late(p
         while stream._decoders.limit < 4:
             next(found)
             assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "num_threads", "steps_ahead", "expected"),
+    [
+        pytest.param(64, 2, 3, 16, id="few threads: a batch is four calls"),
+        pytest.param(512, 2, 3, 64, id="a large batch: four chunks for each thread"),
+        pytest.param(64, 16, 3, 6, id="many threads: the batches ahead share them"),
+        pytest.param(64, 16, 1, 2, id="one batch ahead: it has two chunks for each thread"),
+        pytest.param(256, 16, 3, 16, id="an interpreter's call for sixteen images"),
+        pytest.param(12, 64, 3, 1, id="more threads than images"),
+    ],
+)
+def test_a_chunk_is_large_enough_for_the_interpreter_and_small_enough_for_the_threads(
+    num_samples: int, num_threads: int, steps_ahead: int, expected: int
+) -> None:
+    assert chunk_size(num_samples, num_threads=num_threads, steps_ahead=steps_ahead) == expected
+
+
+@given(st.integers(1, 4096), st.integers(1, 256), st.integers(1, 16))
+def test_the_batches_ahead_have_a_chunk_for_every_thread(num_samples: int, num_threads: int, steps_ahead: int) -> None:
+    size = chunk_size(num_samples, num_threads=num_threads, steps_ahead=steps_ahead)
+    num_chunks = -(-num_samples // size) * steps_ahead
+    assert num_chunks >= min(num_threads, num_samples * steps_ahead)
+
+
+def test_a_thread_is_called_for_many_images(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def counted(samples: Any, settings: Any, *, out: Any) -> Any:
+        sizes.append(samples.size)
+        return transform.train_views(samples, settings, out=out)
+
+    monkeypatch.setattr("pipeline.data.batches.train_views", counted)
+    batches(packed, tmp_path / "q", steps=range(2), config=replace(CONFIG, num_threads=16, steps_ahead=16))
+    assert set(sizes) == {BATCH // 2}, "and not one image at a time, since the batches ahead share the threads"
