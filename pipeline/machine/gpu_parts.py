@@ -51,6 +51,7 @@ from pipeline.training.zero import engine
 from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine
 from shards.errors import UserError
+from shards.files.local_files import read_local_file
 
 RATE = 1e-4
 _SEED = 0
@@ -58,6 +59,7 @@ _WARM_UP_STEPS, _LOSSES = 3, 5
 _ROUNDS = 5
 _MICRO_BATCHES = (256, 128, 64, 32, 16, 8)
 _PHOTOGRAPH = (375, 500)
+_MOST_TRACE_BYTES = 1 << 30
 _PROFILED_STEPS = 5  # of which the first and the last are left out
 Result = dict[str, Any]
 
@@ -180,7 +182,7 @@ def _account(run: "_Run", place: world.World) -> Result:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(file))
-        trace = json.loads(file.read_bytes())
+        trace = json.loads(read_local_file(file, most_bytes=_MOST_TRACE_BYTES))
     return gpu_time.account_of(trace, gigabytes=gpu_time.kernel_gigabytes(_inductor_code()))
 
 
@@ -188,7 +190,8 @@ def _inductor_code() -> str:
     """Returns the code of all kernels that inductor has written for this process; empty if it has written none."""
     cache = sys.modules.get("torch._inductor.codecache")
     files = dict.fromkeys(str(module.__file__) for module in cache.PyCodeCache.modules) if cache else {}
-    return "\n".join(Path(file).read_text() for file in files)[:MOST_CODE]
+    codes = (read_local_file(Path(file), most_bytes=MOST_CODE).decode() for file in files)
+    return "\n".join(codes)[:MOST_CODE]
 
 
 def zero(part: GpuPart, place: world.World) -> Result:
