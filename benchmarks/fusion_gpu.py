@@ -3,8 +3,9 @@
 A block is traced without values, its two graphs are moved to a GPU that does not exist, and inductor writes Triton
 kernels for them, which Triton and ptxas compile for sm_90; none runs. Attention is cuDNN's operator. A tensor counts
 once for each kernel that reads or writes it, so neither bytes that a cache saves nor those inside a product or
-attention are counted. Two things differ on a GPU: norms keep mean and deviation in fp32, and inductor may pad products.
-Command (ten seconds):
+attention are counted. Registers, warps and shared memory say how many warps an SM holds at once (occupancy). Two things
+differ on a GPU: norms keep mean and deviation in fp32, and inductor may pad products.
+Command (a minute):
 
     pip install --target runs/triton triton==3.7.1
     PYTHONPATH=runs/triton python -m benchmarks.fusion_gpu --out benchmarks/results/fusion_gpu.json
@@ -33,16 +34,19 @@ from torch._dynamo.device_interface import CudaInterface
 from torch._inductor import compile_fx, graph
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import PyCodeCache
+from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.exc import InductorError
 from torch._inductor.fx_passes import joint_graph
-from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime import coordinate_descent_tuner, triton_helpers
 from torch._inductor.runtime.triton_heuristics import StaticTritonCompileResult
+from torch._inductor.scheduler import BaseSchedulerNode
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from benchmarks.rounds import write
 from pipeline.models import vit
+from pipeline.models.bias_sums import FuseBiasSums
 from pipeline.models.build import blocks_of, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.residuals import KeepResiduals
@@ -51,6 +55,10 @@ IMAGES = 256
 # As inductor writes them: the parts of a sum that a kernel leaves, the kernels, and PyTorch's that finish such a sum.
 _PARTS = r"workspace_\d+\[\d+ \* \((\d+)\) \* \((\d+)\)"
 _LAUNCHES = r"^ +triton_\w+\.run\(|\.sum\(dim=0\)|(?<=\))\.to\(torch\.\w+\)"
+_LARGE_MEGABYTES = 100  # a kernel that moves at least this much has a row of its own
+# Of an SM of compute capability 9.0 (CUDA C++ Programming Guide, table of technical specifications).
+_MOST_WARPS, _MOST_BLOCKS, _SHARED_BYTES, _RESERVED_BYTES = 64, 32, 228 << 10, 1 << 10
+_NUM_PARTS, _PART_REGISTERS, _REGISTER_UNIT, _SHARED_UNIT = 4, 16_384, 256, 128
 _H200 = SimpleNamespace(
     name="NVIDIA H200",
     gcnArchName="",
@@ -85,24 +93,42 @@ _ANSWERS: list[tuple[Any, dict[str, Any]]] = [
 @dataclass(frozen=True)
 class Lowered:
     """A block's two passes. `megabytes`: what products, attention and each Triton kernel read and write, in their
-    order, and the parts of sums over tokens that a kernel leaves to PyTorch, written and read. `kept_megabytes`: what
-    the forward pass keeps, beside weights and input. `launches`: of Triton's kernels, and of PyTorch's that add up
-    those parts. `variants`: of each Triton kernel, what ptxas says of each variant that a GPU would choose from."""
+    order, and the parts of sums over tokens that a kernel leaves to PyTorch, written and read. `kernels`: the names of
+    those Triton kernels, by pass. `kept_megabytes`: what the forward pass keeps, beside weights and input. `launches`:
+    of Triton's kernels, and of PyTorch's that add up those parts. `variants`: of each Triton kernel, what ptxas says of
+    each variant that a GPU would choose from, and how many of its warps an SM holds. `neighbours`: the same of a large
+    kernel's variants that differ from these in one number, with which coordinate descent begins."""
 
     megabytes: dict[str, dict[str, float | list[float]]] = field(default_factory=dict)
+    kernels: dict[str, list[str]] = field(default_factory=dict)
     kept_megabytes: list[float] = field(default_factory=list)
     launches: list[int] = field(default_factory=list)
     variants: dict[str, list[str]] = field(default_factory=dict)
+    neighbours: dict[str, list[str]] = field(default_factory=dict)
 
     def gigabytes(self, *kinds: str) -> float:
         """Returns the sum over both passes."""
         counts = [count[kind] for count in self.megabytes.values() for kind in kinds]
         return sum(sum(count) if isinstance(count, list) else count for count in counts) / 1e3
 
-    def most(self, what: str) -> int:
-        """The most registers or spilled bytes of a variant."""
-        said = [re.search(rf"(\d+) {what}", variant) for some in self.variants.values() for variant in some]
-        return max(int(found[1]) for found in said if found)
+    def said(self, what: str, *kernels: str) -> list[int]:
+        """The registers, spilled bytes or resident warps of each variant of these kernels, or of all."""
+        return numbers_in([line for name in kernels or self.variants for line in self.variants[name]], what)
+
+    def large(self) -> Iterator[tuple[str, float]]:
+        """The names of the kernels that move many bytes, and their MB, in their order."""
+        for phase, count in self.megabytes.items():
+            triton = count["triton"]
+            for name, megabytes in zip(
+                self.kernels[phase], triton if isinstance(triton, list) else [triton], strict=True
+            ):
+                if megabytes >= _LARGE_MEGABYTES:
+                    yield name, megabytes
+
+
+def numbers_in(lines: Sequence[str], what: str) -> list[int]:
+    """The number before `what` in each line."""
+    return [int(found[1]) for found in (re.search(rf"(\d+) {what}", line) for line in lines) if found]
 
 
 class WrittenError(Exception):
@@ -110,31 +136,57 @@ class WrittenError(Exception):
 
 
 def main() -> None:
-    """Lowers both ways; prints and keeps the table."""
+    """Lowers each way; prints the tables and keeps what they are made of."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     logging.getLogger("torch._inductor").setLevel(logging.ERROR)  # of each compilation that ends early, a warning
     with stand_in_gpu():
-        ways = {"inductor's choice": lowered(None), "sums kept": lowered(KeepResiduals())}
+        ways = {
+            "inductor's choice": lowered(None),
+            "sums kept": lowered(KeepResiduals()),
+            "sums kept, biases' sums fused": lowered(KeepResiduals(), FuseBiasSums()),
+        }
     command = "PYTHONPATH=runs/triton python -m benchmarks.fusion_gpu --out benchmarks/results/fusion_gpu.json"
     versions = {name: version(name) for name in ("torch", "triton")}
     results = {way: asdict(result) for way, result in ways.items()}
     write(arguments.out, {"command": command, "versions": versions, "images": IMAGES, "ways": results})
     sys.stdout.write(
-        "| | launches | their GB | GB with products and attention | GB kept | registers | spilled bytes |\n"
+        "| | launches | their GB | GB with products and attention | GB kept | registers | spilled bytes "
+        "| warps of an SM |\n|---|---|---|---|---|---|---|---|\n"
     )
-    sys.stdout.write("|---|---|---|---|---|---|---|\n")
     for way, result in ways.items():
         numbers = [
             f"{sum(result.launches)}",
             f"{result.gigabytes('triton', 'parts'):.2f}",
             f"{result.gigabytes('triton', 'parts', 'products', 'attention'):.2f}",
             f"{sum(result.kept_megabytes) / 1e3:.2f}",
-            f"{result.most('registers')}",
-            f"{result.most('spilled bytes')}",
+            f"{max(result.said('registers'))}",
+            f"{max(result.said('spilled bytes'))}",
+            f"{min(result.said('resident warps'))} to {max(result.said('resident warps'))}",
         ]
         sys.stdout.write(f"| {way} | {' | '.join(numbers)} |\n")
+    for way, result in ways.items():
+        sys.stdout.write(f"\n| {way} | MB | registers | warps of an SM | in a step of coordinate descent |\n")
+        sys.stdout.write("|---|---|---|---|---|\n")
+        for name, megabytes in result.large():
+            steps = numbers_in(result.neighbours.get(name, []), "resident warps")
+            ranges = (result.said("registers", name), result.said("resident warps", name), steps)
+            words = (
+                f"{min(some)} to {max(some)}" if len(set(some)) > 1 else "".join(map(str, some[:1])) for some in ranges
+            )
+            sys.stdout.write(f"| {name} | {megabytes:,.0f} | {' | '.join(words)} |\n")
+
+
+def resident_warps(*, warps: int, registers: int, shared_bytes: int) -> int:
+    """Returns how many warps an SM of compute capability 9.0 holds at once, of at most 64, if each group of threads has
+    this many warps and shared bytes, and each thread this many registers; 0 if it cannot hold a group. This function is
+    pure. As in NVIDIA's occupancy calculator: each of the SM's four parts has 16,384 registers, of which a warp gets a
+    multiple of 256."""
+    of_warp = -(-registers * 32 // _REGISTER_UNIT) * _REGISTER_UNIT
+    by_registers = _NUM_PARTS * (_PART_REGISTERS // of_warp) // warps if registers else _MOST_BLOCKS
+    of_block = -(-shared_bytes // _SHARED_UNIT) * _SHARED_UNIT + _RESERVED_BYTES
+    return warps * min(_MOST_BLOCKS, _MOST_WARPS // warps, by_registers, _SHARED_BYTES // of_block)
 
 
 @contextmanager
@@ -160,7 +212,7 @@ def always(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
 
 
-def lowered(keep: KeepResiduals | None) -> Lowered:
+def lowered(keep: KeepResiduals | None, fuse: FuseBiasSums | None = None) -> Lowered:
     """Lowers a block's forward and backward pass."""
     torch.compiler.reset()
     result = Lowered()
@@ -181,7 +233,7 @@ def lowered(keep: KeepResiduals | None) -> Lowered:
 
     model = unfilled_model(ModelConfig(name="vit_h14", image_size=224, num_classes=10, depth=1))
     model.to(torch.bfloat16).train()
-    options = inductor_config.patch(joint_custom_pre_pass=keep)
+    options = inductor_config.patch(joint_custom_pre_pass=keep, post_grad_custom_pre_pass=fuse)
     with options, mock.patch.object(vit, "attend", by_cudnn), FakeTensorMode():
         (block,) = blocks_of(model)
         without_values(block)
@@ -226,24 +278,37 @@ def on_gpu(gm: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, list[An
 def lower(gm: GraphModule, inputs: list[Any], result: Lowered, **how: Any) -> None:
     """Adds the kernels of one pass to the result."""
     written: list[str] = []
+    names: dict[str, str] = {}  # of kernels, by the operations in them
+
+    def define_kernel(scheduling: TritonScheduling, source: str, nodes: Sequence[Any], *others: Any) -> str:
+        name: str = write_kernel(scheduling, source, nodes, *others)
+        names.update({node.get_name(): name for node in nodes if isinstance(node, BaseSchedulerNode)})
+        return name
 
     def codegen(lowering: graph.GraphLowering) -> None:
         code, _ = write_wrapper(lowering)
         written.append(code.value)
         parts = (int(rows) * int(width) for rows, width in re.findall(_PARTS, code.value))
         count: dict[str, Any] = {"products": 0.0, "attention": 0.0, "triton": [], "parts": 2 * 4 * sum(parts) / 1e6}
+        kernels = []
         for node, words in lowering.count_bytes()[1]:
             name, megabytes = getattr(node.node, "python_kernel_name", None), round(4 * words / 1e6, 2)
             if name:
                 count["attention" if "attention" in name else "products"] += megabytes
-            elif words:
+            elif own := {names[each.get_name()] for each in node.get_nodes() if each.get_name() in names}:
                 count["triton"].append(megabytes)
-        result.megabytes["backward" if how.get("is_backward") else "forward"] = count
+                kernels.append(own.pop())
+        phase = "backward" if how.get("is_backward") else "forward"
+        result.megabytes[phase], result.kernels[phase] = count, kernels
         raise WrittenError
 
     write_wrapper = graph.GraphLowering.codegen
+    write_kernel: Any = TritonScheduling.define_kernel
     context = torch._guards.TracingContext(inputs[0].fake_mode)
-    with mock.patch.object(graph.GraphLowering, "codegen", codegen), torch._guards.tracing(context):
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(graph.GraphLowering, "codegen", codegen))
+        stack.enter_context(mock.patch.object(TritonScheduling, "define_kernel", define_kernel))
+        stack.enter_context(torch._guards.tracing(context))
         try:
             compile_fx.compile_fx_inner(gm, inputs, **how)
         except InductorError:
@@ -251,21 +316,40 @@ def lower(gm: GraphModule, inputs: list[Any], result: Lowered, **how: Any) -> No
                 raise
     (code,) = written
     result.launches.append(len(re.findall(_LAUNCHES, code, re.MULTILINE)))
-    result.variants.update(assembled(code))
+    large = {name for name, _ in result.large()}
+    for name, kernel in kernels_in(code):
+        result.variants[name] = [resources(kernel, variant) for variant in kernel.configs]
+        if name in large:
+            result.neighbours[name] = [resources(kernel, variant) for variant in neighbours_of(kernel)]
 
 
-def assembled(code: str) -> Iterator[tuple[str, list[str]]]:
-    """The Triton kernels of inductor's code, and what ptxas says of their variants."""
+def kernels_in(code: str) -> Iterator[tuple[str, Any]]:
+    """The Triton kernels of inductor's code, and their names."""
     for statement in ast.parse(code).body:
         call = statement.value if isinstance(statement, ast.Assign) else None
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "async_compile.triton":
             name, source = (ast.literal_eval(argument) for argument in call.args[:2])
-            kernel = getattr(PyCodeCache.load(source), name)
-            yield name, [resources(kernel, variant) for variant in kernel.configs]
+            yield name, getattr(PyCodeCache.load(source), name)
+
+
+def neighbours_of(kernel: Any) -> list[Any]:
+    """The variants that differ from one of the kernel's in one block size, in warps or in stages."""
+    descent: Any = coordinate_descent_tuner
+    tuner, found = kernel.coordesc_tuner, {}
+    for variant in kernel.configs:
+        for name in tuner.tunable_fields:
+            value = descent.get_field(variant, name)
+            for neighbour in [] if value is None else tuner.get_neighbour_values(name, value):
+                changed = copy.deepcopy(variant)
+                descent.set_field(changed, name, neighbour)
+                found[str(changed)] = changed
+    own = set(map(str, kernel.configs))
+    return [variant for words, variant in found.items() if words not in own]
 
 
 def resources(kernel: Any, variant: Any) -> str:
-    """Registers of each thread, its bytes that did not fit them, and shared bytes of each group of threads."""
+    """Registers of each thread, its bytes that did not fit them, shared bytes of each group of threads, and the warps
+    that an SM holds."""
     import triton  # noqa: PLC0415 - installed for this benchmark alone
 
     binary = kernel._precompile_config(variant).kernel
@@ -274,9 +358,10 @@ def resources(kernel: Any, variant: Any) -> str:
         Path(file.name).write_bytes(binary.asm["cubin"])
         said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True, timeout=60)
     numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", said.stdout + said.stderr)}
-    spilled = numbers["STACK"] + numbers["LOCAL"]
-    shared = binary.metadata.shared
-    return f"{variant.num_warps} warps, {numbers['REG']} registers, {spilled} spilled bytes, {shared} shared bytes"
+    warps, registers, shared = variant.num_warps, numbers["REG"], binary.metadata.shared
+    resident = resident_warps(warps=warps, registers=registers, shared_bytes=shared)
+    own = f"{warps} warps, {registers} registers, {numbers['STACK'] + numbers['LOCAL']} spilled bytes"
+    return f"{own}, {shared} shared bytes, {resident} resident warps"
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ ORDER = {
         "flops masked",
         "positions resnet",
         "layers",
-        "attention config loss residuals",
+        "attention bias_sums config loss residuals",
     ),
     "shards": (
         "adoption card verifying",

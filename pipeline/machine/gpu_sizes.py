@@ -207,6 +207,13 @@ _OPTIONS = (
         expects="+1 to 3 %: kernels beside products and attention are 12 to 22 % of the step",
     ),
     _Option(
+        option="tuned",
+        beside=_MOST,
+        settings={"engine.compile": "tuned"},
+        settles="Whether to sum biases in other kernels (pipeline/models/bias_sums.py), with coordinate descent.",
+        expects="+2 %: 12 of 588 ms by the bytes of the lowering, and what coordinate descent adds",
+    ),
+    _Option(
         option="CUDA graphs",
         beside=_FEW,
         settings={"engine.cuda_graphs": True},

@@ -115,6 +115,7 @@ def compile_blocks(
     cuda_graphs: bool = False,
     on_gpu: bool = False,
     hooks_outside: bool = False,
+    tuned: bool = False,
     backend: str = "inductor",
 ) -> None:
     """Compiles block by block with torch.compile, in place: parameters keep their names, and equal blocks share
@@ -130,7 +131,9 @@ def compile_blocks(
     `on_gpu`: blocks keep the sum after a residual for the backward pass, instead of the branch (residuals.py).
     `cuda_graphs`: each block is launched as a CUDA graph; call torch.compiler.cudagraph_mark_step_begin before each
     micro-batch. `hooks_outside`: a block's hooks, with which ZeRO-3 gathers its weights, are not compiled. The blocks
-    must get flat tensors before they are called.
+    must get flat tensors before they are called. `tuned`: on a GPU, biases' gradients are summed in the kernels that
+    compute or read them (bias_sums.py), and inductor searches around its choice of each kernel's sizes and warps
+    (coordinate descent), except with `deterministic`.
     """
     key_caches_by_kernel(kernel_in_use())
     # torch compiles at most 8 variants of one function and runs the others uncompiled, with a warning. All units of a
@@ -148,6 +151,10 @@ def compile_blocks(
             from pipeline.models.residuals import KeepResiduals  # noqa: PLC0415 - it loads inductor, which takes 1 s
 
             options["joint_custom_pre_pass"] = KeepResiduals()
+        if on_gpu and tuned:
+            from pipeline.models.bias_sums import FuseBiasSums  # noqa: PLC0415 - as above
+
+            options |= {"post_grad_custom_pre_pass": FuseBiasSums(), "coordinate_descent_tuning": not deterministic}
     for block in blocks_of(model):
         if hooks_outside:
             compiled = torch.compile(partial(_computed, block), backend=backend, dynamic=False, options=options or None)

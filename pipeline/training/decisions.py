@@ -139,9 +139,10 @@ def unused_classes(of_data: int, of_model: int) -> str:
 
 def will_compile(config: EngineConfig, world: World) -> bool:
     """Returns whether a run on this rank's device compiles its blocks. With "auto", blocks are compiled on GPUs with
-    ZeRO-1 and 2 if compiling works. Raises UserError if the job says "on" and compiling does not work."""
+    ZeRO-1 and 2 if compiling works. Raises UserError if the job says "on" or "tuned" and compiling does not work."""
     device = world.device
-    is_wanted = config.compile == "on" or (config.compile == "auto" and device.type == "cuda" and config.zero_stage < 3)
+    is_asked = config.compile in ("on", "tuned")
+    is_wanted = is_asked or (config.compile == "auto" and device.type == "cuda" and config.zero_stage < 3)
     # When torch compiles, it warns that TF32 is off. The warning is hidden: bf16 runs have no use for TF32, and fp32
     # runs avoid it on purpose.
     warnings.filterwarnings("ignore", message="TensorFloat32 tensor cores", category=UserWarning)
@@ -152,7 +153,7 @@ def will_compile(config: EngineConfig, world: World) -> bool:
         return is_wanted
     needed = "Triton and a C compiler" if device.type == "cuda" else "a C++ compiler"
     missing = f"torch.compile does not work on this {device.type}: {fault}. It needs {needed} and Python's headers"
-    if config.compile == "on":
+    if is_asked:
         raise UserError(f"{missing} (Debian: apt-get install g++ python3-dev); install them, or --engine.compile off")
     log.warning("%s; the run continues without it, more slowly (--engine.compile off hides this)", missing)
     return False
@@ -235,10 +236,11 @@ def _decide_attention(now: Undecided) -> tuple[Undecided, str]:
 
 
 def _decide_compile(now: Undecided) -> tuple[Undecided, str]:
-    is_asked = now.job.engine.compile == "auto"
-    engine = replace(now.job.engine, compile="on" if now.is_compiled else "off")
-    why = "on GPUs with ZeRO-1 and 2, if it works" if is_asked else AS_THE_JOB_SAYS
-    return replace(now, job=replace(now.job, engine=engine)), why
+    engine = now.job.engine
+    if engine.compile != "auto":
+        return now, AS_THE_JOB_SAYS
+    engine = replace(engine, compile="on" if now.is_compiled else "off")
+    return replace(now, job=replace(now.job, engine=engine)), "on GPUs with ZeRO-1 and 2, if it works"
 
 
 def _decide_overlap(now: Undecided) -> tuple[Undecided, str]:

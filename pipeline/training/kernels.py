@@ -126,4 +126,5 @@ def set_up_blocks(model: Model, config: EngineConfig, *, is_compiled: bool, devi
             cuda_graphs=config.cuda_graphs,
             on_gpu=device.type == "cuda",
             hooks_outside=config.zero_stage == 3,
+            tuned=config.compile == "tuned",
         )

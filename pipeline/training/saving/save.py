@@ -56,10 +56,11 @@ _WORDS = {
     "reduce_bucket": "engine.reduce_bucket",
     "micro_batch": "images per pass",
     "is_compiled": "compiled blocks",
+    "is_tuned": "tuned blocks",
     "attention": "engine.attention",
     "float8": "engine.float8",
 }
-_GPU_ONLY = {"ranks_per_node", "deterministic"}  # they change no bits on a CPU
+_GPU_ONLY = {"ranks_per_node", "deterministic", "is_tuned"}  # they change no bits on a CPU
 
 
 def saved_job(job: TrainingJob) -> SavedJob:
@@ -251,6 +252,7 @@ def describe(job: TrainingJob, world: World, *, plan: BatchPlan, is_compiled: bo
             "reduce_bucket": engine.reduce_bucket,
             "micro_batch": plan.micro_batch,
             "is_compiled": is_compiled,
+            "is_tuned": engine.compile == "tuned",
             "activation_checkpointing": engine.activation_checkpointing,
             **({"attention": kernel} if (kernel := kernel_in_use()) else {}),
             "float8": engine.float8,

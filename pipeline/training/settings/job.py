@@ -108,9 +108,10 @@ class EngineConfig:
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """Precision of weights and activations in forward and backward passes; auto: bf16 where the device computes it
     natively (GPUs of compute capability 8.0 and more, CPUs with AVX512-BF16, AMX or Arm BF16), else fp32."""
-    compile: Literal["auto", "on", "off"] = "auto"
+    compile: Literal["auto", "on", "tuned", "off"] = "auto"
     """torch.compile of the model's blocks: auto compiles on GPUs with ZeRO-1 and 2 if it works; on requires it, and may
-    be given with ZeRO-3, where no GPU has tried it."""
+    be given with ZeRO-3, where no GPU has tried it. tuned is on and, on a GPU, sums biases' gradients in other kernels
+    and searches for faster variants of all kernels, which no GPU has tried either."""
     activation_checkpointing: bool = False
     """Keep only the input of each block, and compute the block again in the backward pass: less memory, one more
     forward pass, the same bits."""
@@ -402,11 +403,11 @@ class TrainingJob:
             )
         if self.model.masked_patches:
             self._refuse_labels()
-        if self.engine.compile == "on" and self.engine.zero_stage == 3 and self.optimizer.freeze_backbone:
+        if self.engine.compile in ("on", "tuned") and self.engine.zero_stage == 3 and self.optimizer.freeze_backbone:
             raise UserError(
-                'engine.compile is "on" with engine.zero_stage 3 and optimizer.freeze_backbone; allowed: stages 1 and 2'
-                " (stage 3 gathers frozen weights layer by layer, inside the blocks): give --engine.zero-stage 2, or "
-                "--engine.compile off"
+                f'engine.compile is "{self.engine.compile}" with engine.zero_stage 3 and optimizer.freeze_backbone; '
+                "allowed: stages 1 and 2 (stage 3 gathers frozen weights layer by layer, inside the blocks): give "
+                "--engine.zero-stage 2, or --engine.compile off"
             )
 
     def _refuse_for_muon(self) -> None:

@@ -188,7 +188,7 @@ class _Reference:
 
 
 def _references(config: EngineConfig, plan: BatchPlan) -> list[_Reference]:
-    is_compiled = config.compile == "on"  # decided before (decisions.py)
+    is_compiled = config.compile != "off"  # decided before (decisions.py)
     if config.precision == "fp32":
         same = _Reference(name="fp32", dtype=torch.float32, limit=_FP32_LIMIT, is_compiled=is_compiled)
         other = _Reference(name="fp32 without a compiler", dtype=torch.float32, limit=_OTHER_PASSES_LIMIT)
@@ -203,7 +203,7 @@ def _references(config: EngineConfig, plan: BatchPlan) -> list[_Reference]:
 
 def _engine(job: TrainingJob, plan: BatchPlan, device: torch.device) -> Engine:
     model = unfilled_model(job.model)
-    set_up_blocks(model, job.engine, is_compiled=job.engine.compile == "on", device=device)
+    set_up_blocks(model, job.engine, is_compiled=job.engine.compile != "off", device=device)
     if job.engine.activation_checkpointing:
         checkpoint_blocks(model)
     return Engine(model, config=job.engine, plan=plan, optimizer=job.optimizer, clip_norm=0.0)

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from pipeline.models import BiT, Model, ModelConfig, ViT, build_model, checkpoint_blocks, compile_blocks, shapes_of
+from pipeline.models.bias_sums import FuseBiasSums
 from pipeline.models.build import blocks_of, compile_fault, initial_tensor, unfilled_model
 from pipeline.models.config import NAMES
 from tests.pipeline.models.test_vit import TINY
@@ -188,17 +189,25 @@ def test_what_is_asked_of_the_compiler_reaches_it(monkeypatch: pytest.MonkeyPatc
     compile_blocks(model)
     compile_blocks(model, cuda_graphs=True)
     compile_blocks(model, deterministic=True, rounds_as_eager=True)
+    compile_blocks(model, tuned=True)
     compile_blocks(model, on_gpu=True)
-    *others, on_gpu = asked[:: len(asked) // 4]
+    compile_blocks(model, on_gpu=True, tuned=True)
+    compile_blocks(model, on_gpu=True, tuned=True, deterministic=True)
+    *others, on_gpu, tuned, in_order = asked[:: len(asked) // 7]
     assert others == [
         None,
         {"triton.cudagraphs": True},
         {"deterministic": True, "emulate_precision_casts": True},
+        None,
     ]
     assert asked[1] is None
     assert isinstance(on_gpu, dict)
     assert [type(keep).__name__ for keep in on_gpu.values()] == ["KeepResiduals"]
-    torch.compile(model, options=on_gpu)  # which refuses an unknown name or type
+    assert isinstance(tuned, dict)
+    assert isinstance(in_order, dict)
+    assert tuned == on_gpu | {"post_grad_custom_pre_pass": FuseBiasSums(), "coordinate_descent_tuning": True}
+    assert in_order == tuned | {"deterministic": True, "coordinate_descent_tuning": False}
+    torch.compile(model, options=in_order)  # which refuses an unknown name or type
     assert "triton.cudagraphs" in torch._inductor.list_options()
 
 

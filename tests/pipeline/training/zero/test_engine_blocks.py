@@ -135,6 +135,7 @@ def test_a_missing_compiler_is_one_message_before_the_run_begins(
         ("auto", 2, GPU, True),
         ("auto", 3, GPU, False),  # no GPU has tried it
         ("on", 3, GPU, True),
+        ("tuned", 1, GPU, True),
         ("auto", 1, CPU, False),  # a smoke test is over before its kernels are compiled
         ("off", 1, GPU, False),
         ("on", 2, CPU, True),
@@ -176,8 +177,9 @@ def test_where_compiling_fails_auto_goes_on_and_on_does_not(
     monkeypatch.setattr("pipeline.training.decisions.compile_fault", lambda _: "no C compiler")
     assert will_compile(EngineConfig(), world_on(GPU)) is False
     assert "does not work on this cuda: no C compiler" in caplog.text
-    with pytest.raises(UserError, match=r"no C compiler.*Triton and a C compiler.*--engine\.compile off"):
-        will_compile(EngineConfig(compile="on"), world_on(GPU))
+    for asked in ("on", "tuned"):
+        with pytest.raises(UserError, match=r"no C compiler.*Triton and a C compiler.*--engine\.compile off"):
+            will_compile(EngineConfig(compile=asked), world_on(GPU))
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
