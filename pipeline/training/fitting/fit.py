@@ -23,8 +23,9 @@ from shards.errors import UserError
 from shards.output.quantities import plural
 
 # The reserve on a GPU: the contexts of CUDA, cuBLAS and cuDNN, NCCL's buffers, and memory that the allocator cannot use
-# because its free pieces are too small. [unverified]: nothing has been measured on a GPU, but a rank tries one pass
-# before it trains (first_pass.py).
+# because its free pieces are too small. Tensors on an H200 took less than was predicted (benchmarks/results/
+# gpu_h200.json); what the allocator reserved was not recorded. [unverified] on other GPUs: a rank tries one pass before
+# it trains (first_pass.py).
 _GPU_CONTEXT_BYTES, _GPU_FRAGMENTED = 2_000_000_000, 0.08
 # The reserve on a host, for each rank: libraries, and memory that malloc keeps. ViT-S/16 and B/16 needed 0.2 to 0.8 GB
 # in addition to their tensors.
