@@ -197,11 +197,11 @@ def test_what_is_timed_is_what_a_layer_computes(position: Any, monkeypatch: pyte
     assert len(strides) == 1, strides
 
 
-class Copies(TorchDispatchMode):
+class Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes each copy, by its operator and shape, and each gradient that is joined from parts."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.made: list[tuple[str, tuple[int, ...]]] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
