@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 NUM_VALID_REQUESTS = 2  # a batch's buffer is reused from the second request after its own
 _MAX_SUBSTITUTES = 20
 _CHUNKS_A_THREAD = 4  # in each batch: few enough to be cheap, many enough to balance the threads
-_CALL_SAMPLES = 16  # in a chunk, even of a small batch: handing over a chunk takes the interpreter 50 to 100 µs
+_CALL_SAMPLES = 16  # in a chunk, even of a small batch: handing over a chunk holds the interpreter lock
 _AHEAD_CHUNKS_A_THREAD = 2  # in all batches ahead
 COUNT_NAMES = (*TRAFFIC_NAMES, "samples", "replaced", "held_bytes")
 

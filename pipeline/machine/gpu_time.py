@@ -232,7 +232,7 @@ class _Gap:
 
     @property
     def place(self) -> str:
-        """Where in the step it is."""
+        """The part of the step in which the gap is, or the two parts that it is between."""
         one, other = (each.phase or "outside" for each in (self.before, self.after))
         if self.before.step != self.after.step:
             return "between steps"
