@@ -162,19 +162,24 @@ def names_in(*folders: Path) -> set[str]:
 
 
 def abandoned(names: set[str]) -> list[str]:
-    """The files that no living process maps or holds open; /dev/shm is shared with other programs.
+    """The names of the files that no living process maps or holds open; /dev/shm is shared with other programs.
 
-    joblib makes a semaphore when it is imported, and removes it at once: that of another test is not counted."""
+    Files are compared by inode, since a semaphore is mapped before it gets its name: proc(5) still shows the old one.
+    """
     names = {name for name in names if not Path(name).name.startswith("sem.loky-")}
-    if not names:
+    inodes = {}
+    for name in names:
+        with suppress(OSError):  # removed since it was listed
+            inodes[name] = Path(name).stat().st_ino
+    if not inodes:
         return []
-    used = ""
+    used = set()
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with suppress(OSError):  # it has ended since, or belongs to another user
-                used += (folder / "maps").read_text()
-                used += "\n".join(str(link.readlink()) for link in (folder / "fd").iterdir())
-    return sorted(Path(name).name for name in names if name not in used and Path(name).exists())
+                used |= {int(line.split()[4]) for line in (folder / "maps").read_text().splitlines()}
+                used |= {link.stat().st_ino for link in (folder / "fd").iterdir()}
+    return sorted(Path(name).name for name, inode in inodes.items() if inode not in used and Path(name).exists())
 
 
 def read_lines(path: Path) -> tuple[list[Record], Position | None]:

@@ -1,6 +1,7 @@
 """The sequence of (step, sample id, sha256 of the augmented pixels) is the same on any ranks and threads, from a
 folder and from S3, from any step, and after kills."""
 
+import multiprocessing
 import os
 import random
 import signal
@@ -10,7 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.rigs.loader import Record, Streaming, kill, launch, left_behind, records, records_until, wait_for_batch
+from tests.rigs.loader import (
+    SHARED_MEMORY,
+    Record,
+    Streaming,
+    abandoned,
+    kill,
+    launch,
+    left_behind,
+    names_in,
+    records,
+    records_until,
+    wait_for_batch,
+)
 from tests.rigs.loader_kills import NUM_SAMPLES, copied, killed_often, packed
 
 STEPS = 6  # of 16 samples: past the end of an epoch, 61
@@ -133,6 +146,20 @@ def test_the_search_for_what_is_left_finds_it(tmp_path: Path) -> None:
     assert found[0].startswith("file tmp/left")
     assert found[1] == "file work/lock"
     assert len(found) == 3
+
+
+def test_a_semaphore_of_a_living_program_is_not_left_behind() -> None:
+    """A semaphore of a program that starts its children anew (spawn) keeps its name in /dev/shm until it ends."""
+    before = names_in(SHARED_MEMORY)
+    forgotten = SHARED_MEMORY / f"patchline-test-{os.getpid()}"
+    lock = multiprocessing.get_context("spawn").Lock()
+    forgotten.touch()
+    try:
+        left = abandoned(names_in(SHARED_MEMORY) - before)
+    finally:
+        forgotten.unlink()
+    assert forgotten.name in left
+    assert f"sem.{lock._semlock.name.removeprefix('/')}" not in left  # type: ignore[attr-defined]
 
 
 def test_a_start_that_hangs_is_ended_and_says_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
