@@ -32,7 +32,7 @@ from pipeline.data.config import DataConfig
 from pipeline.data.stream import train_batches
 from pipeline.machine import gpu_time
 from pipeline.machine.gpu_sizes import CODE_SUFFIX, KEPT_SUMS, LAUNCHED_UPDATES, MOST_CODE, AttentionShape, GpuPart
-from pipeline.models import build_model, checkpoint_blocks
+from pipeline.models import build_model
 from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
@@ -310,8 +310,6 @@ class _Run:
         size, batch = self.job.model.image_size, self.job.global_batch
         model = build_model(self.job.model).to(self.place.device)
         set_up_blocks(model, self.job.engine, is_compiled=is_compiled, device=self.place.device)
-        if self.job.engine.activation_checkpointing:
-            checkpoint_blocks(model)
         plan = plan_batch(batch, micro_batch=batch, num_ranks=1, lanes=1)
         self._engine = Engine(
             model, config=self.job.engine, plan=plan, optimizer=self.job.optimizer, clip_norm=self.job.clip_norm

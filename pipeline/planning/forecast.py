@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.models.flops import forward_flops, num_parameters, training_flops
 from pipeline.planning.step_time import EIGHT_A_NODE, Network, StepTime, gpu_named, step_time
-from pipeline.training.fitting.fit import Budget, Fit, fitted, gpu_budget
+from pipeline.training.fitting.fit import Budget, Fit, fitted, gpu_budget, least_recomputed, with_recomputed
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch
 from shards.errors import UserError
@@ -115,6 +115,8 @@ def forecast(
         job.global_batch, micro_batch=job.micro_batch, num_ranks=num_gpus, lanes=job.data.lanes, pairs=pairs
     )
     budget = gpu_budget(kind.memory_bytes, where=gpu)
+    recomputed = least_recomputed(decided, whole, budget, is_on_gpu=True)
+    decided = with_recomputed(decided, recomputed)
     fit = fitted(decided, whole, budget, is_on_gpu=True)
     step = step_time(decided, fit.plan, gpu=kind, network=network, train_flops=cost.train_flops, mfu=mfu)
     images_per_second = job.global_batch / step.seconds

@@ -57,6 +57,7 @@ _WORDS = {
     "micro_batch": "images per pass",
     "is_compiled": "compiled blocks",
     "is_tuned": "tuned blocks",
+    "is_selective": "selective recomputation in compiled blocks",
     "attention": "engine.attention",
     "float8": "engine.float8",
 }
@@ -254,6 +255,7 @@ def describe(job: TrainingJob, world: World, *, plan: BatchPlan, is_compiled: bo
             "is_compiled": is_compiled,
             "is_tuned": engine.compile == "tuned",
             "activation_checkpointing": engine.activation_checkpointing,
+            "is_selective": is_compiled and engine.activation_checkpointing == "selective",
             **({"attention": kernel} if (kernel := kernel_in_use()) else {}),
             "float8": engine.float8,
         },

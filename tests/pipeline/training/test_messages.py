@@ -206,7 +206,7 @@ def too_little_memory(_: Path, has: float) -> None:
 
 def memory_of_more_ranks(_: Path) -> None:
     job = recipe(ema_decay=0.9)
-    job = replace(job, engine=replace(job.engine, zero_stage=2, activation_checkpointing=True))
+    job = replace(job, engine=replace(job.engine, zero_stage=2, activation_checkpointing="full"))
     fitted(job, whole(job, 8), budget(3e9), is_on_gpu=True)
 
 
