@@ -27,8 +27,6 @@ from torch.autograd.function import once_differentiable
 from pipeline.models.layers import MLP, tanh_gelu
 from pipeline.models.vit import Block
 
-WIDTH_MULTIPLE = 8
-"""The widths of an MLP must be multiples of this: QuACK's kernels load rows of a multiple of 16 bytes."""
 _LEAST_CAPABILITY = (9, 0)  # Hopper's; for older GPUs QuACK has other kernels, which nobody has tried here
 _PACKAGE, _QUACK = "quack-kernels", "0.6."  # as in pyproject.toml
 

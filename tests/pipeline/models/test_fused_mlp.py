@@ -28,8 +28,8 @@ def values_of(*size: int, seed: int) -> torch.Tensor:
 
 def layer() -> tuple[torch.Tensor, ...]:
     """The input of an MLP, its first weight and bias, its second weight, and the gradient of its result."""
-    inputs, weight1, weight2 = values_of(500, 256, seed=0), values_of(1024, 256, seed=1), values_of(256, 1024, seed=3)
-    return inputs, weight1 / 16, values_of(1024, seed=2), weight2 / 32, values_of(500, 256, seed=4)
+    inputs, weight1, weight2 = values_of(200, 128, seed=0), values_of(512, 128, seed=1), values_of(128, 512, seed=3)
+    return inputs, weight1 / 16, values_of(512, seed=2), weight2 / 32, values_of(200, 128, seed=4)
 
 
 def ulps(found: torch.Tensor, expected: torch.Tensor) -> float:
