@@ -1,5 +1,5 @@
-"""Sets how a model's blocks are computed (compiled, in float8, with fused MLPs, as CUDA graphs), and finds out which attention kernel
-ran."""
+"""Sets how a model's blocks are computed (compiled, in float8, with fused MLPs, as CUDA graphs), and finds out which
+attention kernel ran."""
 
 import logging
 import sys

@@ -1,5 +1,4 @@
-"""MLPs with fused products: how near they are to usual ones, by what QuACK's kernels are emulated with on a CPU, and that
-QuACK's own kernels compile for an H100."""
+"""MLPs with fused products, as a CPU emulates QuACK's kernels: how near they are to usual ones, and what is refused."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,8 +32,8 @@ def layer() -> tuple[torch.Tensor, ...]:
 
 
 def ulps(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference in units of the last of bf16's 8 bits: that of the element or, if it is larger, of the root
-    mean square of all. Where terms cancel, no kernel is exact beyond that."""
+    """The largest difference in units of the last of bf16's 8 bits: the last bit of the element or, if that is larger,
+    of the root mean square of all. Where terms cancel, no kernel is exact beyond that."""
     found, expected = found.double(), expected.double()
     scale = torch.maximum(found.abs(), expected.abs()).clamp_min(float(expected.square().mean().sqrt()))
     return float(((found - expected).abs() / torch.exp2(scale.log2().floor() - 7)).max())

@@ -684,8 +684,8 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "engine.fused_mlp is on with model.name 'vit_b16', of width 768 and MLP width 3076; allowed: multiples of 8, "
         "since the kernels load 16 bytes at once: give such widths, or --engine.no-fused-mlp"
     ),
-    row("a rank without fused MLPs", fused_mlp_here, "bf16", ["", "no QuACK", "no QuACK"]).says(
-        "engine.fused_mlp is on, which ranks 1-2 of 3 cannot compute: no QuACK; allowed here: off"
+    row("a rank without fused MLPs", fused_mlp_here, "bf16", ["", *3 * ["no QuACK"]]).says(
+        "engine.fused_mlp is on, which ranks 1-3 of 4 cannot compute: no QuACK; allowed here: off"
     ),
     row("fused MLPs on a device that takes fp32", fused_mlp_here, "fp32", ["", ""]).says(
         "engine.fused_mlp is on, but the run's precision is fp32; allowed: bf16: give --engine.precision bf16, or "
