@@ -317,7 +317,8 @@ def lower(gm: GraphModule, inputs: list[Any], result: Lowered, **how: Any) -> No
             if name:
                 count["attention" if "attention" in name else "products"] += megabytes
                 if "mlp_hidden_gradients" in name:
-                    tokens, width = node.node.inputs[2].get_size()
+                    operands: Any = node.node
+                    tokens, width = operands.inputs[2].get_size()
                     count["parts"] += 2 * 4 * int(width) * -(-int(tokens) // _SUMMED_TOKENS) / 1e6
                     launched.append(_SUM_LAUNCHES)
             elif own := {names[each.get_name()] for each in node.get_nodes() if each.get_name() in names}:

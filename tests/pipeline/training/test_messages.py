@@ -165,7 +165,7 @@ def fused_mlp(_: Path, fields: dict[str, Any]) -> None:
     EngineConfig(fused_mlp=True, **fields)
 
 
-def fused_mlp_of(_: Path, **model: Any) -> None:
+def fused_mlp_of(_: Path, model: dict[str, Any]) -> None:
     TrainingJob(model=ModelConfig(**model), engine=EngineConfig(fused_mlp=True))
 
 
@@ -672,15 +672,15 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     ),
     row("fused MLPs in fp32", fused_mlp, {"precision": "fp32"}).says("engine.fused_mlp is on with …precision fp32…"),
     row("fused MLPs in float8", fused_mlp, {"float8": "rowwise"}).says("engine.fused_mlp is on with …'rowwise'; …"),
-    row("fused MLPs without MLPs", fused_mlp_of, name="bit_r50x1").says(
+    row("fused MLPs without MLPs", fused_mlp_of, {"name": "bit_r50x1"}).says(
         "engine.fused_mlp is on with model.name 'bit_r50x1'; allowed: Transformers and hybrids (a BiT ResNet has no "
         "MLPs): give --engine.no-fused-mlp"
     ),
-    row("fused MLPs with dropout", fused_mlp_of, name="vit_b16", dropout=0.1).says(
+    row("fused MLPs with dropout", fused_mlp_of, {"name": "vit_b16", "dropout": 0.1}).says(
         "engine.fused_mlp is on with model.name 'vit_b16' and model.dropout 0.1; allowed: 0, since dropout would come "
         "between GELU and the next product: give --model.dropout 0, or --engine.no-fused-mlp"
     ),
-    row("fused MLPs of odd widths", fused_mlp_of, name="vit_b16", mlp_width=3076).says(
+    row("fused MLPs of odd widths", fused_mlp_of, {"name": "vit_b16", "mlp_width": 3076}).says(
         "engine.fused_mlp is on with model.name 'vit_b16', of width 768 and MLP width 3076; allowed: multiples of 8, "
         "since the kernels load 16 bytes at once: give such widths, or --engine.no-fused-mlp"
     ),
