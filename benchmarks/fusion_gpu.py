@@ -14,7 +14,8 @@ sm_90a, if it is installed. It looks for itself in a folder of this name. Comman
 
     pip install --no-deps --target runs/site-packages triton==3.7.1 quack-kernels==0.6.5 nvidia-cutlass-dsl==4.8.1 \
         nvidia-cutlass-dsl-libs-base==4.8.1 nvidia-cutlass-dsl-libs-core==4.8.1 nvidia-cutlass-dsl-libs-cu12==4.8.1 \
-        apache-tvm-ffi==0.1.15.post2 torch-c-dlpack-ext==0.1.5 einops==0.8.2 cuda-bindings==12.9.10 cuda-pathfinder
+        apache-tvm-ffi==0.1.15.post2 torch-c-dlpack-ext==0.1.5 einops==0.8.2 cuda-bindings==12.9.10 \\
+        cuda-pathfinder==1.9.1
     export PYTHONPATH=runs/site-packages:runs/site-packages/nvidia_cutlass_dsl/dsl_packages
     python -m benchmarks.fusion_gpu --out benchmarks/results/fusion_gpu.json
 """

@@ -1,18 +1,27 @@
-"""MLPs with fused products, as a CPU emulates QuACK's kernels: how near they are to usual ones, and what is refused."""
+"""MLPs with fused products, as a CPU emulates QuACK's kernels: how near they are to usual ones, and what is refused. In
+the long part, QuACK compiles them."""
 
+import json
+import os
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from benchmarks import fusion_gpu
 from pipeline.models import fused_mlp
 from pipeline.models.build import blocks_of, build_model
 from pipeline.models.config import Gelu, ModelConfig
 from pipeline.models.fused_mlp import fuse_mlps, fused_mlp_fault
 from pipeline.models.layers import MLP
 
+CHECKOUT = Path(__file__).resolve().parents[3]
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 MODEL = ModelConfig(
     name="vit", image_size=16, num_classes=5, patch=8, depth=2, width=64, mlp_width=256, num_heads=4, position_std=0.3
@@ -135,3 +144,24 @@ def test_what_a_device_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fused_mlp_fault(GPU) == "quack-kernels is 0.7.1, not 0.6.x (pip install 'patchline[quack]')"
     monkeypatch.setattr(fused_mlp, "version", lambda _: "0.6.5")
     assert not fused_mlp_fault(GPU)
+
+
+@pytest.mark.long
+def test_quack_compiles_the_kernels_for_an_h100(tmp_path: Path) -> None:
+    """The newest QuACK that was tried, installed outside of the environment as benchmarks/fusion_gpu.py says, is called
+    as on a GPU, but launches nothing."""
+    folder = tmp_path / "site-packages"
+    packages = re.findall(r"[\w-]+==[\w.]+", str(fusion_gpu.__doc__))
+    assert f"{fused_mlp._PACKAGE}=={fused_mlp._QUACK}5" in packages
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, *packages]
+    subprocess.run(install, check=True, timeout=500)
+    code = "import json; from benchmarks.fusion_gpu import quack_kernels; print(json.dumps(quack_kernels()))"
+    paths = CHECKOUT, folder, folder / "nvidia_cutlass_dsl/dsl_packages"
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], env=environ, check=True, capture_output=True, text=True, timeout=500
+    )
+    said = json.loads(ran.stdout.splitlines()[-1])
+    assert len(said) == 4
+    assert max(fusion_gpu.numbers_in(list(said.values()), "registers")) <= 168  # of 384 threads, an SM has no more
+    assert max(fusion_gpu.numbers_in(list(said.values()), "spilled bytes")) <= 128
