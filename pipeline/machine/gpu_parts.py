@@ -36,6 +36,7 @@ from pipeline.models import build_model
 from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
+from pipeline.models.fused_mlp import fused_mlp_fault
 from pipeline.models.loss import classification_loss
 from pipeline.planning.step_time import EIGHT_A_NODE, PLANNED_MFU, gpu_of_device, step_time
 from pipeline.ranks import world
@@ -90,6 +91,7 @@ def device_facts(device: Device) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
         "no_float8": float8_fault(place.device),
+        "no_fused_mlp": fused_mlp_fault(place.device),
     }
 
 
@@ -206,6 +208,25 @@ def zero(part: GpuPart, place: world.World) -> Result:
     return {"stage": job.engine.zero_stage, "backend": backend, "losses": losses, "images_per_second": rates}
 
 
+def together(part: GpuPart, place: world.World) -> Result:
+    """Measures the images per second of all ranks of this machine, which add up their gradients in each step. Every
+    round has `repeats` steps, because all ranks must make the same number and their clocks differ."""
+    job = _job(part, place)
+    with _entered(place):
+        run = _Run(job, place, part)
+        for _ in range(_WARM_UP_STEPS):
+            run.step()
+        rates = []
+        for _ in range(_ROUNDS):
+            began = _waited(place)
+            for _ in range(part.repeats):
+                run.step()
+            seconds = _waited(place) - began
+            rates.append(round(part.repeats * job.global_batch * place.num_ranks / seconds, 4))
+        backend = dist.get_backend()
+    return {"ranks": place.num_ranks, "backend": backend, "images_per_second": rates}
+
+
 def attention(part: GpuPart, place: world.World) -> Result:
     """Measures the milliseconds of a forward and backward pass of attention, for each shape and backend. For a backend
     that cannot be used, gives the reason instead."""
@@ -283,6 +304,7 @@ KINDS: dict[str, Callable[[GpuPart, world.World], Result]] = {
     "rank": rank,
     "determinism": determinism,
     "zero": zero,
+    "together": together,
     "attention": attention,
     "loader": loader,
     "exchange": exchange,
@@ -310,7 +332,8 @@ class _Run:
         size, batch = self.job.model.image_size, self.job.global_batch
         model = build_model(self.job.model).to(self.place.device)
         set_up_blocks(model, self.job.engine, is_compiled=is_compiled, device=self.place.device)
-        plan = plan_batch(batch, micro_batch=batch, num_ranks=1, lanes=1)
+        num_ranks = self.place.num_ranks
+        plan = plan_batch(batch * num_ranks, micro_batch=batch, num_ranks=num_ranks, lanes=1)
         self._engine = Engine(
             model, config=self.job.engine, plan=plan, optimizer=self.job.optimizer, clip_norm=self.job.clip_norm
         )

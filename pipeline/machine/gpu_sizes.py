@@ -135,7 +135,7 @@ class _Option:
     settings: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     on_cpu: bool = False
-    needs: Literal["", "float8", "several GPUs"] = ""
+    needs: Literal["", "float8", "fused MLPs", "several GPUs"] = ""
     is_kept_if_slow: bool = False
 
 
@@ -143,6 +143,7 @@ _MOST = "step {most} compiled"
 _LEAST_BY_FLASH = "step {least} compiled, flash"
 _FEW = "step {least} of 32 images compiled"
 _DEPTH = "step {least} compiled, stochastic depth"
+_TOGETHER = "step {most} compiled on all GPUs, without overlap"
 _FIRST = (
     "attention",
     _MOST,
@@ -217,6 +218,22 @@ _OPTIONS = (
         expects="+2 %: 12 of 588 ms by the bytes of the lowering, and what coordinate descent adds",
     ),
     _Option(
+        option="fused MLP",
+        beside=_MOST,
+        settings={"engine.fused_mlp": True},
+        needs="fused MLPs",
+        settles="Whether GELU and its gradient inside QuACK's products (pipeline/models/fused_mlp.py) are worth them.",
+        expects="+4 to 5 %: 22 to 32 of 588 ms by the lowering, if QuACK's products are as fast as cuBLAS's",
+    ),
+    _Option(
+        option="fused MLP",
+        beside=f"{_MOST}, tuned",
+        settings={"engine.fused_mlp": True},
+        needs="fused MLPs",
+        settles="What fused MLPs save where biases are summed in other kernels, too.",
+        expects="+3 to 5 %: 16 to 27 of 588 ms by the bytes of the lowering",
+    ),
+    _Option(
         option="CUDA graphs",
         beside=_FEW,
         settings={"engine.cuda_graphs": True},
@@ -238,6 +255,14 @@ _OPTIONS = (
         on_cpu=True,
         settles="Whether an update that never waits for the device is worth replacing methods of DeepSpeed.",
         expects="+5 % and more with 32 images, where the device waits for the host",
+    ),
+    _Option(
+        option="overlap",
+        beside=_TOGETHER,
+        settings={"engine.overlap": "on"},
+        needs="several GPUs",
+        settles="Whether adding up gradients during the backward pass is worth a second bucket and the check it needs.",
+        expects="+2 % in a node of eight H200, where the plan has 13 ms of exchanges in 600; more over slower links",
     ),
 )
 
@@ -288,10 +313,15 @@ _SIZES = {
 
 
 def parts_of(
-    device: Literal["cuda", "cpu"], *, num_gpus: int, has_float8: bool = False, data_url: str = ""
+    device: Literal["cuda", "cpu"],
+    *,
+    num_gpus: int,
+    has_float8: bool = False,
+    has_fused_mlp: bool = False,
+    data_url: str = "",
 ) -> dict[str, GpuPart]:
     """Returns all parts by their names, the most useful ones first. `has_float8`: whether the GPU and torchao support
-    float8."""
+    float8. `has_fused_mlp`: whether the GPU and QuACK support fused MLPs."""
     sizes = _SIZES[device]
     least, most = sizes.models[0], sizes.models[-1]
     own: dict[str, Any] = {
@@ -300,7 +330,7 @@ def parts_of(
         "image_size": sizes.image_size,
         "batch": sizes.batch,
     }
-    has = {"": True, "float8": has_float8, "several GPUs": num_gpus > 1}
+    has = {"": True, "float8": has_float8, "fused MLPs": has_fused_mlp, "several GPUs": num_gpus > 1}
 
     def step(model: str, *, is_compiled: bool = True, **more: Any) -> GpuPart:
         expected = _START_SECONDS + sizes.seconds + _COMPILE_SECONDS * is_compiled
@@ -320,6 +350,9 @@ def parts_of(
     parts[_FEW.format(least=least)] = step(least, **few)
     depth = {"model.stochastic_depth": 0.4, "engine.skip_branches": False}
     parts[_DEPTH.format(least=least)] = step(least, settings=depth)
+    if num_gpus > 1:
+        alone: dict[str, Any] = {"kind": "together", "ranks": num_gpus, "settings": {"engine.overlap": "off"}}
+        parts[_TOGETHER.format(most=most)] = step(most, **alone)
     for row in _OPTIONS:
         if has[row.needs] and (row.on_cpu or device == "cuda"):
             name, part = _with(row, parts, least=least, most=most)

@@ -133,7 +133,7 @@ def least_recomputed(
     if job.engine.activation_checkpointing != "auto":
         return job.engine.activation_checkpointing
     recorded, topology = record or {}, Topology(num_ranks=whole.num_ranks, is_on_gpu=is_on_gpu)
-    choices = [each for each in _RECOMPUTED if not (each == "selective" and job.model.is_bit)]
+    choices = [each for each in _RECOMPUTED if each != "selective" or _has_selective(job)]
     before = recorded.get("engine")
     before = before.get("activation_checkpointing") if isinstance(before, Mapping) else None
     choices.sort(key=lambda each: each != before)  # the checkpoint's first, the others in their order
@@ -145,6 +145,11 @@ def least_recomputed(
             if any(memory_of(tried, topology, micro_batch=size).peak <= budget.bytes for size in some):
                 return each
     return "full"
+
+
+def _has_selective(job: TrainingJob) -> bool:
+    """Returns whether the job may recompute selectively; see the refusals of TrainingJob and EngineConfig."""
+    return not (job.model.is_bit or job.engine.fused_mlp)
 
 
 def with_recomputed(job: TrainingJob, recomputed: Recomputed) -> TrainingJob:
@@ -208,7 +213,7 @@ def _others(job: TrainingJob, whole: BatchPlan, *, is_on_gpu: bool) -> Iterator[
     higher: tuple[Literal[2, 3], ...] = (2, 3)
     stages = [stage for stage in higher if stage > engine.zero_stage]
     recomputations: tuple[Recomputed, ...] = {
-        "off": ("full",) if job.model.is_bit else ("selective", "full"),
+        "off": ("selective", "full") if _has_selective(job) else ("full",),
         "selective": ("full",),
     }.get(engine.activation_checkpointing, ())
     for recomputed in recomputations:
@@ -218,9 +223,9 @@ def _others(job: TrainingJob, whole: BatchPlan, *, is_on_gpu: bool) -> Iterator[
         compiled = "off" if is_plain else engine.compile
         sharded = replace(engine, zero_stage=stage, compile=compiled)
         yield f"--engine.zero-stage {stage}", replace(job, engine=sharded), whole
-        for recomputed in recomputations:
-            both = replace(sharded, activation_checkpointing=recomputed)
-            flags = f"--engine.zero-stage {stage} --engine.activation-checkpointing {recomputed}"
+        if "full" in recomputations:
+            both = replace(sharded, activation_checkpointing="full")
+            flags = f"--engine.zero-stage {stage} --engine.activation-checkpointing full"
             yield flags, replace(job, engine=both), whole
     ranks = whole.num_ranks * 2
     while ranks <= whole.global_batch:
