@@ -36,6 +36,7 @@ from pipeline.models import build_model, checkpoint_blocks
 from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
+from pipeline.models.fused_mlp import fused_mlp_fault
 from pipeline.models.loss import classification_loss
 from pipeline.planning.rates import rates_from, speeds_of
 from pipeline.planning.step_time import EIGHT_A_NODE, gpu_of_device, step_time
@@ -91,6 +92,7 @@ def device_facts(device: Device) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
         "no_float8": float8_fault(place.device),
+        "no_fused_mlp": fused_mlp_fault(place.device),
     }
 
 
