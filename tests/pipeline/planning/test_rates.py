@@ -101,6 +101,8 @@ def test_the_users_file_counts_before_the_packages(measured: Callable[..., Rates
         pytest.param({"deterministic": True}, False, id="deterministic kernels"),
         pytest.param({"float8": "rowwise"}, False, id="float8"),
         pytest.param({"cuda_graphs": True}, False, id="CUDA graphs"),
+        pytest.param({"fused_mlp": True}, False, id="another MLP"),
+        pytest.param({"overlap": "off", "reduce_precision": "bf16"}, True, id="other exchanges"),
     ],
 )
 def test_a_step_counts_for_jobs_with_the_same_kernels(
