@@ -198,12 +198,15 @@ def arrays_of(cluster: ClusterConfig, *, request: Request = REQUEST) -> tuple[li
         (
             {"system": "apptainer", "image": "/shared/p.sif"},
             [],
-            "apptainer exec --nv --no-home --bind".split() + [MOUNTS, "--pwd", "/shared", "/shared/p.sif", *RANK],
+            ["apptainer", "exec", "--nv", "--no-home", "--bind", MOUNTS, "--pwd", "/shared", "/shared/p.sif", *RANK],
         ),
         (
             {"system": "singularity", "image": "docker://a.b/c:1", "home": True, "options": ("--rocm",)},
             [],
-            "singularity exec --nv --bind".split() + [MOUNTS, "--pwd", "/shared", "--rocm", "docker://a.b/c:1", *RANK],
+            [
+                *("singularity", "exec", "--nv", "--bind", MOUNTS, "--pwd", "/shared", "--rocm"),
+                *("docker://a.b/c:1", *RANK),
+            ],
         ),
     ],
 )
