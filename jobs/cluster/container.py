@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Literal
 
+from jobs.cluster.secret_names import refuse_secret_lines
 from shards.config_values import refuse_wrong_values, shown_value
 from shards.errors import UserError
 
@@ -66,6 +67,7 @@ class ContainerConfig:
             raise UserError("container.command is empty; give the words that run patchline in the image")
         for option in self.options:
             self._refuse_wrong_option(option)
+        refuse_secret_lines((self.image, *self.command, *self.options), what="container")
 
     def _refuse_wrong_image(self) -> None:
         is_path, is_file = self.image.startswith("/"), self.image.endswith((".sqsh", ".sif", ".squashfs"))

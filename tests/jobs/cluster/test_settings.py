@@ -82,6 +82,8 @@ def test_the_lines_of_the_example_that_are_comments_are_read(tmp_path: Path, mon
             "container: {system: apptainer, image: debian}",
             "allowed for apptainer: the absolute path of a file, or a URL",
         ),
+        ("container: {system: apptainer, image: 'docker://me:word@h/x'}", "container has a URL with a password"),
+        ("container: {image: /a.sqsh, command: [env, HF_TOKEN=abc, patchline]}", "container sets HF_TOKEN"),
         ("container: {image: /a.sif, mounts: [shared]}", "container.mounts has 'shared'; allowed: SOURCE"),
         ("container: {image: /a.sif, mounts: ['/a,/etc']}", "container.mounts has '/a,/etc'; allowed"),
         ("container: {image: /a.sif, mounts: ['/$(id)']}", "container.mounts has '/$(id)'; allowed"),
