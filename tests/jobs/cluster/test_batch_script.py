@@ -225,7 +225,7 @@ PATHS = st.text("abc/._@=%+-", max_size=12).map("/".__add__)
 
 
 @settings(max_examples=40)
-@given(st.lists(PATHS, max_size=3), WORDS)
+@given(st.lists(PATHS, max_size=3), WORDS.filter(str.isprintable))
 def test_a_mount_stays_one_mount(mounts: list[str], folder: str) -> None:
     """Whatever the paths are, srun gets five options, and each mount two paths."""
     site = replace(CLUSTER, container=ContainerConfig(image="/p.sqsh", mounts=tuple(mounts)))
