@@ -1,8 +1,8 @@
 """What inductor makes of a block of ViT-H/14 for a GPU, found without one: launches, bytes, registers and spills.
 
 A block is traced without values, its two graphs are moved to a GPU that does not exist, and inductor writes Triton
-kernels for them, which Triton and ptxas compile for sm_90; none runs. Attention is cuDNN's operator. A tensor counts
-once for each kernel that reads or writes it, so neither bytes that a cache saves nor those inside a product or
+kernels for them, which Triton and ptxas compile for sm_90; none runs. Attention is cuDNN's operator, or the one that
+writes the gradients of q, k and v into one tensor (pipeline/models/packed_attention.py). A tensor counts once for each kernel that reads or writes it, so neither bytes that a cache saves nor those inside a product or
 attention are counted. Registers, warps and shared memory say how many warps an SM holds at once (occupancy). Two things
 differ on a GPU: norms keep mean and deviation in fp32, and inductor may pad products.
 Command (a minute):
@@ -46,9 +46,11 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from benchmarks.rounds import write
 from pipeline.models import vit
+from pipeline.models.attention import CUDNN_PACKED
 from pipeline.models.bias_sums import FuseBiasSums
 from pipeline.models.build import blocks_of, unfilled_model
 from pipeline.models.config import ModelConfig
+from pipeline.models.packed_attention import by_operator
 from pipeline.models.residuals import KeepResiduals
 
 IMAGES = 256
@@ -141,11 +143,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     logging.getLogger("torch._inductor").setLevel(logging.ERROR)  # of each compilation that ends early, a warning
+    packed = by_operator(CUDNN_PACKED)
     with stand_in_gpu():
         ways = {
             "inductor's choice": lowered(None),
             "sums kept": lowered(KeepResiduals()),
             "sums kept, biases' sums fused": lowered(KeepResiduals(), FuseBiasSums()),
+            "sums kept, gradients of q, k, v packed": lowered(KeepResiduals(), attend=packed),
+            "sums kept, biases' sums fused, gradients packed": lowered(KeepResiduals(), FuseBiasSums(), attend=packed),
         }
     command = "PYTHONPATH=runs/triton python -m benchmarks.fusion_gpu --out benchmarks/results/fusion_gpu.json"
     versions = {name: version(name) for name in ("torch", "triton")}
@@ -212,8 +217,19 @@ def always(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
 
 
-def lowered(keep: KeepResiduals | None, fuse: FuseBiasSums | None = None) -> Lowered:
-    """Lowers a block's forward and backward pass."""
+def by_cudnn(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
+    """The operator that PyTorch calls on a GPU, which needs none to be traced."""
+    result: torch.Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(*qkv_3BhNd.unbind(0), None, True)[0]
+    return result
+
+
+def lowered(
+    keep: KeepResiduals | None,
+    fuse: FuseBiasSums | None = None,
+    *,
+    attend: Callable[[torch.Tensor], torch.Tensor] = by_cudnn,
+) -> Lowered:
+    """Lowers a block's forward and backward pass, with attention by `attend`."""
     torch.compiler.reset()
     result = Lowered()
 
@@ -234,7 +250,7 @@ def lowered(keep: KeepResiduals | None, fuse: FuseBiasSums | None = None) -> Low
     model = unfilled_model(ModelConfig(name="vit_h14", image_size=224, num_classes=10, depth=1))
     model.to(torch.bfloat16).train()
     options = inductor_config.patch(joint_custom_pre_pass=keep, post_grad_custom_pre_pass=fuse)
-    with options, mock.patch.object(vit, "attend", by_cudnn), FakeTensorMode():
+    with options, mock.patch.object(vit, "attend", attend), FakeTensorMode():
         (block,) = blocks_of(model)
         without_values(block)
         block.compile(backend=backend, dynamic=False)
@@ -248,12 +264,6 @@ def without_values(block: torch.nn.Module) -> None:
     for module in block.modules():
         for name, parameter in module.named_parameters(recurse=False):
             setattr(module, name, torch.nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype)))
-
-
-def by_cudnn(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    """The operator that PyTorch calls on a GPU, which needs none to be traced."""
-    result: torch.Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(*qkv_3BhNd.unbind(0), None, True)[0]
-    return result
 
 
 def kept_bytes(gm: GraphModule) -> int:
