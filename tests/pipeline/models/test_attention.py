@@ -287,7 +287,7 @@ def ran(*, num_layers: int = 1, num_calls: int = 1, block: torch.nn.Module | Non
 
 
 @pytest.mark.usefixtures("as_before")
-@pytest.mark.parametrize("name", ["flash", "math"])
+@pytest.mark.parametrize("name", ["flash", "math", "cudnn_packed"])
 def test_what_ran_is_seen(name: str) -> None:
     use_kernel(name)
     assert ran() == name
