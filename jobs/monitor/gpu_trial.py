@@ -289,6 +289,8 @@ def words_of(entry: Entry) -> str:
             return "; ".join(f"{shape}: {_fastest(times)}" for shape, times in result["milliseconds"].items())
         case "zero":
             return f"{rate} images/s through {result['backend']}, loss {result['losses'][-1]:.6f} after five steps"
+        case "together":
+            return f"{rate} images/s of {result['ranks']} ranks through {result['backend']}"
         case "loader":
             cpu = number(result["cpu_seconds_per_1000"])
             return f"{rate} images/s with {result['threads']} threads, {cpu} CPU-seconds per 1,000"

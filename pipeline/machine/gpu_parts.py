@@ -206,6 +206,25 @@ def zero(part: GpuPart, place: world.World) -> Result:
     return {"stage": job.engine.zero_stage, "backend": backend, "losses": losses, "images_per_second": rates}
 
 
+def together(part: GpuPart, place: world.World) -> Result:
+    """Measures the images per second of all ranks of this machine, which add up their gradients in each step. Every
+    round has `repeats` steps, because all ranks must make the same number and their clocks differ."""
+    job = _job(part, place)
+    with _entered(place):
+        run = _Run(job, place, part)
+        for _ in range(_WARM_UP_STEPS):
+            run.step()
+        rates = []
+        for _ in range(_ROUNDS):
+            began = _waited(place)
+            for _ in range(part.repeats):
+                run.step()
+            seconds = _waited(place) - began
+            rates.append(round(part.repeats * job.global_batch * place.num_ranks / seconds, 4))
+        backend = dist.get_backend()
+    return {"ranks": place.num_ranks, "backend": backend, "images_per_second": rates}
+
+
 def attention(part: GpuPart, place: world.World) -> Result:
     """Measures the milliseconds of a forward and backward pass of attention, for each shape and backend. For a backend
     that cannot be used, gives the reason instead."""
@@ -283,6 +302,7 @@ KINDS: dict[str, Callable[[GpuPart, world.World], Result]] = {
     "rank": rank,
     "determinism": determinism,
     "zero": zero,
+    "together": together,
     "attention": attention,
     "loader": loader,
     "exchange": exchange,
@@ -312,7 +332,8 @@ class _Run:
         set_up_blocks(model, self.job.engine, is_compiled=is_compiled, device=self.place.device)
         if self.job.engine.activation_checkpointing:
             checkpoint_blocks(model)
-        plan = plan_batch(batch, micro_batch=batch, num_ranks=1, lanes=1)
+        num_ranks = self.place.num_ranks
+        plan = plan_batch(batch * num_ranks, micro_batch=batch, num_ranks=num_ranks, lanes=1)
         self._engine = Engine(
             model, config=self.job.engine, plan=plan, optimizer=self.job.optimizer, clip_norm=self.job.clip_norm
         )

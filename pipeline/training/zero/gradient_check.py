@@ -118,8 +118,10 @@ def overlaps(plan: BatchPlan, device: torch.device, *, is_checked: bool) -> bool
 
 
 def check_gradients(job: TrainingJob, plan: BatchPlan, world: World) -> None:
-    """Raises WillNotSucceedError, the same on every rank, if a reduced gradient is wrong. The precision of `job` must
-    be decided. Collective."""
+    """Raises WillNotSucceedError, the same on every rank, if a reduced gradient is wrong. The precision of `job` and
+    whether its blocks are compiled must be decided. Collective."""
+    if job.engine.compile == "auto":
+        raise ValueError("engine.compile is 'auto', and the check needs the kernels of the run: decide it first")
     began = time.monotonic()
     small = _small_job(job, on_cpu=world.device.type == "cpu")
     found = measure_gradients(small, _small_plan(plan), world)

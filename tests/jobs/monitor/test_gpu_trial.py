@@ -161,6 +161,21 @@ def test_the_step_of_one_rank_of_many_is_measured_with_its_exchanges() -> None:
     assert f" ms = {number(time['classes']['products'])} products + " in said
 
 
+def test_all_gpus_of_a_machine_are_measured_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here on two ranks through gloo, which may not overlap."""
+    name, part = next((name, part) for name, part in parts_of("cpu", num_gpus=2).items() if part.kind == "together")
+    asked = parts_of("cuda", num_gpus=2)[f"{name.replace('vit_ti16', 'vit_h14')}, overlap"]
+    assert (asked.ranks, dict(asked.settings)) == (2, {"engine.overlap": "on"})
+    part = replace(part, compiled=False, repeats=1)
+    monkeypatch.setattr(gpu_trial, "parts_of", lambda *_, **__: {name: part})
+    out = tmp_path / "gpu.json"
+    assert doctor.run(DoctorJob(gpu=True, device="cpu", out=str(out)), environ={}) == exit_codes.DONE
+    entry = measured(out)["parts"][name]
+    assert (entry["result"]["ranks"], entry["result"]["backend"]) == (2, "gloo")
+    assert min(entry["result"]["images_per_second"]) > 0
+    assert words_of(entry).endswith(" images/s of 2 ranks through gloo")
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -31,7 +31,13 @@ CPU = torch.device("cpu")
 def job_of(stage: Any = 1, *, recomputed: bool = False) -> TrainingJob:
     job = digits_smoke()
     model = replace(job.model, num_classes=10, width=32, depth=2, mlp_width=64, num_heads=2)
-    engine = EngineConfig(zero_stage=stage, precision="fp32", activation_checkpointing=recomputed, reduce_bucket=1000)
+    engine = EngineConfig(
+        zero_stage=stage,
+        precision="fp32",
+        compile="off",
+        activation_checkpointing=recomputed,
+        reduce_bucket=1000,
+    )
     return replace(job, model=model, engine=engine, global_batch=NUM_RANKS * SHARE)
 
 

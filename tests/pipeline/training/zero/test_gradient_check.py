@@ -36,10 +36,15 @@ SIGMOID = replace(VIT, head_bias=-10.0, representation=True, pooling="average", 
 
 
 def job_of(stage: Stage, precision: Precision, *, model: ModelConfig = VIT, bucket: int = 50_000_000) -> TrainingJob:
-    """A job whose optimiser has two groups of parameters."""
+    """A job whose optimiser has two groups of parameters, and whose blocks are not compiled."""
     smoke = digits_smoke()
-    engine = replace(smoke.engine, zero_stage=stage, precision=precision, reduce_bucket=bucket)
+    engine = replace(smoke.engine, zero_stage=stage, precision=precision, reduce_bucket=bucket, compile="off")
     return replace(smoke, model=model, engine=engine, loss="softmax" if model in (VIT, MODERN) else "sigmoid")
+
+
+def compiled(job: TrainingJob) -> TrainingJob:
+    """The job with compiled blocks."""
+    return replace(job, engine=replace(job.engine, compile="on"))
 
 
 def trained(job: TrainingJob, **fields: Any) -> TrainingJob:
@@ -70,19 +75,19 @@ def refusal(world: World, job: TrainingJob, accumulation: int, plant: Callable[[
         (job_of(2, "bf16", bucket=600), 1, 3),
         pytest.param(job_of(3, "bf16", model=SIGMOID), 2, 3, marks=pytest.mark.long),
         (job_of(1, "fp32", model=replace(VIT, num_classes=1)), 2, 1),
-        (job_of(3, "fp32", model=MODERN), 2, 2),
+        (compiled(job_of(3, "fp32", model=MODERN)), 2, 2),
         # Without rotations, a constant added to all keys changes no share: k_norm.bias has no gradient but noise.
         pytest.param(job_of(1, "bf16", model=replace(VIT, qk_norm=True)), 2, 2, marks=pytest.mark.long),  # as 1-bf16
         (trained(job_of(2, "fp32"), layer_decay=0.5, first_moment="bf16"), 1, 2),
         pytest.param(
             trained(job_of(3, "bf16", model=SIGMOID), layer_decay=0.5, freeze_backbone=True),
             *(2, 2),
-            marks=pytest.mark.long,  # as 2-layer-decay, 3-all-options, and the frozen runs of test_frozen.py
+            marks=pytest.mark.long,  # as 2-layer-decay, 3-all-options-compiled, and the frozen runs of test_frozen.py
         ),
     ],
     ids=[
         *("1-fp32", "2-fp32-no-bucket", "3-fp32", "1-bf16", "2-bf16-buckets", "3-bf16-sigmoid", "alone"),
-        *("3-all-options", "1-bf16-qk-norm"),
+        *("3-all-options-compiled", "1-bf16-qk-norm"),
         *("2-layer-decay", "3-frozen"),
     ],
 )
@@ -223,8 +228,7 @@ def compile_wrongly(world: World) -> None:
 
 def compiled_refusal(world: World, job: TrainingJob, plant: Callable[[World], None]) -> tuple[str, int]:
     """What the check says of a run that compiles its blocks, and how many graphs it has compiled."""
-    job = replace(job, engine=replace(job.engine, compile="on"))
-    said = refusal(world, job, 1, plant)
+    said = refusal(world, compiled(job), 1, plant)
     return said, torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
