@@ -2,9 +2,10 @@
 
 A block is traced without values, its two graphs are moved to a GPU that does not exist, and inductor writes Triton
 kernels for them, which Triton and ptxas compile for sm_90; none runs. Attention is cuDNN's operator, or the one that
-writes the gradients of q, k and v into one tensor (pipeline/models/packed_attention.py). A tensor counts once for each kernel that reads or writes it, so neither bytes that a cache saves nor those inside a product or
-attention are counted. Registers, warps and shared memory say how many warps an SM holds at once (occupancy). Two things
-differ on a GPU: norms keep mean and deviation in fp32, and inductor may pad products.
+writes the gradients of q, k and v into one tensor (pipeline/models/packed_attention.py). A tensor counts once for each
+kernel that reads or writes it, so neither bytes that a cache saves nor those inside a product or attention are counted.
+Registers, warps and shared memory say how many warps an SM holds at once (occupancy). Two things differ on a GPU: norms
+keep mean and deviation in fp32, and inductor may pad products.
 Command (a minute):
 
     pip install --target runs/triton triton==3.7.1

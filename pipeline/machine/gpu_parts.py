@@ -33,10 +33,11 @@ from pipeline.data.stream import train_batches
 from pipeline.machine import gpu_time
 from pipeline.machine.gpu_sizes import CODE_SUFFIX, KEPT_SUMS, LAUNCHED_UPDATES, MOST_CODE, AttentionShape, GpuPart
 from pipeline.models import build_model, checkpoint_blocks
-from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
+from pipeline.models.attention import CUDNN_PACKED, FLASH3, KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.loss import classification_loss
+from pipeline.models.packed_attention import packed_fault
 from pipeline.planning.step_time import EIGHT_A_NODE, PLANNED_MFU, gpu_of_device, step_time
 from pipeline.ranks import world
 from pipeline.ranks.host import free_port
@@ -89,7 +90,10 @@ def device_facts(device: Device) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
-        "no_float8": float8_fault(place.device),
+        "lacks": {
+            "float8": float8_fault(place.device),
+            **{name: packed_fault(name, place.device) for name in (FLASH3, CUDNN_PACKED)},
+        },
     }
 
 
@@ -226,13 +230,16 @@ def together(part: GpuPart, place: world.World) -> Result:
 
 
 def attention(part: GpuPart, place: world.World) -> Result:
-    """Measures the milliseconds of a forward and backward pass of attention, for each shape and backend. For a backend
+    """Measures the milliseconds of a forward and backward pass of attention, for each shape and kernel. For a kernel
     that cannot be used, gives the reason instead."""
     dtype = torch.bfloat16 if _is_gpu(place) else torch.float32
     found: Result = {}
     for shape in map(AttentionShape.from_list, part.shapes):
         size = (shape.batch, shape.heads, shape.tokens, shape.width)
-        times = {name: kernel_seconds(name, size, dtype=dtype, device=place.device) for name in KERNELS}
+        times = {
+            name: kernel_seconds(name, size, dtype=dtype, device=place.device, is_compiled=part.compiled)
+            for name in KERNELS
+        }
         found[shape.name] = {
             name: each if isinstance(each, str) else round(1000 * each, 4) for name, each in times.items()
         }

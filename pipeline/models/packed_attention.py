@@ -14,6 +14,7 @@ PyTorch's own kernel. No GPU has run them yet: `engine.attention` must name them
 Shape letters: B images, N tokens, h heads, d width of a head.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,7 +54,8 @@ def by_operator(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
 
     def attend_packed(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
         if qkv_3BhNd.device.type == "cuda" and qkv_3BhNd.dtype == torch.float32:
-            return functional.scaled_dot_product_attention(*qkv_3BhNd.unbind(0))
+            q_BhNd, k_BhNd, v_BhNd = qkv_3BhNd.unbind(0)
+            return functional.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
         a_BNhd, _ = operator(qkv_3BhNd.permute(1, 3, 0, 2, 4).contiguous())
         return a_BNhd.transpose(1, 2)
 
@@ -173,13 +175,13 @@ def _cudnn_graph(
                 o=given(_A, joined),
                 dO=given(_DA, joined),
                 stats=sums,
-                attn_scale=float(width) ** -0.5,
+                attn_scale=1 / math.sqrt(width),
                 use_deterministic_algorithm=is_deterministic,
             )
             for gradient, number in zip(gradients, (_DQ, _DK, _DV), strict=True):
                 made(gradient, number, packed)
         else:
-            result, sums = graph.sdpa(q=q, k=k, v=v, attn_scale=float(width) ** -0.5, generate_stats=True)
+            result, sums = graph.sdpa(q=q, k=k, v=v, attn_scale=1 / math.sqrt(width), generate_stats=True)
             made(result, _A, joined)
             sums.set_output(True).set_uid(_LSE).set_dim(of_sums["dim"]).set_stride(of_sums["stride"])
             sums.set_data_type(cudnn.data_type.FLOAT)
@@ -220,9 +222,8 @@ def _on_cpu_backward(
 
 def _fake(qkv_BN3hd: torch.Tensor) -> Tensors:
     batch, tokens, _, heads, width = qkv_BN3hd.shape
-    return qkv_BN3hd.new_empty(batch, tokens, heads, width), qkv_BN3hd.new_empty(
-        (batch, heads, tokens), dtype=torch.float32
-    )
+    lse_BhN = qkv_BN3hd.new_empty((batch, heads, tokens), dtype=torch.float32)
+    return qkv_BN3hd.new_empty(batch, tokens, heads, width), lse_BhN
 
 
 def _fake_backward(
@@ -240,7 +241,8 @@ def _keep(ctx: Any, inputs: tuple[torch.Tensor], output: Tensors) -> None:
 
 
 def _scale(qkv_BN3hd: torch.Tensor) -> float:
-    return float(qkv_BN3hd.shape[-1]) ** -0.5
+    width: int = qkv_BN3hd.shape[-1]
+    return 1 / math.sqrt(width)
 
 
 def _operator(

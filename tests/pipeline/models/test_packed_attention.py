@@ -119,7 +119,8 @@ def test_a_compiled_layer_is_one_graph() -> None:
     expected = torch.autograd.grad(layer(z).square().sum(), [z, *layer.parameters()])
     use_kernel("cudnn_packed")
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=False)
-    for one, other in zip(torch.autograd.grad(compiled(z).square().sum(), [z, *layer.parameters()]), expected):
+    found = torch.autograd.grad(compiled(z).square().sum(), [z, *layer.parameters()])
+    for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
@@ -157,7 +158,7 @@ def flash3_operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
         def fwd(q: Any, k: Any, v: Any, softmax_scale: Any = None, is_causal: bool = False) -> Any:
             result, lse = packed_attention._on_cpu(torch.stack([q, k, v], dim=2))
-            assert softmax_scale == q.shape[-1] ** -0.5
+            assert softmax_scale == pytest.approx(q.shape[-1] ** -0.5)
             return result, lse, lse.new_empty(0), lse.new_empty(0)
 
         def bwd(*given: Any, deterministic: bool = False) -> Any:
@@ -225,7 +226,7 @@ class Graph:
             assert (tuple(given[each.uid].shape), given[each.uid].stride()) == (tuple(each.dim), tuple(each.stride))
         q, k, v, *others = (given[self.options[name].uid] for name in self.inputs())
         qkv = torch.stack([q, k, v], dim=2).transpose(1, 3)  # (B, h, 3, N, d) -> (B, N, 3, h, d)
-        assert self.options["attn_scale"] == q.shape[-1] ** -0.5
+        assert self.options["attn_scale"] == pytest.approx(q.shape[-1] ** -0.5)
         if others:
             result, dresult, lse = others
             gradients = packed_attention._on_cpu_backward(
@@ -277,6 +278,7 @@ def test_cudnn_writes_into_one_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(found, torch.autograd.grad(expected, qkv, towards.transpose(1, 2))[0])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(find_spec("cudnn") is None, reason="needs cuDNN's frontend: pip install nvidia-cudnn-frontend")
 @pytest.mark.parametrize("is_backward", [False, True])
 def test_the_frontend_accepts_the_graphs(is_backward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
