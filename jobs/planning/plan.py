@@ -10,6 +10,7 @@ from jobs import exit_codes
 from jobs.output import put, show_table
 from jobs.planning.scaling import (
     at_sizes,
+    cores_of_host,
     forecast_of,
     in_plan,
     node_rows,
@@ -173,6 +174,7 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
         ),
         ("predicted rate", rate),
         ("a step", of_step),
+        ("cores of a host", cores_of_host(found.cores, image_size=job.training.model.image_size)),
         ("predicted time", f"{_days(found.days)}, without evaluation, checkpoints and restarts"),
         *([("dataset read", reads)] if times > 1 else []),
         ("checkpoint", f"{size(found.checkpoint_bytes)}, {_gigabytes(memory.saved)} per rank"),

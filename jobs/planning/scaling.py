@@ -18,6 +18,7 @@ from pipeline.models.activations import activations_of
 from pipeline.models.flops import attention_flops, forward_flops
 from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes
 from pipeline.planning.forecast import Cost, Forecast, forecast
+from pipeline.planning.host_cores import IMAGE_SECONDS, MEASURED_PIXELS, PROCESS_IMAGES_PER_SECOND, HostCores
 from pipeline.planning.step_time import Network, gpu_named
 from pipeline.training.fitting.memory import pass_of
 from pipeline.training.settings.job import TrainingJob
@@ -141,6 +142,27 @@ def _compute_share(job: PlanJob, cost: Cost, training: TrainingJob, num_gpus: in
         return 0.0
 
 
+def cores_of_host(cores: HostCores | None, *, image_size: int) -> str:
+    """Returns the cores that a host needs to feed its GPUs, with the source, and whether known hosts have as many."""
+    if cores is None:
+        return f"not known: decoding was measured at {MEASURED_PIXELS} px, and costs much less at {image_size} px"
+    low, high = (f"{1e3 * seconds:.2f}" for seconds in IMAGE_SECONDS)
+    said = f"{cores.least:,} to {cores.most:,} for {cores.images_per_second:,.0f} images/s: {low} ms of CPU time each "
+    said += f"(photographs of ImageNet, on an AMD EPYC) to {high} (generated pictures, on an H200's host), and one "
+    said += "core for each rank's process."
+    if image_size > MEASURED_PIXELS:
+        said += f" Measured at {MEASURED_PIXELS} px: {image_size} px cost more."
+    if cores.is_process_slower:
+        said += f" No process has yet prepared more than {PROCESS_IMAGES_PER_SECOND:,} images/s for its rank."
+    if not cores.known_host:
+        return said
+    has = f"has {cores.known_cores:,} for {plural(cores.num_ranks, 'GPU')}"
+    if cores.known_cores >= cores.most:
+        return f"{said} A {cores.known_host} {has}."
+    short = "TOO FEW" if cores.known_cores < cores.least else "perhaps too few"
+    return f"{said} A {cores.known_host} {has}: {short}; pack smaller images (--resize.short-side 256)."
+
+
 def _time_table(job: PlanJob, rows: Sequence[NodesPlan]) -> Table:
     limit = f"jobs of at most {job.max_time:g} hours" if job.max_time else "no limit of the queue (--max-time)"
     first = rows[0]
@@ -149,6 +171,8 @@ def _time_table(job: PlanJob, rows: Sequence[NodesPlan]) -> Table:
         f"{duration(job.startup_seconds)} of start-up; {limit}. days: with failures and the queue; pieces: jobs that "
         "the limit alone makes. Without evaluation and waits for data."
     )
+    busiest = max(rows, key=lambda plan: plan.images_per_second / plan.num_nodes)
+    caption += f" Cores of a host: {cores_of_host(busiest.cores, image_size=job.training.model.image_size)}"
     columns = {
         "nodes": [f"{plan.num_nodes:,}" for plan in rows],
         "GPUs": [f"{plan.num_gpus:,}" for plan in rows],

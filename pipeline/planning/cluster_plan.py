@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 from pipeline.checkpoints.config import best_interval, mean_seconds_to_failure
 from pipeline.planning.forecast import Forecast
+from pipeline.planning.host_cores import HostCores
 from pipeline.planning.step_time import StepTime
 from pipeline.training.zero.batch_plan import times_read
 from shards.errors import UserError
@@ -180,6 +181,7 @@ class NodesPlan:
     images_per_second: float
     images_per_gpu: int
     step: StepTime
+    cores: HostCores | None
     mfu_reached: float
     interval_seconds: float
     stall_seconds: float
@@ -208,6 +210,7 @@ def plan_nodes(found: Forecast, cluster: Cluster, *, num_nodes: int) -> NodesPla
         images_per_second=found.images_per_second,
         images_per_gpu=found.fit.plan.rank_batch,
         step=found.step,
+        cores=found.cores,
         mfu_reached=found.mfu_reached,
         interval_seconds=regime.interval,
         stall_seconds=regime.stall,

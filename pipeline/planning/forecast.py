@@ -4,6 +4,7 @@ functions are pure."""
 from dataclasses import dataclass, replace
 
 from pipeline.models.flops import forward_flops, num_parameters, training_flops
+from pipeline.planning.host_cores import HostCores, host_cores
 from pipeline.planning.step_time import EIGHT_A_NODE, Network, StepTime, gpu_named, step_time
 from pipeline.training.fitting.fit import Budget, Fit, fitted, gpu_budget
 from pipeline.training.settings.job import TrainingJob
@@ -75,7 +76,8 @@ class Forecast:
     """The forecast of a job on a number of GPUs. `fit`: the plan and its memory on one GPU, within `budget`. `mfu`: the
     share of nominal operations that the GPUs reach while they compute. `mfu_reached`: the same share, over the whole
     step. `checkpoint_bytes`: the size of a checkpoint, over all ranks. `stall_seconds`: how long training waits for the
-    copy of a rank's state."""
+    copy of a rank's state. `cores`: the cores that a host needs to feed its GPUs, or None if the cost of such images is
+    not known."""
 
     gpu: str
     budget: Budget
@@ -87,6 +89,7 @@ class Forecast:
     days: float
     checkpoint_bytes: int
     stall_seconds: float
+    cores: HostCores | None
 
 
 def forecast(
@@ -118,6 +121,7 @@ def forecast(
     fit = fitted(decided, whole, budget, is_on_gpu=True)
     step = step_time(decided, fit.plan, gpu=kind, network=network, train_flops=cost.train_flops, mfu=mfu)
     images_per_second = job.global_batch / step.seconds
+    on_host = min(num_gpus, network.gpus_per_node)
     return Forecast(
         gpu=gpu,
         budget=budget,
@@ -129,6 +133,9 @@ def forecast(
         days=cost.num_images_seen / images_per_second / DAY_SECONDS,
         checkpoint_bytes=fit.memory.saved * num_gpus,
         stall_seconds=fit.memory.saved / COPY_BYTES_PER_SECOND,
+        cores=host_cores(
+            images_per_second * on_host / num_gpus, num_ranks=on_host, gpu=gpu, image_size=decided.model.image_size
+        ),
     )
 
 
