@@ -104,9 +104,9 @@ def _tile_of_class_token(model: ModelConfig) -> str:
     tiles, without = attention_tiles(num_tokens), attention_tiles(num_tokens - 1)
     if tiles == without:
         return ""
-    return in_plan(
+    return (
         f"{num_tokens:,} fill {plural(tiles, 'tile')} of 128 in a GPU's attention, {num_tokens - 1:,} would fill "
-        f"{without:,}: --model.pooling average has no class token, and may need another learning rate"
+        f"{without:,}: --training.model.pooling average has no class token, and may need another learning rate"
     )
 
 

@@ -197,7 +197,7 @@ def test_the_plan_on_gpus() -> None:
     [
         (
             {"name": "vit_h14"},
-            "257 fill 3 tiles of 128 in a GPU's attention, 256 would fill 2: --training.model.pooling ",
+            "257 fill 3 tiles of 128 in a GPU's attention, 256 would fill 2: --training.model.",
         ),
         ({"name": "vit_l16", "image_size": 256}, "257 fill 3 tiles"),
         ({"name": "vit_h14", "pooling": "average"}, ""),
