@@ -36,6 +36,7 @@ from pipeline.models import build_model, checkpoint_blocks
 from pipeline.models.attention import CUDNN_PACKED, FLASH3, KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
+from pipeline.models.fused_mlp import fused_mlp_fault
 from pipeline.models.loss import classification_loss
 from pipeline.models.packed_attention import packed_fault
 from pipeline.planning.step_time import EIGHT_A_NODE, PLANNED_MFU, gpu_of_device, step_time
@@ -92,6 +93,7 @@ def device_facts(device: Device) -> dict[str, Any]:
         "cuda": torch.version.cuda or "",
         "lacks": {
             "float8": float8_fault(place.device),
+            "fused MLPs": fused_mlp_fault(place.device),
             **{name: packed_fault(name, place.device) for name in (FLASH3, CUDNN_PACKED)},
         },
     }

@@ -135,7 +135,7 @@ class _Option:
     settings: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     on_cpu: bool = False
-    needs: Literal["", "float8", "flash3", "cudnn_packed", "several GPUs"] = ""
+    needs: Literal["", "float8", "fused MLPs", "flash3", "cudnn_packed", "several GPUs"] = ""
     is_kept_if_slow: bool = False
 
 
@@ -242,6 +242,22 @@ _OPTIONS = (
         settings={"engine.compile": "tuned"},
         settles="Whether to sum biases in other kernels (pipeline/models/bias_sums.py), with coordinate descent.",
         expects="+2 %: 12 of 588 ms by the bytes of the lowering, and what coordinate descent adds",
+    ),
+    _Option(
+        option="fused MLP",
+        beside=_MOST,
+        settings={"engine.fused_mlp": True},
+        needs="fused MLPs",
+        settles="Whether GELU and its gradient inside QuACK's products (pipeline/models/fused_mlp.py) are worth them.",
+        expects="+4 to 5 %: 22 to 32 of 588 ms by the lowering, if QuACK's products are as fast as cuBLAS's",
+    ),
+    _Option(
+        option="fused MLP",
+        beside=f"{_MOST}, tuned",
+        settings={"engine.fused_mlp": True},
+        needs="fused MLPs",
+        settles="What fused MLPs save where biases are summed in other kernels, too.",
+        expects="+3 to 5 %: 16 to 27 of 588 ms by the bytes of the lowering",
     ),
     _Option(
         option="CUDA graphs",

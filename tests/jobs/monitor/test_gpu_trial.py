@@ -48,6 +48,7 @@ def test_a_part_that_fails_loses_its_own_result_only(
     assert doctor.run(job, environ={}) == exit_codes.FAULTS_FOUND
     said = capsys.readouterr().out
     assert "no steps with float8: a CPU gains nothing from float8" in said
+    assert "no steps with fused MLPs: QuACK has no kernels for a CPU" in said
     assert "[1/2] broken: it ended with 1: " in said
     assert "no_such_model" in said
     assert "1 part failed: broken" in said
@@ -131,6 +132,13 @@ def test_steps_in_float8_are_measured_where_a_gpu_has_it() -> None:
         assert engine.precision == "bf16"
 
 
+def test_steps_with_fused_mlps_are_measured_where_a_gpu_has_them() -> None:
+    parts = parts_of("cuda", num_gpus=1, has=["fused MLPs"])
+    more = parts.keys() - parts_of("cuda", num_gpus=1).keys()
+    assert more == {"step vit_h14 compiled, fused MLP", "step vit_h14 compiled, tuned, fused MLP"}
+    assert {parts[name].job(precision="bf16").engine.fused_mlp for name in more} == {True}
+
+
 def test_kernels_of_attention_are_measured_where_their_packages_are() -> None:
     without = parts_of("cuda", num_gpus=1)
     for name in ("flash3", "cudnn_packed"):
@@ -205,7 +213,7 @@ def test_a_part_refuses_settings_that_no_run_has(settings: dict[str, Any]) -> No
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_every_part_has_a_job_that_may_run(device: Literal["cuda", "cpu"]) -> None:
     """And each option is compared with a part that differs from it in this option alone."""
-    parts = parts_of(device, num_gpus=2, has=["float8", "flash3", "cudnn_packed"])
+    parts = parts_of(device, num_gpus=2, has=["float8", "fused MLPs", "flash3", "cudnn_packed"])
     for name, part in parts.items():
         job = part.job(precision="bf16") if part.model else None
         assert job is None or job.clip_norm == 1.0, name  # as in the recipes
@@ -219,7 +227,7 @@ def test_every_part_has_a_job_that_may_run(device: Literal["cuda", "cpu"]) -> No
 
 
 def test_the_first_ten_minutes_are_the_first_parts() -> None:
-    parts = parts_of("cuda", num_gpus=1, has=["float8", "flash3", "cudnn_packed"])
+    parts = parts_of("cuda", num_gpus=1, has=["float8", "fused MLPs", "flash3", "cudnn_packed"])
     names = list(parts)[: list(parts).index("resume") + 1]
     assert sum(parts[name].expected_seconds for name in names) <= 600
     kinds = [parts[name].kind for name in names]
