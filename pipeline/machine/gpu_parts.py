@@ -39,7 +39,8 @@ from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.fused_mlp import fused_mlp_fault
 from pipeline.models.loss import classification_loss
 from pipeline.models.packed_attention import packed_fault
-from pipeline.planning.step_time import EIGHT_A_NODE, PLANNED_MFU, gpu_of_device, step_time
+from pipeline.planning.rates import rates_from, speeds_of
+from pipeline.planning.step_time import EIGHT_A_NODE, gpu_of_device, step_time
 from pipeline.ranks import world
 from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device
@@ -415,7 +416,8 @@ def _beside_plan(job: TrainingJob, rate: float, place: world.World) -> Result:
         return {"mfu": None, "planned_images_per_second": None}
     flops = FORWARD_AND_BACKWARD * forward_flops(job.model)
     plan = plan_batch(job.global_batch, micro_batch=job.global_batch, num_ranks=1, lanes=1)
-    planned = step_time(job, plan, gpu=gpu, network=EIGHT_A_NODE, train_flops=flops, mfu=PLANNED_MFU)
+    speeds = speeds_of(job, micro_batch=job.global_batch, gpu=gpu, name="this GPU", rates=rates_from())
+    planned = step_time(job, plan, gpu=gpu, network=EIGHT_A_NODE, train_flops=flops, speed=speeds.usual)
     return {
         "mfu": round(rate * flops / (gpu.teraflops * 1e12), 4),
         "planned_images_per_second": round(job.global_batch / planned.seconds, 2),
