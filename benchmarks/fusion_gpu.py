@@ -57,12 +57,11 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 from benchmarks.rounds import write
 from pipeline.models import vit
-from pipeline.models.attention import CUDNN_PACKED
 from pipeline.models.bias_sums import FuseBiasSums
 from pipeline.models.build import blocks_of, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.fused_mlp import fuse_mlps, hidden_by_quack, hidden_gradients_by_quack
-from pipeline.models.packed_attention import by_operator
+from pipeline.models.packed_attention import CUDNN_PACKED, by_operator
 from pipeline.models.residuals import KeepResiduals
 
 IMAGES = 256

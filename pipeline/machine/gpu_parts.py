@@ -33,12 +33,12 @@ from pipeline.data.stream import train_batches
 from pipeline.machine import gpu_time
 from pipeline.machine.gpu_sizes import CODE_SUFFIX, KEPT_SUMS, LAUNCHED_UPDATES, MOST_CODE, AttentionShape, GpuPart
 from pipeline.models import build_model, checkpoint_blocks
-from pipeline.models.attention import CUDNN_PACKED, FLASH3, KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
+from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.fused_mlp import fused_mlp_fault
 from pipeline.models.loss import classification_loss
-from pipeline.models.packed_attention import packed_fault
+from pipeline.models.packed_attention import CUDNN_PACKED, FLASH3, packed_fault
 from pipeline.planning.rates import rates_from, speeds_of
 from pipeline.planning.step_time import EIGHT_A_NODE, gpu_of_device, step_time
 from pipeline.ranks import world

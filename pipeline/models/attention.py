@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise, product
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -27,11 +26,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
+from pipeline.models.packed_attention import CUDNN_PACKED, FLASH3, by_operator, flash3_switched_on, packed_fault
 from pipeline.ranks.world import QUIET_PROFILER, set_defaults
 
 _MOST_TOKENS = 640  # with more tokens, PyTorch's gradients are as fast
 _CACHED_BYTES = 8 << 20  # the fp32 scores computed at a time; more would not stay in the cache
-FLEX, FLASH3, CUDNN_PACKED = "flex", "flash3", "cudnn_packed"
+FLEX = "flex"
 KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -120,8 +120,8 @@ def kernel_seconds(
     parameters = module.parameters() if isinstance(module, nn.Module) else ()
     inputs, ends = [product_BNP, *parameters], []
     backend = KERNELS[name]
-    if name in (FLASH3, CUDNN_PACKED) and (fault := _packed().packed_fault(name, device)):
-        return str(fault)
+    if name in (FLASH3, CUDNN_PACKED) and (fault := packed_fault(name, device)):
+        return fault
 
     def between_products(product_BNP: torch.Tensor) -> torch.Tensor:
         return joined_heads(module(packed_heads(product_BNP, heads)))
@@ -234,7 +234,7 @@ def _chosen(name: str, device: torch.device, backends: list[SDPBackend]) -> Iter
         if backends:  # PyTorch's own order prefers plain products to cuDNN
             stack.enter_context(sdpa_kernel(backends, set_priority=True))
         if name == FLASH3:
-            stack.enter_context(_packed().flash3_switched_on())
+            stack.enter_context(flash3_switched_on())
         _computes[0] = _compute_of(name, device)
         stack.callback(_computes.__setitem__, 0, before)
         yield
@@ -246,16 +246,8 @@ def _compute_of(name: str, device: torch.device) -> Callable[[torch.Tensor], tor
         flex = _compiled_flex(device)
         return lambda qkv_3BhNd: flex(*qkv_3BhNd.unbind(0))
     if name in (FLASH3, CUDNN_PACKED):
-        packed: Callable[[torch.Tensor], torch.Tensor] = _packed().by_operator(name)
-        return packed
+        return by_operator(name)
     return _by_pytorch
-
-
-def _packed() -> ModuleType:
-    """Returns the module of flash3 and cudnn_packed. It is loaded late, because defining its operators takes 6 ms."""
-    from pipeline.models import packed_attention  # noqa: PLC0415
-
-    return packed_attention
 
 
 def _compiled_flex(device: torch.device) -> Callable[..., Any]:

@@ -26,8 +26,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
 
-from pipeline.models.attention import CUDNN_PACKED, FLASH3
-
+FLASH3, CUDNN_PACKED = "flash3", "cudnn_packed"
 _PACKAGES = {
     FLASH3: ("flash_attn_interface", "FlashAttention-3, from hopper/ of github.com/Dao-AILab/flash-attention"),
     CUDNN_PACKED: ("cudnn", "pip install patchline[cudnn]"),
@@ -50,7 +49,7 @@ def by_operator(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
     """Returns the function that computes softmax(q k^T / sqrt(d)) v, [B, h, N, d], by the kernel `name` from q, k and v
     in one tensor, [3, B, h, N, d]. If that is a view of their product, [B, N, 3 x h x d], neither it nor its gradient
     is copied. On a GPU, fp32 is left to PyTorch, since the kernels do not support it."""
-    operator = _OPERATORS[name]
+    operator = _operator(name)
 
     def attend_packed(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
         if qkv_3BhNd.device.type == "cuda" and qkv_3BhNd.dtype == torch.float32:
@@ -245,11 +244,11 @@ def _scale(qkv_BN3hd: torch.Tensor) -> float:
     return 1 / math.sqrt(width)
 
 
-def _operator(
-    name: str, forward: Callable[..., Tensors], backward: Callable[..., torch.Tensor]
-) -> Callable[[torch.Tensor], Tensors]:
-    """Defines the operators patchline::attend_by_NAME and its backward: these functions on a GPU, PyTorch's kernel on a
-    CPU."""
+@cache
+def _operator(name: str) -> Callable[[torch.Tensor], Tensors]:
+    """Defines the operators patchline::attend_by_NAME and its backward: the kernel's on a GPU, PyTorch's own on a CPU.
+    They are defined when a job names the kernel, since that takes some milliseconds."""
+    forward, backward = _FUNCTIONS[name]
     operator = torch.library.custom_op(f"patchline::attend_by_{name}", _on_cpu, mutates_args=(), device_types="cpu")
     gradient = torch.library.custom_op(
         f"patchline::attend_by_{name}_backward", _on_cpu_backward, mutates_args=(), device_types="cpu"
@@ -267,7 +266,7 @@ def _operator(
     return operator
 
 
-_OPERATORS = {
-    FLASH3: _operator(FLASH3, _flash3, _flash3_backward),
-    CUDNN_PACKED: _operator(CUDNN_PACKED, _cudnn, _cudnn_backward),
+_FUNCTIONS: dict[str, tuple[Callable[..., Tensors], Callable[..., torch.Tensor]]] = {
+    FLASH3: (_flash3, _flash3_backward),
+    CUDNN_PACKED: (_cudnn, _cudnn_backward),
 }

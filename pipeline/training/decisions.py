@@ -28,7 +28,6 @@ from pipeline.data.evaluation import label_map
 from pipeline.data.training_data import TrainingData
 from pipeline.models.attention import (
     BY_NAME_ALONE,
-    CUDNN_PACKED,
     FLEX,
     KERNELS,
     best_kernel,
@@ -36,6 +35,7 @@ from pipeline.models.attention import (
     use_kernel,
 )
 from pipeline.models.build import compile_fault
+from pipeline.models.packed_attention import CUDNN_PACKED
 from pipeline.models.vit import AttentionAlone
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.host import Bf16

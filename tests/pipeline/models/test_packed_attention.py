@@ -73,6 +73,7 @@ def test_in_bf16_they_are_right_to_its_rounding(name: str) -> None:
 def test_torchs_own_check_of_the_operators(name: str) -> None:
     """Checks schema, autograd, and the shapes and strides that are promised to torch.compile."""
     qkv = made()
+    by_operator(name)  # defines them
     forward, backward = (getattr(torch.ops.patchline, f"attend_by_{name}{end}").default for end in ("", "_backward"))
     torch.library.opcheck(forward, (qkv,))
     result, lse = forward(qkv.detach())
