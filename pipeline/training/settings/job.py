@@ -122,7 +122,7 @@ class EngineConfig:
     images drop it; if off, it is computed for all and multiplied by 0 for the others: the same up to rounding."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Add up gradients over ranks during the backward pass (DeepSpeed's overlap_comm), with a second bucket under
-    ZeRO-1 and 2; auto: on GPUs, if gradients are checked and the check passes with it."""
+    ZeRO-1 and 2; auto: on GPUs, if gradients are checked and the check passes with it. No GPU has run it yet."""
     attention: Literal["auto", "flash", "cudnn", "efficient", "math", "flex", "flash3", "cudnn_packed"] = "auto"
     """Which kernel computes attention on a GPU; auto: the fastest of flash, cudnn, efficient and math, measured when a
     run starts, or PyTorch's own choice if `deterministic` is on. flash3 (FlashAttention-3) and cudnn_packed write the
