@@ -55,11 +55,11 @@ def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, s
 
     about = device_facts(device)
     num_gpus = about["num_gpus"] if about["device"] == "cuda" else 2  # gloo ranks
-    has = {"has_float8": not about["no_float8"], "has_fused_mlp": not about["no_fused_mlp"]}
-    parts = parts_of(about["device"], num_gpus=num_gpus, **has, data_url=data_url)
-    for what, why in (("in float8", about["no_float8"]), ("with fused MLPs", about["no_fused_mlp"])):
-        if why:
-            put(f"no steps {what}: {printable_name(why)}\n")
+    has = [name for name, fault in about["lacks"].items() if not fault]
+    parts = parts_of(about["device"], num_gpus=num_gpus, has=has, data_url=data_url)
+    for name, fault in about["lacks"].items():
+        if fault:
+            put(f"no steps with {name}: {printable_name(fault)}\n")
     before = _before(out, about)
     kept = {name: before[name] for name, part in parts.items() if _is_kept(before.get(name), part, about)}
     entries = {name: entry | {"part": _plain(parts[name])} for name, entry in kept.items()}
@@ -110,8 +110,7 @@ def _before(out: Path, about: dict[str, Any]) -> dict[str, Any]:
         parts = found["parts"]
         if not all(isinstance(entry, dict) for entry in parts.values()):
             raise TypeError("a part is no object")
-        # torchao and QuACK may now be installed
-        before, now = ({**each, "no_float8": "", "no_fused_mlp": ""} for each in (found["about"], about))
+        before, now = ({**each, "lacks": {}} for each in (found["about"], about))  # a package may now be installed
         return dict(parts) if before == now else {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, InvalidDataError) as error:
         raise UserError(f"{out} is no file of `doctor --gpu` ({error})", todo="give another --out") from error

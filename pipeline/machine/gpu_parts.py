@@ -38,6 +38,7 @@ from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.fused_mlp import fused_mlp_fault
 from pipeline.models.loss import classification_loss
+from pipeline.models.packed_attention import CUDNN_PACKED, FLASH3, packed_fault
 from pipeline.planning.rates import rates_from, speeds_of
 from pipeline.planning.step_time import EIGHT_A_NODE, gpu_of_device, step_time
 from pipeline.ranks import world
@@ -91,8 +92,11 @@ def device_facts(device: Device) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
-        "no_float8": float8_fault(place.device),
-        "no_fused_mlp": fused_mlp_fault(place.device),
+        "lacks": {
+            "float8": float8_fault(place.device),
+            "fused MLPs": fused_mlp_fault(place.device),
+            **{name: packed_fault(name, place.device) for name in (FLASH3, CUDNN_PACKED)},
+        },
     }
 
 
@@ -168,7 +172,7 @@ def _step(part: GpuPart, place: world.World, *, look: Callable[["_Run"], Result]
         "images_per_second": rates,
         "allocated_bytes": allocated,
         "predicted_bytes": memory_of(job, _topology(place), micro_batch=job.global_batch).peak,
-    } | {**_beside_plan(job, statistics.median(rates), place), **more}
+    } | {**_beside_plan(part, job, statistics.median(rates), place), **more}
 
 
 def _account(run: "_Run", place: world.World) -> Result:
@@ -229,13 +233,16 @@ def together(part: GpuPart, place: world.World) -> Result:
 
 
 def attention(part: GpuPart, place: world.World) -> Result:
-    """Measures the milliseconds of a forward and backward pass of attention, for each shape and backend. For a backend
+    """Measures the milliseconds of a forward and backward pass of attention, for each shape and kernel. For a kernel
     that cannot be used, gives the reason instead."""
     dtype = torch.bfloat16 if _is_gpu(place) else torch.float32
     found: Result = {}
     for shape in map(AttentionShape.from_list, part.shapes):
         size = (shape.batch, shape.heads, shape.tokens, shape.width)
-        times = {name: kernel_seconds(name, size, dtype=dtype, device=place.device) for name in KERNELS}
+        times = {
+            name: kernel_seconds(name, size, dtype=dtype, device=place.device, is_compiled=part.compiled)
+            for name in KERNELS
+        }
         found[shape.name] = {
             name: each if isinstance(each, str) else round(1000 * each, 4) for name, each in times.items()
         }
@@ -399,7 +406,7 @@ def _job(part: GpuPart, place: world.World) -> TrainingJob:
     raise RuntimeError(f"{part.model} does not fit this GPU, not even {_MICRO_BATCHES[-1]} images")
 
 
-def _beside_plan(job: TrainingJob, rate: float, place: world.World) -> Result:
+def _beside_plan(part: GpuPart, job: TrainingJob, rate: float, place: world.World) -> Result:
     """Returns the share of the GPU's nominal speed that `rate` reaches, and the rate that the plan predicts. Both
     are None for a device that the plan does not know."""
     gpu = gpu_of_device(torch.cuda.get_device_name(place.device)) if _is_gpu(place) else None
@@ -407,6 +414,8 @@ def _beside_plan(job: TrainingJob, rate: float, place: world.World) -> Result:
         return {"mfu": None, "planned_images_per_second": None}
     flops = FORWARD_AND_BACKWARD * forward_flops(job.model)
     plan = plan_batch(job.global_batch, micro_batch=job.global_batch, num_ranks=1, lanes=1)
+    if not part.compiled:
+        job = replace(job, engine=replace(job.engine, compile="off"))
     speeds = speeds_of(job, micro_batch=job.global_batch, gpu=gpu, name="this GPU", rates=rates_from())
     planned = step_time(job, plan, gpu=gpu, network=EIGHT_A_NODE, train_flops=flops, speed=speeds.usual)
     return {
