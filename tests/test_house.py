@@ -83,12 +83,13 @@ ORDER = {
     "pipeline/models": (
         "conversion",
         "weights",
-        "build float8",
+        "build float8 fused_mlp",
         "activations vit",
         "flops masked",
         "positions resnet",
         "layers",
         "attention bias_sums config loss residuals",
+        "packed_attention",
     ),
     "shards": (
         "adoption card verifying",
@@ -139,6 +140,8 @@ DOORS = {
     "wandb": ("pipeline/training/reporting/loggers.py",),
     "torch": ("pipeline/",),
     "torchao": ("pipeline/models/float8.py",),
+    "quack": ("pipeline/models/fused_mlp.py",),
+    "cudnn": ("pipeline/models/packed_attention.py",),
     "simplejpeg": ("pipeline/data/", "shards/images/damage.py"),
     "cv2": ("pipeline/data/",),
 }

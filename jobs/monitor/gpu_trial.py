@@ -55,9 +55,11 @@ def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, s
 
     about = device_facts(device)
     num_gpus = about["num_gpus"] if about["device"] == "cuda" else 2  # gloo ranks
-    parts = parts_of(about["device"], num_gpus=num_gpus, has_float8=not about["no_float8"], data_url=data_url)
-    if about["no_float8"]:
-        put(f"no steps in float8: {printable_name(about['no_float8'])}\n")
+    has = [name for name, fault in about["lacks"].items() if not fault]
+    parts = parts_of(about["device"], num_gpus=num_gpus, has=has, data_url=data_url)
+    for name, fault in about["lacks"].items():
+        if fault:
+            put(f"no steps with {name}: {printable_name(fault)}\n")
     before = _before(out, about)
     kept = {name: before[name] for name, part in parts.items() if _is_kept(before.get(name), part, about)}
     entries = {name: entry | {"part": _plain(parts[name])} for name, entry in kept.items()}
@@ -108,7 +110,7 @@ def _before(out: Path, about: dict[str, Any]) -> dict[str, Any]:
         parts = found["parts"]
         if not all(isinstance(entry, dict) for entry in parts.values()):
             raise TypeError("a part is no object")
-        before, now = ({**each, "no_float8": ""} for each in (found["about"], about))  # torchao may now be installed
+        before, now = ({**each, "lacks": {}} for each in (found["about"], about))  # a package may now be installed
         return dict(parts) if before == now else {}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, InvalidDataError) as error:
         raise UserError(f"{out} is no file of `doctor --gpu` ({error})", todo="give another --out") from error

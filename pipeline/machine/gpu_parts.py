@@ -36,8 +36,11 @@ from pipeline.models import build_model, checkpoint_blocks
 from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
+from pipeline.models.fused_mlp import fused_mlp_fault
 from pipeline.models.loss import classification_loss
-from pipeline.planning.step_time import EIGHT_A_NODE, PLANNED_MFU, gpu_of_device, step_time
+from pipeline.models.packed_attention import CUDNN_PACKED, FLASH3, packed_fault
+from pipeline.planning.rates import rates_from, speeds_of
+from pipeline.planning.step_time import EIGHT_A_NODE, gpu_of_device, step_time
 from pipeline.ranks import world
 from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device
@@ -89,7 +92,11 @@ def device_facts(device: Device) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
-        "no_float8": float8_fault(place.device),
+        "lacks": {
+            "float8": float8_fault(place.device),
+            "fused MLPs": fused_mlp_fault(place.device),
+            **{name: packed_fault(name, place.device) for name in (FLASH3, CUDNN_PACKED)},
+        },
     }
 
 
@@ -226,13 +233,16 @@ def together(part: GpuPart, place: world.World) -> Result:
 
 
 def attention(part: GpuPart, place: world.World) -> Result:
-    """Measures the milliseconds of a forward and backward pass of attention, for each shape and backend. For a backend
+    """Measures the milliseconds of a forward and backward pass of attention, for each shape and kernel. For a kernel
     that cannot be used, gives the reason instead."""
     dtype = torch.bfloat16 if _is_gpu(place) else torch.float32
     found: Result = {}
     for shape in map(AttentionShape.from_list, part.shapes):
         size = (shape.batch, shape.heads, shape.tokens, shape.width)
-        times = {name: kernel_seconds(name, size, dtype=dtype, device=place.device) for name in KERNELS}
+        times = {
+            name: kernel_seconds(name, size, dtype=dtype, device=place.device, is_compiled=part.compiled)
+            for name in KERNELS
+        }
         found[shape.name] = {
             name: each if isinstance(each, str) else round(1000 * each, 4) for name, each in times.items()
         }
@@ -406,7 +416,8 @@ def _beside_plan(job: TrainingJob, rate: float, place: world.World) -> Result:
         return {"mfu": None, "planned_images_per_second": None}
     flops = FORWARD_AND_BACKWARD * forward_flops(job.model)
     plan = plan_batch(job.global_batch, micro_batch=job.global_batch, num_ranks=1, lanes=1)
-    planned = step_time(job, plan, gpu=gpu, network=EIGHT_A_NODE, train_flops=flops, mfu=PLANNED_MFU)
+    speeds = speeds_of(job, micro_batch=job.global_batch, gpu=gpu, name="this GPU", rates=rates_from())
+    planned = step_time(job, plan, gpu=gpu, network=EIGHT_A_NODE, train_flops=flops, speed=speeds.usual)
     return {
         "mfu": round(rate * flops / (gpu.teraflops * 1e12), 4),
         "planned_images_per_second": round(job.global_batch / planned.seconds, 2),
