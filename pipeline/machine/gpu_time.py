@@ -35,7 +35,7 @@ _PATTERNS = tuple(
     (kind, re.compile(pattern, re.IGNORECASE))
     for kind, pattern in (
         ("exchange", r"nccl|gloo|c10d::|all_?reduce|all_?gather|reduce_?scatter|deepspeed::comm"),
-        ("attention", r"flash|fmha|sdpa|cudnn::fusion|scaled_dot_product|attend_on|flex_attention|AttentionKernel"),
+        ("attention", r"flash|fmha|sdpa|cudnn::fusion|scaled_dot_product|attend_|flex_attention|AttentionKernel"),
         ("products", r"nvjet|gemm|gemv|cublas|cutlass|xmma|wgmma|triton_tem_|scaled_mm|convolution|mkldnn"),
         ("products", r"^aten::(mm|addmm|bmm|baddbmm|linear|matmul)$"),
         ("copies", r"^(Memcpy|Memset) "),
