@@ -5,15 +5,28 @@ process less the time inside the calls of the C library, which hold no interpret
 larger operations and the reads of files hold no lock either. Command (two minutes):
 
     python -m benchmarks.interpreter --out benchmarks/results/interpreter.json
+
+With --many-cores, it shows what would hold one process back on a host of many cores. Decoding is replaced by a wait of
+a millisecond per image, which takes no core and holds no lock, so that 16 threads can work at a time on two cores. What
+is left is the work of the interpreter: the rate, the CPU time of each kind of thread, and how long the planning thread
+is busy. Each size of batch is also measured with the chunks that it had before `chunk_size`. The rate depends on how
+soon a thread wakes up, so on a machine that does other work give the command a high priority (`chrt -r 1`). Command
+(two minutes):
+
+    python -m benchmarks.interpreter --many-cores --out benchmarks/results/interpreter_many_cores.json
 """
 
 import argparse
+import ctypes
 import io
 import itertools
+import os
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,8 +35,9 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.measure import machine
-from benchmarks.rounds import cell, in_turn, spread, values, write
+from benchmarks.rounds import Report, cell, in_turn, spread, summary, values, write
 from jobs.data.pack import PackJob, run
+from pipeline.data.batches import TrainBatches
 from pipeline.data.config import AugmentConfig, DataConfig, RandAugmentConfig
 from pipeline.data.stream import train_batches
 from pipeline.data.transform import crop_decoder
@@ -40,17 +54,35 @@ ARMS = {
     "4 samples a lane": (4, 0, 10),
     "4 samples a lane, RandAugment of 2": (4, 2, 20),
 }
+NUM_THREADS = 16
+IMAGE_SECONDS = 1e-3  # of a thread: about what an H200's host took (gpu_h200.json)
+LANE_SAMPLES = 4  # of a batch
+MANY_SECONDS = 4.0  # of one measurement
+# Samples of a batch, and whether its chunks have the size that they had before `chunk_size`.
+MANY_ARMS = {
+    "batches of 64, one image a call": (64, True),
+    "batches of 64, chunks": (64, False),
+    "batches of 256, four images a call": (256, True),
+    "batches of 256, chunks": (256, False),
+}
+RATE, BUSY, PLANS, PLANS_CPU, QUEUED = "images_per_second", "busy", "plans", "plans_on_a_core", "waits_for_a_core"
+KINDS = ("plan", "decode", "take", "other")  # of threads
+MANY_FIGURES = (RATE, FIGURE, BUSY, PLANS, PLANS_CPU, QUEUED, *(f"{kind}_us" for kind in KINDS))
 
 
 def main() -> None:
     """Measures every arm; prints and keeps the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--many-cores", action="store_true", help="replace decoding by a wait, and use 16 threads")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     decoder = crop_decoder()
     if decoder is None:
         raise SystemExit("the crop decoder is not built: make setup")
+    if arguments.many_cores:
+        many_cores(arguments.rounds, arguments.out)
+        return
     with tempfile.TemporaryDirectory() as folder:
         url = packed(Path(folder))
         clock = Clock(decoder._library.sample_views_fill)
@@ -113,6 +145,121 @@ def table(found: dict[str, list[float]], library: dict[str, list[float]]) -> str
     """Microseconds a sample, one row per arm."""
     lines = ["| | aim, µs a sample | measured (quartiles) | in the library |", "|---|---|---|---|"]
     lines += [f"| {name} | at most {ARMS[name][2]} | {cell(found[name])} | {cell(library[name])} |" for name in ARMS]
+    return "\n".join(lines) + "\n"
+
+
+def many_cores(num_rounds: int, out: Path | None) -> None:
+    """Measures the arms of many threads; prints and keeps the table."""
+    decoder = crop_decoder()
+    assert decoder is not None
+    with tempfile.TemporaryDirectory() as folder:
+        url = packed(Path(folder))
+        with mock.patch.object(decoder._library, "sample_views_fill", wait):
+            rounds = in_turn(
+                list(MANY_ARMS), lambda name: many_threads(url, name), rounds=num_rounds, keep=lambda _: None
+            )
+    arms = summary(rounds, MANY_FIGURES)
+    for name, found in arms.items():
+        found["most_images_per_second"] = round(max(values(rounds, name, RATE)))
+    command = "python -m benchmarks.interpreter --many-cores "
+    command += f"--rounds {num_rounds} --out benchmarks/results/interpreter_many_cores.json"
+    if os.sched_getscheduler(0) == os.SCHED_RR:
+        command = f"chrt -r 1 {command}"
+    about = {"num_threads": NUM_THREADS, "image_seconds": IMAGE_SECONDS, "lane_samples": LANE_SAMPLES}
+    write(out, {"command": command, "machine": machine(), **about, "arms": arms})
+    sys.stdout.write(many_table(arms))
+
+
+def wait(samples: int, count: int, settings: Any, out: int, are_done: int) -> None:  # noqa: ARG001
+    """Stands for the library's `sample_views_fill`: takes its time, without a core and without the lock."""
+    time.sleep(count * IMAGE_SECONDS)
+    ctypes.memset(are_done, 1, count)
+
+
+class Planning:
+    """The planning thread's `_plan`, with the seconds that its calls have taken, and those on a core."""
+
+    def __init__(self) -> None:
+        self.seconds = self.cpu_seconds = 0.0
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Counts the calls of all streams."""
+        plan = TrainBatches._plan
+
+        def counted(*arguments: Any) -> Any:
+            began, cpu = time.monotonic(), time.thread_time()
+            coming = plan(*arguments)
+            self.seconds += time.monotonic() - began
+            self.cpu_seconds += time.thread_time() - cpu
+            return coming
+
+        with mock.patch.object(TrainBatches, "_plan", counted):
+            yield
+
+
+def many_threads(url: str, name: str) -> Report:
+    """Returns an arm's rate, and what its threads did."""
+    batch, is_before = MANY_ARMS[name]
+    config = DataConfig(
+        lanes=batch // LANE_SAMPLES, num_threads=NUM_THREADS, augment=AugmentConfig(crop="random_resized")
+    )
+    planning = Planning()
+    with ExitStack() as stack:
+        stack.enter_context(planning.measured())
+        if is_before:
+            stack.enter_context(mock.patch("pipeline.data.batches.chunk_size", chunk_size_before))
+        batches = stack.enter_context(train_batches(url, global_batch=batch, image_size=8, config=config))
+        next(itertools.islice(batches, WARM_UP, None))
+        began, cpu, before = time.monotonic(), time.process_time(), thread_seconds()
+        seconds, cpu_seconds = planning.seconds, planning.cpu_seconds
+        num_images = 0
+        while time.monotonic() - began < MANY_SECONDS:
+            num_images += next(batches).images.shape[0]
+        wall, held, after = time.monotonic() - began, time.process_time() - cpu, thread_seconds()
+        plans = planning.seconds - seconds
+        plans_cpu = planning.cpu_seconds - cpu_seconds
+    ran = {kind: after[kind] - before[kind] for kind in (*KINDS, QUEUED)}
+    return {
+        RATE: num_images / wall,
+        FIGURE: held / num_images * 1e6,
+        BUSY: held / wall,
+        PLANS: plans / wall,
+        PLANS_CPU: plans_cpu / wall,
+        QUEUED: ran[QUEUED] / wall,
+        **{f"{kind}_us": ran[kind] / num_images * 1e6 for kind in KINDS},
+    }
+
+
+def chunk_size_before(num_samples: int, *, num_threads: int, steps_ahead: int) -> int:  # noqa: ARG001
+    """Returns the number of samples of a call as it was before `pipeline.data.batches.chunk_size`."""
+    return -(-num_samples // (4 * num_threads))
+
+
+def thread_seconds() -> dict[str, float]:
+    """Returns the CPU-seconds of this process's threads since they began, by their kind, and how long they waited for a
+    core."""
+    found = dict.fromkeys((*KINDS, QUEUED), 0.0)
+    for thread in threading.enumerate():
+        on_core, waited, _ = Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()
+        kind = "take" if thread is threading.main_thread() else thread.name
+        found[kind if kind in KINDS else "other"] += int(on_core) / 1e9
+        found[QUEUED] += int(waited) / 1e9
+    return found
+
+
+def many_table(arms: dict[str, Report]) -> str:
+    """The arms of many threads as Markdown."""
+    lines = [
+        "| | images/s | CPU time per image, µs | in planning | in decoding | in taking | in others | cores busy | "
+        "planning, share of the time | of it on a core |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, found in arms.items():
+        figures = (FIGURE, *(f"{kind}_us" for kind in KINDS), BUSY, PLANS, PLANS_CPU)
+        cells = [f"{cell(found[RATE])}, at most {found['most_images_per_second']}"]
+        cells += [cell(found[figure]) for figure in figures]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

@@ -46,7 +46,8 @@ def main() -> None:
         rounds = [one_round(number, images, Path(scratch), arguments.peers) for number in range(arguments.rounds + 1)]
     result = {
         "command": "python -m benchmarks.packing --data DIR --scratch DIR "
-        f"--images {arguments.images} --rounds {arguments.rounds} --out benchmarks/results/packing.json",
+        f"--images {arguments.images} --rounds {arguments.rounds}"
+        + (f" --out {arguments.out}" if arguments.out else ""),
         "machine": machine(),
         "versions": {name: version for item in rounds[0].values() for name, version in item["versions"].items()},
         "images": arguments.images,
