@@ -70,7 +70,7 @@ def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, s
     parts = parts_of(about["device"], num_gpus=num_gpus, has_float8=not about["no_float8"], data_url=data_url)
     if about["no_float8"]:
         put(f"no steps in float8: {printable_name(about['no_float8'])}\n")
-    entries = _before(out, about)  # none is dropped, unless a new result replaces it
+    entries = _before(out, about)  # each stays until a new result replaces it
     began, is_gpu = time.monotonic(), about["device"] == "cuda"
     if is_gpu:
         todo = [part for name, part in parts.items() if "result" not in entries.get(name, {})]
@@ -412,7 +412,7 @@ def _idle_share(result: Mapping[str, Any]) -> float | None:
     time = result["time"]
     if "failed" in time:
         return None
-    busy = time["step_milliseconds"] - time["classes"][IDLE]
+    busy: float = time["step_milliseconds"] - time["classes"][IDLE]
     return max(0.0, 1 - busy / _step_milliseconds(result))
 
 
