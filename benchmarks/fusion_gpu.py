@@ -5,10 +5,19 @@ kernels for them, which Triton and ptxas compile for sm_90; none runs. Attention
 once for each kernel that reads or writes it, so neither bytes that a cache saves nor those inside a product or
 attention are counted. Registers, warps and shared memory say how many warps an SM holds at once (occupancy). Two things
 differ on a GPU: norms keep mean and deviation in fp32, and inductor may pad products.
-Command (a minute):
 
-    pip install --target runs/triton triton==3.7.1
-    PYTHONPATH=runs/triton python -m benchmarks.fusion_gpu --out benchmarks/results/fusion_gpu.json
+The fused products of an MLP are QuACK's. Like other products they are counted by their operands: with T tokens, width D
+and MLP width M, in bf16, 2 (T D + D M + M + 2 T M) bytes for the first product, which writes its sums and their GELU,
+and 2 (T D + D M + 2 T M + M) for the gradient, which reads those sums. The gradient's kernel also leaves an fp32 sum
+of each 128 tokens, 4 M T / 128 bytes, which PyTorch reads and adds up in two kernels. QuACK compiles its kernels for
+sm_90a, if it is installed. It looks for itself in a folder of this name. Command (two minutes):
+
+    pip install --no-deps --target runs/site-packages triton==3.7.1 quack-kernels==0.6.5 nvidia-cutlass-dsl==4.8.1 \
+        nvidia-cutlass-dsl-libs-base==4.8.1 nvidia-cutlass-dsl-libs-core==4.8.1 nvidia-cutlass-dsl-libs-cu12==4.8.1 \
+        apache-tvm-ffi==0.1.15.post2 torch-c-dlpack-ext==0.1.5 einops==0.8.2 cuda-bindings==12.9.10 \\
+        cuda-pathfinder==1.9.1
+    export PYTHONPATH=runs/site-packages:runs/site-packages/nvidia_cutlass_dsl/dsl_packages
+    python -m benchmarks.fusion_gpu --out benchmarks/results/fusion_gpu.json
 """
 
 import argparse
@@ -24,6 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,12 +59,14 @@ from pipeline.models import vit
 from pipeline.models.bias_sums import FuseBiasSums
 from pipeline.models.build import blocks_of, unfilled_model
 from pipeline.models.config import ModelConfig
+from pipeline.models.fused_mlp import fuse_mlps, hidden_by_quack, hidden_gradients_by_quack
 from pipeline.models.residuals import KeepResiduals
 
 IMAGES = 256
 # As inductor writes them: the parts of a sum that a kernel leaves, the kernels, and PyTorch's that finish such a sum.
 _PARTS = r"workspace_\d+\[\d+ \* \((\d+)\) \* \((\d+)\)"
 _LAUNCHES = r"^ +triton_\w+\.run\(|\.sum\(dim=0\)|(?<=\))\.to\(torch\.\w+\)"
+_SUMMED_TOKENS, _SUM_LAUNCHES = 128, 2  # of the gradient of an MLP's first bias, after QuACK's kernel
 _LARGE_MEGABYTES = 100  # a kernel that moves at least this much has a row of its own
 # Of an SM of compute capability 9.0 (CUDA C++ Programming Guide, table of technical specifications).
 _MOST_WARPS, _MOST_BLOCKS, _SHARED_BYTES, _RESERVED_BYTES = 64, 32, 228 << 10, 1 << 10
@@ -146,11 +158,16 @@ def main() -> None:
             "inductor's choice": lowered(None),
             "sums kept": lowered(KeepResiduals()),
             "sums kept, biases' sums fused": lowered(KeepResiduals(), FuseBiasSums()),
+            "sums kept, MLP fused": lowered(KeepResiduals(), is_mlp_fused=True),
+            "sums kept, biases' sums and MLP fused": lowered(KeepResiduals(), FuseBiasSums(), is_mlp_fused=True),
         }
-    command = "PYTHONPATH=runs/triton python -m benchmarks.fusion_gpu --out benchmarks/results/fusion_gpu.json"
-    versions = {name: version(name) for name in ("torch", "triton")}
+    has_quack = find_spec("quack") is not None
+    quack = quack_kernels() if has_quack else {}
+    command = "python -m benchmarks.fusion_gpu --out benchmarks/results/fusion_gpu.json"
+    names = ("torch", "triton", *(("quack-kernels", "nvidia-cutlass-dsl") if has_quack else ()))
     results = {way: asdict(result) for way, result in ways.items()}
-    write(arguments.out, {"command": command, "versions": versions, "images": IMAGES, "ways": results})
+    found = {"command": command, "versions": {name: version(name) for name in names}, "images": IMAGES}
+    write(arguments.out, found | {"ways": results, "quack": quack})
     sys.stdout.write(
         "| | launches | their GB | GB with products and attention | GB kept | registers | spilled bytes "
         "| warps of an SM |\n|---|---|---|---|---|---|---|---|\n"
@@ -176,6 +193,8 @@ def main() -> None:
                 f"{min(some)} to {max(some)}" if len(set(some)) > 1 else "".join(map(str, some[:1])) for some in ranges
             )
             sys.stdout.write(f"| {name} | {megabytes:,.0f} | {' | '.join(words)} |\n")
+    sys.stdout.writelines(f"\n{name}: {said}" for name, said in quack.items())
+    sys.stdout.write("\n" if quack else "QuACK is not installed: its kernels were not compiled\n")
 
 
 def resident_warps(*, warps: int, registers: int, shared_bytes: int) -> int:
@@ -212,7 +231,7 @@ def always(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
 
 
-def lowered(keep: KeepResiduals | None, fuse: FuseBiasSums | None = None) -> Lowered:
+def lowered(keep: KeepResiduals | None, fuse: FuseBiasSums | None = None, *, is_mlp_fused: bool = False) -> Lowered:
     """Lowers a block's forward and backward pass."""
     torch.compiler.reset()
     result = Lowered()
@@ -233,6 +252,8 @@ def lowered(keep: KeepResiduals | None, fuse: FuseBiasSums | None = None) -> Low
 
     model = unfilled_model(ModelConfig(name="vit_h14", image_size=224, num_classes=10, depth=1))
     model.to(torch.bfloat16).train()
+    if is_mlp_fused:
+        fuse_mlps(model)
     options = inductor_config.patch(joint_custom_pre_pass=keep, post_grad_custom_pre_pass=fuse)
     with options, mock.patch.object(vit, "attend", by_cudnn), FakeTensorMode():
         (block,) = blocks_of(model)
@@ -278,6 +299,7 @@ def on_gpu(gm: GraphModule, inputs: Sequence[Any]) -> tuple[GraphModule, list[An
 def lower(gm: GraphModule, inputs: list[Any], result: Lowered, **how: Any) -> None:
     """Adds the kernels of one pass to the result."""
     written: list[str] = []
+    launched: list[int] = []  # beside those that inductor writes
     names: dict[str, str] = {}  # of kernels, by the operations in them
 
     def define_kernel(scheduling: TritonScheduling, source: str, nodes: Sequence[Any], *others: Any) -> str:
@@ -295,6 +317,11 @@ def lower(gm: GraphModule, inputs: list[Any], result: Lowered, **how: Any) -> No
             name, megabytes = getattr(node.node, "python_kernel_name", None), round(4 * words / 1e6, 2)
             if name:
                 count["attention" if "attention" in name else "products"] += megabytes
+                if "mlp_hidden_gradients" in name:
+                    operands: Any = node.node
+                    tokens, width = operands.inputs[2].get_size()
+                    count["parts"] += 2 * 4 * int(width) * -(-int(tokens) // _SUMMED_TOKENS) / 1e6
+                    launched.append(_SUM_LAUNCHES)
             elif own := {names[each.get_name()] for each in node.get_nodes() if each.get_name() in names}:
                 count["triton"].append(megabytes)
                 kernels.append(own.pop())
@@ -315,7 +342,7 @@ def lower(gm: GraphModule, inputs: list[Any], result: Lowered, **how: Any) -> No
             if not written:
                 raise
     (code,) = written
-    result.launches.append(len(re.findall(_LAUNCHES, code, re.MULTILINE)))
+    result.launches.append(len(re.findall(_LAUNCHES, code, re.MULTILINE)) + sum(launched))
     large = {name for name, _ in result.large()}
     for name, kernel in kernels_in(code):
         result.variants[name] = [resources(kernel, variant) for variant in kernel.configs]
@@ -350,18 +377,52 @@ def neighbours_of(kernel: Any) -> list[Any]:
 def resources(kernel: Any, variant: Any) -> str:
     """Registers of each thread, its bytes that did not fit them, shared bytes of each group of threads, and the warps
     that an SM holds."""
+    binary = kernel._precompile_config(variant).kernel
+    registers, spilled_bytes = registers_of(binary.asm["cubin"])
+    warps, shared = variant.num_warps, binary.metadata.shared
+    resident = resident_warps(warps=warps, registers=registers, shared_bytes=shared)
+    own = f"{warps} warps, {registers} registers, {spilled_bytes} spilled bytes"
+    return f"{own}, {shared} shared bytes, {resident} resident warps"
+
+
+def registers_of(cubin: bytes) -> tuple[int, int]:
+    """The registers of each thread of a kernel, and its bytes that did not fit them."""
     import triton  # noqa: PLC0415 - installed for this benchmark alone
 
-    binary = kernel._precompile_config(variant).kernel
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(binary.asm["cubin"])
+        Path(file.name).write_bytes(cubin)
         said = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True, timeout=60)
     numbers = {name: int(number) for name, number in re.findall(r"(REG|STACK|LOCAL):(\d+)", said.stdout + said.stderr)}
-    warps, registers, shared = variant.num_warps, numbers["REG"], binary.metadata.shared
-    resident = resident_warps(warps=warps, registers=registers, shared_bytes=shared)
-    own = f"{warps} warps, {registers} registers, {numbers['STACK'] + numbers['LOCAL']} spilled bytes"
-    return f"{own}, {shared} shared bytes, {resident} resident warps"
+    return numbers["REG"], numbers["STACK"] + numbers["LOCAL"]
+
+
+def quack_kernels() -> dict[str, str]:
+    """Registers and spilled bytes of QuACK's kernels for an MLP of ViT-H/14, which are compiled as on a GPU, but not
+    launched."""
+    x_TD, weight_MD, bias_M, u_TM = (
+        torch.empty(*size, dtype=torch.bfloat16)
+        for size in ((IMAGES * 257, 1280), (5120, 1280), (5120,), (IMAGES * 257, 5120))
+    )
+    result = {}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        told = {"QUACK_ARCH": "90", "CUTE_DSL_ARCH": "sm_90a", "QUACK_CACHE_DIR": str(folder)}
+        stack.enter_context(mock.patch.dict(os.environ, told))
+        stack.enter_context(mock.patch("quack.gemm_runtime.host.get_max_active_clusters", always(66)))
+        stack.enter_context(mock.patch("quack.epilogue.frontend.run_gemm_epi_plan"))
+        for form, is_tanh in {"tanh": True, "exact": False}.items():
+            for name, compute, tensors in (
+                ("first product and GELU", hidden_by_quack, (x_TD, weight_MD, bias_M)),
+                ("gradients of GELU and bias", hidden_gradients_by_quack, (x_TD, weight_MD.mT.contiguous(), u_TM)),
+            ):
+                before = set(folder.rglob("*.o"))
+                compute(*tensors, is_tanh)
+                (written,) = set(folder.rglob("*.o")) - before
+                code = written.read_bytes()  # an object file of the host, with the kernel's inside
+                registers, spilled_bytes = registers_of(code[code.index(b"\x7fELF", 1) :])
+                result[f"{name}, {form}"] = f"{registers} registers, {spilled_bytes} spilled bytes"
+    return result
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ Peers need their own environment (`make bench-env`). Command (about 15 minutes o
 import argparse
 import json
 import os
+import shlex
 import shutil
 import statistics
 import sys
@@ -35,6 +36,7 @@ def main() -> None:
     parser.add_argument("--scratch", type=Path, required=True, help="folder for copies and the results of the arms")
     parser.add_argument("--images", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help=f"besides {BASE} and {COPY}")
     parser.add_argument("--peers", default=".venv-bench/bin/python", help="a Python that has the peers")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
@@ -43,11 +45,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.scratch) as scratch:
         images = Path(scratch, "images")
         num_bytes = copy_images(arguments.data, images, arguments.images)
-        rounds = [one_round(number, images, Path(scratch), arguments.peers) for number in range(arguments.rounds + 1)]
+        names = [COPY, *(name for name in ARMS if name in (BASE, *arguments.arms))]
+        turns = [
+            [*names[number % len(names) :], *names[: number % len(names)]] for number in range(arguments.rounds + 1)
+        ]
+        rounds = [{name: one_arm(name, images, Path(scratch), arguments.peers) for name in turn} for turn in turns]
     result = {
-        "command": "python -m benchmarks.packing --data DIR --scratch DIR "
-        f"--images {arguments.images} --rounds {arguments.rounds}"
-        + (f" --out {arguments.out}" if arguments.out else ""),
+        "command": command_of(arguments),
         "machine": machine(),
         "versions": {name: version for item in rounds[0].values() for name, version in item["versions"].items()},
         "images": arguments.images,
@@ -62,6 +66,19 @@ def main() -> None:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
+def command_of(arguments: argparse.Namespace) -> str:
+    """Returns the command with what differs from the defaults, and with the priority of real time if it had that."""
+    words = ["python -m benchmarks.packing --data DIR --scratch DIR"]
+    words.append(f"--images {arguments.images} --rounds {arguments.rounds}")
+    if set(arguments.arms) != set(ARMS):
+        words.append(f"--arms {shlex.join(arguments.arms)}")
+    if arguments.out:
+        words.append(f"--out {arguments.out}")
+    if os.sched_getscheduler(0) == os.SCHED_RR:
+        words.insert(0, "chrt -r 1")
+    return " ".join(words)
+
+
 def copy_images(data: Path, images: Path, count: int) -> int:
     """Copies the sample images again and again, to `count` files in class folders; returns their total bytes."""
     paths, num_bytes = sorted(data.glob("*.JPEG")), 0
@@ -72,13 +89,6 @@ def copy_images(data: Path, images: Path, count: int) -> int:
         copy = shutil.copyfile(path, folder / f"{path.stem}_{number // len(paths):04d}.JPEG")
         num_bytes += copy.stat().st_size
     return num_bytes
-
-
-def one_round(number: int, images: Path, scratch: Path, peers: str) -> dict[str, Round]:
-    """Runs every arm once, starting with another one in each round."""
-    names = [COPY, *ARMS]
-    turned = [names[(place + number) % len(names)] for place in range(len(names))]
-    return {name: one_arm(name, images, scratch, peers) for name in turned}
 
 
 def one_arm(name: str, images: Path, scratch: Path, peers: str) -> Round:

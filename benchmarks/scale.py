@@ -2,11 +2,12 @@
 
     python -m benchmarks.scale --out benchmarks/results/scale.json       # --only reads or plan: a part of it
     python -m benchmarks.scale --table                                   # the tables of docs/scale.md
-    python -m benchmarks.scale --update      # puts the times of benchmarks.engine into `plan`, and the tables there
+    python -m benchmarks.scale --update      # puts the times of benchmarks.engine and the rates of benchmarks/results/
+                                             # gpu_h200.json into `plan`, and the tables there
 
 - reads: bytes that all ranks read in an epoch over the bytes of the dataset's blocks, counted by the store. Each rank's
   reader is the one that training uses; small blocks stand for large ones, since both are read whole.
-- plan: what `patchline plan` predicts for the paper's models on H100s.
+- plan: what `patchline plan` predicts for the paper's models on H200s.
 
 The table also has the figures of three benchmarks of their own: `benchmarks.engine`, what a step costs the host, from
 which the times that `plan` assumes are derived here; `benchmarks.scale_start`, how a rank starts on datasets of 10,000
@@ -23,7 +24,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,11 +33,11 @@ from PIL import Image
 from benchmarks.measure import machine
 from benchmarks.scale_resume import aims_of
 from jobs.cli import main as patchline
-from jobs.planning.scaling import forecast_of, node_rows
+from jobs.planning.scaling import forecast_of, gpus_before_host, node_rows
 from jobs.resolve import default_job
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig
-from pipeline.planning import step_time
+from pipeline.planning import rates, step_time
 from pipeline.planning.cluster_plan import NodesPlan
 from pipeline.planning.forecast import Forecast, cost_of
 from pipeline.training.fitting.memory import layout_in_engine
@@ -54,11 +55,15 @@ RESULT, ENGINE, RESUME, START = (
     Path(f"benchmarks/results/{name}.json") for name in ("scale", "engine", "scale_resume", "scale_start")
 )
 PAGE, STEP_TIME = Path("docs/scale.md"), Path("pipeline/planning/step_time.py")
+H200, RATES = Path("benchmarks/results/gpu_h200.json"), Path("pipeline/planning/measured/h200.json")
+_GPU = "h200"  # the one that was measured
+_EAGER = "ZeRO-1 vit_b16"  # a part of gpu_h200.json, in which the GPU waited for its host
 _READ_BY = ((64, 4), (512, 1))  # lanes and blocks of a window: the default, and the recipes of JFT and ImageNet-21k
 _IMAGES, _BLOCK, _EPOCHS = 16_384, 4, 3
 _MFU = 0.56  # of a step that is faster than today's, for which the host and exchanges count more
 _NODES = (1, 8, 64)
 _MOST_READ = 1.12  # of a dataset, in an epoch
+_LEAST_TOLD = 0.95  # of the usual rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,25 +149,25 @@ def _bytes_of_epochs(dataset: Dataset, store: _CountingStore, order: SampleOrder
 
 
 def plan() -> Iterator[Row]:
-    """Images per second and MFU of the paper's models on H100s, at its batch."""
+    """Images per second and MFU of the paper's models on H200s, at its batch."""
     for name in MODELS:
         for num_gpus in GPUS:
             found = planned(name, num_gpus)
-            where = f"{name} on {num_gpus} H100"
+            where = f"{name} on {num_gpus} H200"
             yield Row(part="plan", figure=f"{where}: images/s", value=found.images_per_second)
             yield Row(part="plan", figure=f"{where}: MFU, %", value=100 * found.mfu_reached)
 
 
 def planned(name: str, num_gpus: int) -> Forecast:
-    """The forecast of a recipe of JFT, as `patchline plan NAME --gpu h100 --num-gpus N` has it."""
-    job = replace(default_job("plan", name), gpu="h100")
+    """The forecast of a recipe of JFT, as `patchline plan NAME --gpu h200 --num-gpus N` has it."""
+    job = replace(default_job("plan", name), gpu=_GPU)
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
     return forecast_of(job, cost, num_gpus=num_gpus)
 
 
-def plans_of_h14(nodes: tuple[int, ...], *, mfu: float = step_time.PLANNED_MFU) -> list[NodesPlan]:
-    """The plans of ViT-H/14, as `patchline plan vit_h14_jft --gpu h100 --nodes N ... --mfu MFU` has them."""
-    job = replace(default_job("plan", "vit_h14_jft"), gpu="h100", nodes=nodes, mfu=mfu)
+def plans_of_h14(nodes: tuple[int, ...], *, mfu: float = 0.0) -> list[NodesPlan]:
+    """The plans of ViT-H/14, as `patchline plan vit_h14_jft --gpu h200 --nodes N ... --mfu MFU` has them."""
+    job = replace(default_job("plan", "vit_h14_jft"), gpu=_GPU, nodes=nodes, mfu=mfu)
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
     return node_rows(job, cost)
 
@@ -174,12 +179,22 @@ def plan_table() -> str:
     for num_gpus in GPUS:
         each = {name: planned(name, num_gpus) for name in MODELS}
         half |= {name: num_gpus for name, found in each.items() if found.step.compute_share >= 0.5}
-        cells = [f"{found.images_per_second:,.0f} ({100 * found.mfu_reached:.1f} %)" for found in each.values()]
+        cells = [_rate_of(found) for found in each.values()]
         lines.append(f"| {num_gpus} | {each[MODELS[0]].fit.plan.rank_batch:,} | {' | '.join(cells)} |")
     lines.append(
         f"| at least half of a step computes on up to | | {' | '.join(f'{most} GPUs' for most in half.values())} |"
     )
+    waits = [gpus_before_host(found) for found in each.values()]
+    lines.append(f"| GPUs wait for their hosts on more than | | {' | '.join(waits)} |")
     return "\n".join(lines) + "\n"
+
+
+def _rate_of(found: Forecast) -> str:
+    """The images per second of a forecast and its MFU. If a slow host may cost more than rounds differ by, also the
+    least."""
+    rate, least = found.images_per_second, found.least_images_per_second
+    said = f"; at least {least:,.0f}" if least < _LEAST_TOLD * rate else ""
+    return f"{rate:,.0f} ({100 * found.mfu_reached:.1f} %){said}"
 
 
 def step_table() -> str:
@@ -243,6 +258,35 @@ def host_constants() -> dict[str, float]:
     return {name: float(f"{max(0.0, seconds):.2g}") for name, seconds in found.items()}
 
 
+def slowest_host() -> float:
+    """How many times as long as DeepSpeed alone takes here an H200's host took for a tensor, with two digits."""
+    part = json.loads(H200.read_text())["parts"][_EAGER]
+    seconds = part["part"]["batch"] / statistics.median(part["result"]["images_per_second"])
+    num_tensors, _ = _tensors_of_h14()
+    here = _host_seconds()["deepspeed", 1, 1] / num_tensors
+    of_b16 = len(shapes_of(ModelConfig(name=part["part"]["model"], num_classes=1000)))
+    return float(f"{seconds / of_b16 / here:.2g}")
+
+
+def packaged_rates() -> str:
+    """What `plan` takes of benchmarks/results/gpu_h200.json, as JSON."""
+
+    def picked(kind: type, value: dict[str, object]) -> dict[str, object]:
+        return {each.name: value[each.name] for each in fields(kind) if each.name in value}
+
+    found = json.loads(H200.read_text())
+    parts = {
+        name: {
+            "part": picked(rates.PartMeasured, entry["part"]),
+            "result": picked(rates.ResultMeasured, entry["result"]),
+        }
+        for name, entry in found["parts"].items()
+        if entry["part"]["kind"] in rates.KINDS
+    }
+    about = picked(rates.AboutMeasured, found["about"])
+    return json.dumps({"from": str(H200), "about": about, "parts": parts}, indent=1) + "\n"
+
+
 def host_rows() -> Iterator[Row]:
     """What a step takes of a rank's host, from the same result, and what `plan` assumes for it."""
     num_tensors, num_seen = _tensors_of_h14()
@@ -256,6 +300,8 @@ def host_rows() -> Iterator[Row]:
         assumed = 1e3 * (passes + num_seen * engine)
         figure = f"ZeRO-{stage}, {num_ranks} ranks: a step, ms (`plan` assumes {assumed:.0f})"
         yield Row(part="host", figure=figure, value=1e3 * seconds)
+    slowest = step_time.SLOWEST_HOST
+    yield Row(part="host", figure="a tensor of eager ViT-B/16 on an H200's host / DeepSpeed alone here", value=slowest)
     alone = _host_seconds()["deepspeed", 1, 1] / num_tensors
     yield Row(part="host", figure="DeepSpeed alone, ZeRO-1, 1 ranks: a step, µs for each tensor", value=1e6 * alone)
     for name, seconds in host_constants().items():
@@ -310,11 +356,14 @@ def tables() -> list[str]:
 
 
 def update() -> None:
-    """Puts the times of `host_constants` into step_time.py, and the tables into docs/scale.md."""
+    """Puts the times of `host_constants` into step_time.py, measured rates into the package, and the tables into
+    docs/scale.md."""
     source = STEP_TIME.read_text()
     for name, seconds in host_constants().items():
         source = re.sub(rf"^{name} = .*$", f"{name} = {1e6 * seconds:g}e-6", source, flags=re.MULTILINE)
+    source = re.sub(r"^SLOWEST_HOST = .*$", f"SLOWEST_HOST = {slowest_host():.1f}", source, flags=re.MULTILINE)
     STEP_TIME.write_text(source)
+    RATES.write_text(packaged_rates())
     # Another process prints the tables, because this one has the times from before.
     command = [sys.executable, "-m", "benchmarks.scale", "--table"]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -17,6 +17,7 @@ _PATTERNS = (
     *("*.md", "slurm/README.md", "docs/**/*.md", "docs/*.svg", "docs/*.png", "docs/site/*.css", "docs/site/*.js"),
     *("benchmarks/results/*.json", "tests/soak/results/*.json", "tests/long/results.json"),
     *("shards/hashing.py", "pipeline/planning/cluster_plan.py", "pipeline/planning/step_time.py"),
+    "pipeline/planning/measured/*.json",
 )
 
 

@@ -83,7 +83,7 @@ ORDER = {
     "pipeline/models": (
         "conversion",
         "weights",
-        "build float8",
+        "build float8 fused_mlp",
         "activations vit",
         "flops masked",
         "positions resnet",
@@ -139,6 +139,7 @@ DOORS = {
     "wandb": ("pipeline/training/reporting/loggers.py",),
     "torch": ("pipeline/",),
     "torchao": ("pipeline/models/float8.py",),
+    "quack": ("pipeline/models/fused_mlp.py",),
     "simplejpeg": ("pipeline/data/", "shards/images/damage.py"),
     "cv2": ("pipeline/data/",),
 }

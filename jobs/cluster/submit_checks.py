@@ -185,11 +185,12 @@ def planned_save_seconds(job: TrainingJob, *, nodes: int, gpus: int) -> float:
     """Returns how many seconds a save takes on `nodes` nodes with `gpus` GPUs each, according to the memory model and
     the rate that `patchline plan` assumes. Returns 0 if the job cannot be planned."""
     from pipeline.planning.forecast import cost_of, forecast  # noqa: PLC0415 - loads torch
+    from pipeline.planning.rates import Rates  # noqa: PLC0415 - loads torch
 
     plan = PlanJob()
     try:
         cost = cost_of(job, num_images=0, num_classes=0, days=plan.days)
-        found = forecast(job, cost, gpu=_ROOMIEST, num_gpus=nodes * gpus, mfu=plan.mfu, num_classes=0)
+        found = forecast(job, cost, gpu=_ROOMIEST, num_gpus=nodes * gpus, rates=Rates(), num_classes=0)
     except UserError:
         return 0.0
     return found.stall_seconds + found.checkpoint_bytes / nodes / (plan.writer_gb_per_second * 1e9)

@@ -11,11 +11,13 @@ from jobs.planning.scaling import (
     at_sizes,
     cores_of_host,
     forecast_of,
+    host_limit,
     in_plan,
     node_rows,
     node_tables,
     scaling_advice,
     size_table,
+    sources_of,
 )
 from jobs.recipes import pretrain
 from jobs.recipes.of_training import plan_of
@@ -133,12 +135,15 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
     }
     doubt = f"; {in_plan(found.fit.reason)}" if found.fit.is_warning else ""
     step = found.step
-    rate = f"{found.images_per_second:,.0f} images/s at {_percent(found.mfu_reached)} of nominal operations"
+    rates = (found.images_per_second, found.least_images_per_second, found.most_images_per_second)
+    rate = _with_range("{:,.0f} images/s", *rates)
+    rate += f" at {_percent(found.mfu_reached)} of nominal operations"
+    days = _with_range("{}", *(_days(found.days * rates[0] / each) for each in (rates[0], rates[2], rates[1])))
     shares = (step.compute / step.seconds, step.host / step.seconds, step.communication / step.seconds)
     compute, host, exchange = (_percent(share) for share in shares)
     of_step = (
-        f"{_seconds(step.seconds)}: {compute} computes at {found.mfu:.0%} of nominal operations (--mfu), {host} waits "
-        f"for the host, {exchange} for exchanges between ranks. {scaling_advice(job, cost, num_gpus=plan.num_ranks)}"
+        f"{_seconds(step.seconds)}: {compute} computes at {found.mfu:.0%} of nominal operations, {host} waits for the "
+        f"host, {exchange} for exchanges between ranks. {scaling_advice(job, cost, num_gpus=plan.num_ranks)}"
     )
     lanes = job.training.data.lanes
     times = times_read(lanes, num_ranks=plan.num_ranks)
@@ -155,9 +160,11 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
             f"{plan.micro_batch:,} x {plural(plan.accumulation, 'pass')} x {plural(plan.num_ranks, 'rank')}{doubt}",
         ),
         ("predicted rate", rate),
+        ("  source", sources_of([found])),
         ("a step", of_step),
+        ("  host", host_limit(found)),
         ("cores of a host", cores_of_host(found.cores, image_size=job.training.model.image_size)),
-        ("predicted time", f"{_days(found.days)}, without evaluation, checkpoints and restarts"),
+        ("predicted time", f"{days}, without evaluation, checkpoints and restarts"),
         *([("dataset read", reads)] if times > 1 else []),
         ("checkpoint", f"{size(found.checkpoint_bytes)}, {_gigabytes(memory.saved)} per rank"),
         (
@@ -165,6 +172,13 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
             f"{stall} for the copy of a rank's state at {COPY_BYTES_PER_SECOND / 1e9:.0f} GB/s",
         ),
     ]
+
+
+def _with_range(form: str, usual: object, least: object, most: object) -> str:
+    """Returns a figure as text, with its range if there is one: `435 images/s (429 to 438)`."""
+    number = form.partition(" ")[0]
+    low, high = number.format(least), number.format(most)
+    return form.format(usual) + (f" ({low.removesuffix(' days')} to {high})" if low != high else "")
 
 
 def _gigabytes(num_bytes: int) -> str:

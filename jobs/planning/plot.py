@@ -34,7 +34,7 @@ from shards.pages.page import (
 
 _MOST_TICKS = 8
 # CSS classes of lines: a colour in page.css, or the colour of the text.
-_PLAN, _IDEAL, _DAYS = "ink dotted", "ink dashed", "joined line-0"
+_PLAN, _IDEAL, _DAYS, _LEAST = "ink dotted", "ink dashed", "joined line-0", "joined line-5"
 _RATES = ("joined line-1", "joined line-6", "joined line-2", "joined line-3", "joined line-5")
 
 
@@ -98,12 +98,15 @@ def _goodput(rows: Sequence[NodesPlan]) -> tuple[Frame, list[str]]:
 
 
 def _days(rows: Sequence[NodesPlan]) -> tuple[Frame, list[str]]:
-    low, high = min(plan.ideal_days for plan in rows), max(plan.days for plan in rows)
+    slow = [plan.days * plan.images_per_second / plan.least_images_per_second for plan in rows]
+    low, high = min(plan.ideal_days for plan in rows), max(slow)
     y = Axis(name="Days", low=low, high=high, ticks=labelled(log_ticks(low, high)), is_log=True, margin=0.05)
     frame = Frame(x=_nodes(rows), y=y)
     ideal = _line(frame, rows, [plan.ideal_days for plan in rows], _IDEAL)
     days = _line(frame, rows, [plan.days for plan in rows], _DAYS)
-    return frame, [days, ideal, *_legend([("without interruptions", _IDEAL), ("days", _DAYS)])]
+    slowest = _line(frame, rows, slow, _LEAST)
+    names = [("without interruptions", _IDEAL), ("days", _DAYS), ("days at the least rate", _LEAST)]
+    return frame, [slowest, days, ideal, *_legend(names)]
 
 
 def _hours(rows: Sequence[NodesPlan], price: float) -> tuple[Frame, list[str]]:

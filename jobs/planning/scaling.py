@@ -19,6 +19,7 @@ from pipeline.models.flops import attention_flops, forward_flops
 from pipeline.planning.cluster_plan import Cluster, NodesPlan, plan_nodes
 from pipeline.planning.forecast import Cost, Forecast, forecast
 from pipeline.planning.host_cores import IMAGE_SECONDS, MEASURED_PIXELS, PROCESS_IMAGES_PER_SECOND, HostCores
+from pipeline.planning.rates import rates_from
 from pipeline.planning.step_time import Network, gpu_named
 from pipeline.training.fitting.memory import pass_of
 from pipeline.training.settings.job import TrainingJob
@@ -54,7 +55,7 @@ def forecast_of(job: PlanJob, cost: Cost, *, num_gpus: int) -> Forecast:
         cost,
         gpu=job.gpu,
         num_gpus=num_gpus,
-        mfu=job.mfu,
+        rates=rates_from(job.measured, gpu=job.gpu, mfu=job.mfu),
         num_classes=job.num_classes,
         network=Network(gpus_per_node=job.gpus_per_node, gbits=job.network_gbits),
     )
@@ -93,13 +94,15 @@ def node_tables(job: PlanJob, cost: Cost, rows: Sequence[NodesPlan]) -> list[Tab
 
 
 def _step_table(job: PlanJob, cost: Cost, rows: Sequence[NodesPlan]) -> Table:
-    caption = (
-        f"per GPU: images of a step; compute: at {job.mfu:.0%} of nominal operations (--mfu); host: the GPU waits for "
-        f"its process to launch them; exchange: between ranks, with {job.network_gbits:,g} Gbit/s of network per node "
-        "(--network-gbits), after the backward pass. MFU: of the whole step."
-    )
     most = rows[-1].num_gpus
-    caption += f" {scaling_advice(job, cost, num_gpus=most)}"
+    mfus = [plan.speeds.usual.mfu for plan in rows]
+    compute = " to ".join(dict.fromkeys(f"{share:.0%}" for share in (min(mfus), max(mfus))))
+    caption = (
+        f"per GPU: images of a step; compute: at {compute} of nominal operations; host: the GPU waits for its process "
+        f"to launch them; exchange: between ranks, with {job.network_gbits:,g} Gbit/s of network per node "
+        "(--network-gbits), after the backward pass. MFU: of the whole step. "
+        f"{scaling_advice(job, cost, num_gpus=most)} Host: {host_limit(forecast_of(job, cost, num_gpus=most))}."
+    )
     columns = {
         "nodes": [f"{plan.num_nodes:,}" for plan in rows],
         "GPUs": [f"{plan.num_gpus:,}" for plan in rows],
@@ -111,6 +114,39 @@ def _step_table(job: PlanJob, cost: Cost, rows: Sequence[NodesPlan]) -> Table:
         "MFU, %": [_percent(plan.mfu_reached) for plan in rows],
     }
     return _numbers("a step", caption, columns)
+
+
+def sources_of(found: Sequence[Forecast | NodesPlan]) -> str:
+    """Returns where the rates of these forecasts are from, and what of them nobody has measured."""
+    said = list(dict.fromkeys(one.speeds.source for one in found))
+    other = dict.fromkeys(f"{one.micro_batch:,}" for one in found if one.micro_batch != one.speeds.micro_batch > 0)
+    if other:
+        said.append(f"nobody has measured {' or '.join(other)} images a pass")
+    if any(one.num_gpus > 1 for one in found):
+        said.append("exchanges between ranks are a forecast, which nobody has measured")
+    return "; ".join(said)
+
+
+def host_limit(found: Forecast) -> str:
+    """Returns a sentence that says with how many images, and on how many GPUs, a GPU waits for its host."""
+    took = _range_of([few(1e3 * seconds) for seconds in found.launch_seconds])
+    fewest = _range_of([f"{math.ceil(number):,}" for number in found.images_per_launch])
+    return (
+        f"{took} ms to launch a pass; with fewer than {fewest} images a GPU waits for it, which is on more than "
+        f"{gpus_before_host(found)}. {found.speeds.host_source}"
+    )
+
+
+def gpus_before_host(found: Forecast) -> str:
+    """Returns on how many GPUs, at least and at most, a GPU has so many images that it never waits for its host."""
+    batch = found.fit.plan.global_batch
+    usual, fewest = (max(1, int(batch / number)) for number in found.images_per_launch)
+    return f"{_range_of([f'{fewest:,}', f'{usual:,}'])} GPUs"
+
+
+def _range_of(texts: Sequence[str]) -> str:
+    """Returns `17 to 51`, or `17` if both are equal."""
+    return " to ".join(dict.fromkeys(texts))
 
 
 def scaling_advice(job: PlanJob, cost: Cost, *, num_gpus: int) -> str:
@@ -169,8 +205,16 @@ def _time_table(job: PlanJob, rows: Sequence[NodesPlan]) -> Table:
     caption = (
         f"{job.failures_per_node_day:g} failures per node and day, {duration(first.restart_seconds)} to restart, "
         f"{duration(job.startup_seconds)} of start-up; {limit}. days: with failures and the queue; pieces: jobs that "
-        "the limit alone makes. Without evaluation and waits for data."
+        f"the limit alone makes. Without evaluation and waits for data. images/s: {sources_of(rows)}."
     )
+    ranges = {
+        plan.num_nodes: (few(plan.least_images_per_second), few(plan.most_images_per_second))
+        for plan in rows
+        if plan.least_images_per_second < plan.most_images_per_second
+    }
+    if ranges:
+        told = ", ".join(f"{least} to {most} on {num_nodes:,}" for num_nodes, (least, most) in ranges.items())
+        caption += f" From the least to the most: {told}."
     busiest = max(rows, key=lambda plan: plan.images_per_second / plan.num_nodes)
     caption += f" Cores of a host: {cores_of_host(busiest.cores, image_size=job.training.model.image_size)}"
     columns = {

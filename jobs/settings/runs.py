@@ -129,9 +129,13 @@ class PlanJob(OnNodes):
     none."""
     num_gpus: Annotated[int, Range(1)] = 8
     """Number of these GPUs, one for each rank."""
-    mfu: Annotated[float, Range(above=0, most=1)] = 0.28
+    mfu: Annotated[float, Range(0, 1, zero="as measured")] = 0.0
     """Share of a GPU's nominal operations that it reaches while it computes (MFU). Exchanges between GPUs are not
-    included. 0.28 is the value that NVIDIA published for ViT-g/14 on H100 nodes (NeMo; 0.43 on A100)."""
+    included. 0: as measured with this model on this GPU; where nobody has, 0.28, which NVIDIA published for ViT-g/14
+    on H100 nodes (NeMo; 0.43 on A100)."""
+    measured: str = ""
+    """Result of `patchline doctor --gpu --out FILE` on your GPU, which counts before those that Patchline has; empty:
+    none."""
     network_gbits: Annotated[float, Range(0.1, 1e6)] = 3200.0
     """Gbit/s of all network adapters of a node together; 3,200 is eight of 400 Gb/s. It has an effect only beyond one
     node."""
@@ -142,12 +146,14 @@ class PlanJob(OnNodes):
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
-        for name in ("num_gpus", "mfu", "network_gbits"):
+        for name in ("num_gpus", "mfu", "measured", "network_gbits"):
             value = getattr(self, name)
             if not self.gpu and value != getattr(PlanJob, name):
                 raise UserError(
                     f"--{name.replace('_', '-')} {value} says nothing without --gpu; add --gpu h100, or yours"
                 )
+        if self.measured and self.mfu:
+            raise UserError(f"--measured {self.measured} says nothing with --mfu {self.mfu}; leave out one of them")
         if len(set(self.image_sizes)) != len(self.image_sizes):
             shown = shown_value(self.image_sizes)
             raise UserError(f"--image-sizes is {shown}; allowed: different sizes, such as --image-sizes 224 384 512")

@@ -38,8 +38,10 @@ from pipeline.models import build_model, checkpoint_blocks
 from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
+from pipeline.models.fused_mlp import fused_mlp_fault
 from pipeline.models.loss import classification_loss
-from pipeline.planning.step_time import EIGHT_A_NODE, PLANNED_MFU, gpu_of_device, step_time
+from pipeline.planning.rates import rates_from, speeds_of
+from pipeline.planning.step_time import EIGHT_A_NODE, gpu_of_device, step_time
 from pipeline.ranks import world
 from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device
@@ -96,6 +98,7 @@ def device_facts(device: Device) -> dict[str, Any]:
         "driver": bits_of(place, deterministic=False)["driver"],
         **{name: version_of(name) for name in ("patchline", "deepspeed", "triton")},
         "no_float8": float8_fault(place.device),
+        "no_fused_mlp": fused_mlp_fault(place.device),
     }
 
 
@@ -436,7 +439,8 @@ def _beside_plan(job: TrainingJob, rate: float, place: world.World) -> Result:
         return {"mfu": None, "planned_images_per_second": None}
     flops = FORWARD_AND_BACKWARD * forward_flops(job.model)
     plan = plan_batch(job.global_batch, micro_batch=job.global_batch, num_ranks=1, lanes=1)
-    planned = step_time(job, plan, gpu=gpu, network=EIGHT_A_NODE, train_flops=flops, mfu=PLANNED_MFU)
+    speeds = speeds_of(job, micro_batch=job.global_batch, gpu=gpu, name="this GPU", rates=rates_from())
+    planned = step_time(job, plan, gpu=gpu, network=EIGHT_A_NODE, train_flops=flops, speed=speeds.usual)
     return {
         "mfu": round(rate * flops / (gpu.teraflops * 1e12), 4),
         "planned_images_per_second": round(job.global_batch / planned.seconds, 2),

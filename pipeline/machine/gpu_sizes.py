@@ -145,7 +145,7 @@ class _Option:
     settings: Mapping[str, Any] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     on_cpu: bool = False
-    needs: Literal["", "float8", "several GPUs"] = ""
+    needs: Literal["", "float8", "fused MLPs", "several GPUs"] = ""
     is_kept_if_slow: bool = False
 
 
@@ -228,6 +228,22 @@ _OPTIONS = (
         expects="+2 %: 12 of 588 ms by the bytes of the lowering, and what coordinate descent adds",
     ),
     _Option(
+        option="fused MLP",
+        beside=_MOST,
+        settings={"engine.fused_mlp": True},
+        needs="fused MLPs",
+        settles="Whether GELU and its gradient inside QuACK's products (pipeline/models/fused_mlp.py) are worth them.",
+        expects="+4 to 5 %: 22 to 32 of 588 ms by the lowering, if QuACK's products are as fast as cuBLAS's",
+    ),
+    _Option(
+        option="fused MLP",
+        beside=f"{_MOST}, tuned",
+        settings={"engine.fused_mlp": True},
+        needs="fused MLPs",
+        settles="What fused MLPs save where biases are summed in other kernels, too.",
+        expects="+3 to 5 %: 16 to 27 of 588 ms by the bytes of the lowering",
+    ),
+    _Option(
         option="CUDA graphs",
         beside=_FEW,
         settings={"engine.cuda_graphs": True},
@@ -307,10 +323,15 @@ _SIZES = {
 
 
 def parts_of(
-    device: Literal["cuda", "cpu"], *, num_gpus: int, has_float8: bool = False, data_url: str = ""
+    device: Literal["cuda", "cpu"],
+    *,
+    num_gpus: int,
+    has_float8: bool = False,
+    has_fused_mlp: bool = False,
+    data_url: str = "",
 ) -> dict[str, GpuPart]:
     """Returns all parts by their names, the most useful ones first. `has_float8`: whether the GPU and torchao support
-    float8."""
+    float8. `has_fused_mlp`: whether the GPU and QuACK support fused MLPs."""
     sizes = _SIZES[device]
     least, most = sizes.models[0], sizes.models[-1]
     own: dict[str, Any] = {
@@ -319,7 +340,7 @@ def parts_of(
         "image_size": sizes.image_size,
         "batch": sizes.batch,
     }
-    has = {"": True, "float8": has_float8, "several GPUs": num_gpus > 1}
+    has = {"": True, "float8": has_float8, "fused MLPs": has_fused_mlp, "several GPUs": num_gpus > 1}
 
     def step(model: str, *, is_compiled: bool = True, **more: Any) -> GpuPart:
         expected = _START_SECONDS + sizes.seconds + _COMPILE_SECONDS * is_compiled

@@ -8,6 +8,7 @@ Shape letters: B images, N tokens or patches, D width, M MLP width, K classes, h
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -25,7 +26,8 @@ def centred(images_BHW3: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 class MLP(nn.Module):
-    """Two dense layers with a GELU between them (in the JAX code, its tanh approximation), and dropout after each."""
+    """Two dense layers with a GELU between them (in the JAX code, its tanh approximation), and dropout after each.
+    `fused`: computes the MLP instead where gradients are needed, if it is given (fused_mlp.py)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -34,8 +36,11 @@ class MLP(nn.Module):
         self.dense2 = nn.Linear(size.mlp_width, size.width)
         self.dropout = nn.Dropout(config.dropout)
         self.gelu = tanh_gelu if config.gelu == "tanh" else F.gelu
+        self.fused: Callable[[torch.Tensor, MLP], torch.Tensor] | None = None
 
     def forward(self, z_BND: torch.Tensor) -> torch.Tensor:
+        if self.fused is not None and torch.is_grad_enabled():
+            return self.fused(z_BND, self)
         hidden_BNM = self.dropout(self.gelu(self.dense1(z_BND)))
         out_BND: torch.Tensor = self.dropout(self.dense2(hidden_BNM))
         return out_BND

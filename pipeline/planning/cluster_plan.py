@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pipeline.checkpoints.config import best_interval, mean_seconds_to_failure
 from pipeline.planning.forecast import Forecast
 from pipeline.planning.host_cores import HostCores
+from pipeline.planning.rates import Speeds
 from pipeline.planning.step_time import StepTime
 from pipeline.training.zero.batch_plan import times_read
 from shards.errors import UserError
@@ -173,13 +174,18 @@ class StoreTraffic:
 
 @dataclass(frozen=True, kw_only=True)
 class NodesPlan:
-    """The plan of a run on a number of nodes. `ideal_days`: its time without interruptions. `goodputs`: the goodput at
-    each of PUBLISHED_RATES. `cost`: the cost of the GPU-hours, or 0 if no price is known."""
+    """The plan of a run on a number of nodes. `speeds`: what each GPU reaches, and where that is from. `ideal_days`:
+    its time without interruptions. `goodputs`: the goodput at each of PUBLISHED_RATES. `cost`: the cost of the
+    GPU-hours, or 0 if no price is known."""
 
     num_nodes: int
     num_gpus: int
     images_per_second: float
+    least_images_per_second: float
+    most_images_per_second: float
     images_per_gpu: int
+    micro_batch: int
+    speeds: Speeds
     step: StepTime
     cores: HostCores | None
     mfu_reached: float
@@ -208,7 +214,11 @@ def plan_nodes(found: Forecast, cluster: Cluster, *, num_nodes: int) -> NodesPla
         num_nodes=num_nodes,
         num_gpus=num_gpus,
         images_per_second=found.images_per_second,
+        least_images_per_second=found.least_images_per_second,
+        most_images_per_second=found.most_images_per_second,
         images_per_gpu=found.fit.plan.rank_batch,
+        micro_batch=found.micro_batch,
+        speeds=found.speeds,
         step=found.step,
         cores=found.cores,
         mfu_reached=found.mfu_reached,

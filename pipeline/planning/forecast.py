@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 
 from pipeline.models.flops import forward_flops, num_parameters, training_flops
 from pipeline.planning.host_cores import HostCores, host_cores
-from pipeline.planning.step_time import EIGHT_A_NODE, Network, StepTime, gpu_named, step_time
+from pipeline.planning.rates import Rates, Speeds, speeds_of
+from pipeline.planning.step_time import EIGHT_A_NODE, Network, StepTime, gpu_named, host_seconds, step_time
 from pipeline.training.fitting.fit import Budget, Fit, fitted, gpu_budget
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch
@@ -73,23 +74,47 @@ def cost_of(job: TrainingJob, *, num_images: int, num_classes: int, days: float)
 
 @dataclass(frozen=True, kw_only=True)
 class Forecast:
-    """The forecast of a job on a number of GPUs. `fit`: the plan and its memory on one GPU, within `budget`. `mfu`: the
-    share of nominal operations that the GPUs reach while they compute. `mfu_reached`: the same share, over the whole
-    step. `checkpoint_bytes`: the size of a checkpoint, over all ranks. `stall_seconds`: how long training waits for the
-    copy of a rank's state. `cores`: the cores that a host needs to feed its GPUs, or None if the cost of such images is
-    not known."""
+    """The forecast of a job on a number of GPUs. `fit`: the plan and its memory on one GPU, within `budget`. `speeds`:
+    what the GPUs and their hosts reach, at least and at most, and where that is from; `step`, `images_per_second` and
+    `days` are those of the usual speed. `mfu`: the share of nominal operations that the GPUs reach while they compute.
+    `mfu_reached`: the same share, over the whole step. `launch_seconds`: how long the host takes to launch a
+    micro-batch, usually and at most. `checkpoint_bytes`: the size of a checkpoint, over all ranks. `stall_seconds`: how
+    long training waits for the copy of a rank's state. `cores`: the cores that a host needs to feed its GPUs, or None
+    if the cost of such images is not known."""
 
     gpu: str
     budget: Budget
     fit: Fit
+    speeds: Speeds
     mfu: float
     mfu_reached: float
     step: StepTime
     images_per_second: float
+    least_images_per_second: float
+    most_images_per_second: float
+    launch_seconds: tuple[float, float]
     days: float
     checkpoint_bytes: int
     stall_seconds: float
     cores: HostCores | None
+
+    @property
+    def num_gpus(self) -> int:
+        """The number of GPUs, one for each rank."""
+        return self.fit.plan.num_ranks
+
+    @property
+    def images_per_launch(self) -> tuple[float, float]:
+        """How many images a GPU computes while its host launches a pass, usually and at most. With fewer images, the
+        GPU waits for its host."""
+        image_seconds = self.step.compute / self.fit.plan.rank_batch
+        usual, most = self.launch_seconds
+        return usual / image_seconds, most / image_seconds
+
+    @property
+    def micro_batch(self) -> int:
+        """The images of a pass."""
+        return self.fit.plan.micro_batch
 
 
 def forecast(
@@ -98,19 +123,16 @@ def forecast(
     *,
     gpu: str,
     num_gpus: int,
-    mfu: float,
+    rates: Rates,
     num_classes: int,
     network: Network = EIGHT_A_NODE,
 ) -> Forecast:
-    """Returns the forecast of a job on `num_gpus` GPUs of the table in step_time.py, which reach the share `mfu` of
-    their nominal operations while they compute.
+    """Returns the forecast of a job on `num_gpus` GPUs of the table in step_time.py, by the `rates` of one of them.
 
     `num_classes`: the dataset's number of classes; if it is 0 (not known), the head's memory is left out. Raises
-    UserError for an unknown GPU, for an `mfu` out of range, for a number of GPUs that does not divide the batch, and
-    for a job that does not fit the GPUs.
+    UserError for an unknown GPU, for a number of GPUs that does not divide the batch, and for a job that does not fit
+    the GPUs.
     """
-    if not 0 < mfu <= 1:
-        raise UserError(f"--mfu is {mfu}; allowed: above 0, up to 1")
     kind = gpu_named(gpu)
     decided = _decided(job, num_classes=num_classes)
     pairs = job.data.mixup.is_on
@@ -119,17 +141,26 @@ def forecast(
     )
     budget = gpu_budget(kind.memory_bytes, where=gpu)
     fit = fitted(decided, whole, budget, is_on_gpu=True)
-    step = step_time(decided, fit.plan, gpu=kind, network=network, train_flops=cost.train_flops, mfu=mfu)
+    speeds = speeds_of(decided, micro_batch=fit.plan.micro_batch, gpu=kind, name=gpu.lower(), rates=rates)
+    step, slowest, fastest = (
+        step_time(decided, fit.plan, gpu=kind, network=network, train_flops=cost.train_flops, speed=speed)
+        for speed in (speeds.usual, speeds.least, speeds.most)
+    )
     images_per_second = job.global_batch / step.seconds
+    launched = host_seconds(decided, num_ranks=num_gpus)
     on_host = min(num_gpus, network.gpus_per_node)
     return Forecast(
         gpu=gpu,
         budget=budget,
         fit=fit,
-        mfu=mfu,
-        mfu_reached=mfu * step.compute_share,
+        speeds=speeds,
+        mfu=speeds.usual.mfu,
+        mfu_reached=speeds.usual.mfu * step.compute_share,
         step=step,
         images_per_second=images_per_second,
+        least_images_per_second=job.global_batch / slowest.seconds,
+        most_images_per_second=job.global_batch / fastest.seconds,
+        launch_seconds=(speeds.usual.host * launched, speeds.least.host * launched),
         days=cost.num_images_seen / images_per_second / DAY_SECONDS,
         checkpoint_bytes=fit.memory.saved * num_gpus,
         stall_seconds=fit.memory.saved / COPY_BYTES_PER_SECOND,

@@ -50,7 +50,6 @@ _NAMES = {  # the names that CUDA reports, [unverified] for GPUs on which nothin
     r"NVIDIA GeForce RTX 4090": "rtx4090",
 }
 ADAPTER_SHARE = 0.92
-PLANNED_MFU = 0.28  # the default of `patchline plan --mfu`, which says where it is from
 LATENCY_SECONDS = 10e-6  # the latency of each of the 2 log2(R) hops of a collective [unverified]
 # Seconds that the host takes in a step, which `python -m benchmarks.scale --update` puts here from the result of
 # benchmarks/engine.py: the model's passes, for each tensor of weights, and what the engine adds, for each tensor that
@@ -59,6 +58,9 @@ LAUNCH_SECONDS = 78e-6
 ENGINE_SECONDS = 110e-6
 ZERO3_ENGINE_SECONDS = 700e-6
 ZERO3_RANK_SECONDS = 1e-6
+# How many times as long a GPU's host may take, from the same command: an H200's host, for each tensor of ViT-B/16 in an
+# eager step of 32 images (gpu_h200.json), before blocks had flat tensors, over DeepSpeed alone in engine.json.
+SLOWEST_HOST = 3.0
 _STAGE_3 = 3
 _FP32, _BF16 = 4, 2
 _RECOMPUTED = 4 / 3  # with activation checkpointing, a step is four forward passes instead of three
@@ -121,6 +123,15 @@ EIGHT_A_NODE = Network()
 
 
 @dataclass(frozen=True, kw_only=True)
+class Speed:
+    """How fast a GPU and its host are. `mfu`: the share of nominal operations that the GPU reaches while it computes.
+    `host`: how many times as long as in benchmarks/results/engine.json the host takes to launch a step."""
+
+    mfu: float
+    host: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepTime:
     """The seconds of a step, by what they are spent on. `host`: how long the GPU waits for the host."""
 
@@ -140,19 +151,19 @@ class StepTime:
 
 
 def step_time(
-    job: TrainingJob, plan: BatchPlan, *, gpu: Gpu, network: Network, train_flops: float, mfu: float
+    job: TrainingJob, plan: BatchPlan, *, gpu: Gpu, network: Network, train_flops: float, speed: Speed
 ) -> StepTime:
     """Returns the time of a job's step if its batch is divided by `plan`. The job's precision and number of classes
     must be decided.
 
-    `train_flops`: the operations per image, without recomputed ones. `mfu`: the share of nominal operations that the
-    GPU reaches while it computes."""
+    `train_flops`: the operations per image, without recomputed ones."""
     is_recomputed = job.engine.activation_checkpointing and not job.optimizer.freeze_backbone
     flops = train_flops * (_RECOMPUTED if is_recomputed else 1)
-    of_pass = plan.micro_batch * flops / (mfu * gpu.teraflops * 1e12)
+    of_pass = plan.micro_batch * flops / (speed.mfu * gpu.teraflops * 1e12)
+    launched = speed.host * host_seconds(job, num_ranks=plan.num_ranks)
     return StepTime(
         compute=plan.accumulation * of_pass,
-        host=plan.accumulation * max(0.0, host_seconds(job, num_ranks=plan.num_ranks) - of_pass),
+        host=plan.accumulation * max(0.0, launched - of_pass),
         communication=_communication(job, plan, network.bus_bandwidth(gpu, plan.num_ranks)),
     )
 
@@ -191,12 +202,13 @@ def _counts(model: ModelConfig, optimizer: OptimizerConfig) -> _Counts:
     )
 
 
-def _num_buckets(job: TrainingJob) -> int:
+@cache
+def _num_buckets(model: ModelConfig, optimizer: OptimizerConfig, reduce_bucket: int) -> int:
     """Returns the number of sums of gradients: a tensor that does not fit into a bucket begins the next one."""
-    layout = layout_in_engine(job.model, job.optimizer)
-    ways = ways_of(shapes_of(job.model), job.optimizer)
+    layout = layout_in_engine(model, optimizer)
+    ways = ways_of(shapes_of(model), optimizer)
     sizes = [size for name, size in sizes_of(layout).items() if layout[name][0].name in ways]
-    most, filled, count = max(job.engine.reduce_bucket, largest_block(layout)), 0, 1
+    most, filled, count = max(reduce_bucket, largest_block(layout)), 0, 1
     for size in reversed(sizes):
         if filled and filled + size > most:
             filled, count = 0, count + 1
@@ -218,6 +230,8 @@ def _communication(job: TrainingJob, plan: BatchPlan, bandwidth: float) -> float
     crossings = num_sums * (1 if stage == _STAGE_3 else 2) * summed * trained + num_gathers * weight * number
     counts = _counts(job.model, job.optimizer)
     num_gathered = counts.modules if stage == _STAGE_3 else counts.groups
-    num_collectives = num_sums * _num_buckets(job) + num_gathers * num_gathered
+    num_collectives = (
+        num_sums * _num_buckets(job.model, job.optimizer, job.engine.reduce_bucket) + num_gathers * num_gathered
+    )
     latency = num_collectives * 2 * math.log2(ranks) * LATENCY_SECONDS
     return (ranks - 1) / ranks * crossings / bandwidth + latency

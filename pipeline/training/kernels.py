@@ -1,5 +1,5 @@
-"""Sets how a model's blocks are computed (compiled, in float8, as CUDA graphs), and finds out which attention kernel
-ran."""
+"""Sets how a model's blocks are computed (compiled, in float8, with fused MLPs, as CUDA graphs), and finds out which
+attention kernel ran."""
 
 import logging
 import sys
@@ -17,6 +17,7 @@ from pipeline.models.attention import (
 from pipeline.models.build import Model, compile_blocks
 from pipeline.models.config import ModelConfig
 from pipeline.models.float8 import float8_fault, use_float8
+from pipeline.models.fused_mlp import fuse_mlps, fused_mlp_fault
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.rendezvous import ranks_words
 from pipeline.ranks.world import World
@@ -84,14 +85,7 @@ def refuse_missing_float8(job: TrainingJob, world: World, *, is_compiled: bool) 
     wanted = job.engine.float8
     if wanted == "off":
         return
-    faults: list[str] = gather_json(float8_fault(world.device), device=world.device)
-    if any(faults):
-        lacking = [rank for rank, fault in enumerate(faults) if fault]
-        why = "; ".join(dict.fromkeys(filter(None, faults)))
-        raise UserError(
-            f"engine.float8 is {wanted!r}, which {ranks_words(lacking)} of {world.num_ranks} cannot compute: {why}; "
-            "allowed here: off"
-        )
+    _refuse_faults(f"engine.float8 is {wanted!r}", float8_fault(world.device), world)
     if job.engine.precision != "bf16":
         raise UserError(
             f"engine.float8 is {wanted!r}, but the run's precision is {job.engine.precision}; allowed: bf16: give "
@@ -105,6 +99,31 @@ def refuse_missing_float8(job: TrainingJob, world: World, *, is_compiled: bool) 
         )
 
 
+def refuse_missing_fused_mlp(job: TrainingJob, world: World) -> None:
+    """Raises UserError, the same on every rank, if the job asks for fused MLPs and a rank cannot compute them, or the
+    precision is not bf16. The job's precision must be decided. Collective."""
+    if not job.engine.fused_mlp:
+        return
+    _refuse_faults("engine.fused_mlp is on", fused_mlp_fault(world.device), world)
+    if job.engine.precision != "bf16":
+        raise UserError(
+            f"engine.fused_mlp is on, but the run's precision is {job.engine.precision}; allowed: bf16: give "
+            "--engine.precision bf16, or --engine.no-fused-mlp"
+        )
+
+
+def _refuse_faults(asked: str, fault: str, world: World) -> None:
+    """Raises UserError on every rank if any rank has a fault. `asked`: what the job says. `fault`: why this rank cannot
+    compute it; empty if it can. Collective."""
+    faults: list[str] = gather_json(fault, device=world.device)
+    if any(faults):
+        lacking = [rank for rank, fault in enumerate(faults) if fault]
+        why = "; ".join(dict.fromkeys(filter(None, faults)))
+        raise UserError(
+            f"{asked}, which {ranks_words(lacking)} of {world.num_ranks} cannot compute: {why}; allowed here: off"
+        )
+
+
 def refuse_missing_graphs(job: TrainingJob, world: World, *, is_compiled: bool) -> None:
     """Raises UserError, the same on every rank, if the job asks for CUDA graphs on a CPU or without compiled blocks."""
     if job.engine.cuda_graphs and not (world.device.type == "cuda" and is_compiled):
@@ -113,7 +132,9 @@ def refuse_missing_graphs(job: TrainingJob, world: World, *, is_compiled: bool) 
 
 
 def set_up_blocks(model: Model, config: EngineConfig, *, is_compiled: bool, device: torch.device) -> None:
-    """Makes a model's blocks use float8 and compiled kernels, as the engine's settings say."""
+    """Makes a model's blocks use float8, fused MLPs and compiled kernels, as the engine's settings say."""
+    if config.fused_mlp:
+        fuse_mlps(model)
     if config.float8 != "off":
         use_float8(model, config.float8, is_emulated=device.type == "cpu")
     if is_compiled:

@@ -294,6 +294,8 @@ def facts_to_agree(prepared: Prepared) -> dict[str, str]:
         facts["torch.compile"] = "works" if prepared.is_compiled else "is not used"
     if job.engine.float8 != "off" and find_spec("torchao"):
         facts["torchao"] = version("torchao")
+    if job.engine.fused_mlp and find_spec("quack"):
+        facts["quack-kernels"] = version("quack-kernels")
     facts |= {name: value for name, value in flattened(prepared.stream.start.to_json()).items() if _is_of_data(name)}
     facts["held-out dataset"] = None
     facts |= {f"held-out dataset {name}".strip(): one.fingerprint for name, one in held_out.items()}

@@ -23,7 +23,12 @@ from pipeline.training.decisions import Decision, decide_engine
 from pipeline.training.fitting.first_pass import engine_that_fits, one_pass
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.gradients import Gradients
-from pipeline.training.kernels import refuse_missing_float8, refuse_missing_graphs, set_up_blocks
+from pipeline.training.kernels import (
+    refuse_missing_float8,
+    refuse_missing_fused_mlp,
+    refuse_missing_graphs,
+    set_up_blocks,
+)
 from pipeline.training.prepare import Prepared, starting_weights
 from pipeline.training.settings.job import TrainingJob, scaled_by_rate
 from pipeline.training.summary import Opening, num_parameters
@@ -44,6 +49,7 @@ def start_engine(
     checkpoint `found`, if there is one. Rank 0 logs what the run is about to do. Collective."""
     job, world = prepared.job, prepared.world
     refuse_missing_float8(job, world, is_compiled=prepared.is_compiled)
+    refuse_missing_fused_mlp(job, world)
     refuse_missing_graphs(job, world, is_compiled=prepared.is_compiled)
     job, planned, decisions = decide_engine(replace(prepared, record=found.record if found else None))
     engine, plan = _built(job, planned, world, is_compiled=prepared.is_compiled)
@@ -107,7 +113,8 @@ def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool
 
 def starting_model(job: TrainingJob, *, is_compiled: bool, device: torch.device = _CPU) -> Model:
     """Returns the job's model on PyTorch's meta device, where it takes no memory. Its blocks are compiled, recomputed
-    in the backward pass, and computed in float8 if the job says so. On a CPU, float8 is emulated; no run uses that."""
+    in the backward pass, and computed in float8 or with fused MLPs if the job says so. On a CPU, both are emulated,
+    which no run uses."""
     with torch.device("meta"):
         model = unfilled_model(job.model)
     set_up_blocks(model, job.engine, is_compiled=is_compiled, device=device)

@@ -3,15 +3,33 @@ docs/benchmarks.md has the table of the committed result of benchmarks/scale_res
 
 import json
 import re
+from pathlib import Path
 
 from benchmarks import scale_resume
-from benchmarks.scale import ENGINE, PAGE, RESUME, all_rows, host_constants, tables
+from benchmarks.scale import (
+    ENGINE,
+    PAGE,
+    RATES,
+    RESUME,
+    all_rows,
+    host_constants,
+    packaged_rates,
+    slowest_host,
+    tables,
+)
 from pipeline.planning import step_time
+from pipeline.planning.rates import PACKAGED
 
 
 def test_plan_assumes_the_times_that_were_measured() -> None:
     assumed = {name: getattr(step_time, name) for name in host_constants()}
     assert assumed == host_constants(), "run `python -m benchmarks.scale --update`"
+    assert slowest_host() == step_time.SLOWEST_HOST, "run `python -m benchmarks.scale --update`"
+
+
+def test_plan_has_the_rates_that_were_measured() -> None:
+    assert RATES.read_text() == packaged_rates(), "run `python -m benchmarks.scale --update`"
+    assert [path.relative_to(Path.cwd()) for path in PACKAGED.glob("*")] == [RATES]
 
 
 def test_the_page_has_the_tables_of_plan_and_of_the_results() -> None:

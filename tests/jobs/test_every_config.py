@@ -31,7 +31,7 @@ from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.config import Change, Hints
 from pipeline.models.weights.usage import Usage
 from pipeline.planning.cluster_plan import MARGIN_SECONDS
-from pipeline.planning.step_time import PLANNED_MFU
+from pipeline.planning.rates import PLANNED_MFU
 from shards.adoption.foreign_samples import SampleRules
 from shards.adoption.foreign_tar import AdoptSpec
 from shards.config_values import Range, allowed_instead, shown_value, without_none, without_range
@@ -243,7 +243,7 @@ def test_a_plan_assumes_the_defaults_of_packing_and_of_clusters() -> None:
     above."""
     assert PlanJob.samples_per_block == DatasetSettings.samples_per_block
     assert ClusterConfig.margin_seconds == MARGIN_SECONDS
-    assert PlanJob.mfu == PLANNED_MFU
+    assert f"{PLANNED_MFU}, which NVIDIA published" in sentences(PlanJob)["mfu"]
 
 
 @every_fault

@@ -68,6 +68,7 @@ def test_a_wheel_of_the_sdist_runs_the_readme_in_an_empty_environment(environmen
     (wheel,) = environment.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = {name.partition("/")[0] for name in archive.namelist()}
+        assert "pipeline/planning/measured/h200.json" in archive.namelist()
     assert {name for name in names if not name.endswith(".dist-info")} == {"jobs", "patchline", "pipeline", "shards"}
 
     constraints = ("--constraint", str(CHECKOUT / "constraints.txt"))

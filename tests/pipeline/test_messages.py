@@ -16,6 +16,7 @@ from pipeline.inspection import figures
 from pipeline.inspection.attention import Rollout
 from pipeline.inspection.model_figures import draw_attention, draw_shifts
 from pipeline.planning.forecast import cost_of
+from pipeline.planning.rates import Rates
 from pipeline.planning.step_time import gpu_named
 from pipeline.ranks.devices import refuse_missing_kernel
 from pipeline.ranks.environment import numbers_from, place_from, refuse_for_deepspeed, threads_from
@@ -128,6 +129,10 @@ def features_that_are_not_finite(folder: Path) -> None:
 
 def forecast(_: Path, changed: dict[str, Any]) -> None:
     forecast_of(**changed)
+
+
+def rates(_: Path, mfu: float) -> None:
+    Rates(mfu=mfu)
 
 
 def compared_run(_: Path, change: dict[str, Any]) -> None:
@@ -331,8 +336,8 @@ def times_of(_: Path, changes: dict[str, float]) -> None:
     row("24", forecast, {"num_gpus": 24}).says(
         "--global-batch is 4096, not divisible by 24 ranks; start 8 or 16 or 32 ranks, or change --global-batch"
     ),
-    row("no speed", forecast, {"mfu": 0.0}).says("--mfu is 0.0; allowed: above 0, up to 1"),
-    row("faster than light", forecast, {"mfu": 1.5}).says("--mfu is 1.5; allowed: above 0, up to 1"),
+    row("slower than nothing", rates, -0.5).says("--mfu is -0.5; allowed: 0 (as measured), up to 1"),
+    row("faster than light", rates, 1.5).says("--mfu is 1.5; allowed: 0 (as measured), up to 1"),
     row("more ranks than images", forecast, {"num_gpus": 8192}).says(
         "--global-batch is 4096, not divisible by 8192 ranks; start 1024 or 2048 or 4096 ranks, or change "
         "--global-batch"

@@ -59,6 +59,7 @@ _WORDS = {
     "is_tuned": "tuned blocks",
     "attention": "engine.attention",
     "float8": "engine.float8",
+    "fused_mlp": "engine.fused_mlp",
 }
 _GPU_ONLY = {"ranks_per_node", "deterministic", "is_tuned"}  # they change no bits on a CPU
 
@@ -256,6 +257,7 @@ def describe(job: TrainingJob, world: World, *, plan: BatchPlan, is_compiled: bo
             "activation_checkpointing": engine.activation_checkpointing,
             **({"attention": kernel} if (kernel := kernel_in_use()) else {}),
             "float8": engine.float8,
+            "fused_mlp": engine.fused_mlp,
         },
         "job_sha256": fingerprint(job),
         "versions": {name: version(name) for name in _LIBRARIES},

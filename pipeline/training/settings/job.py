@@ -22,7 +22,7 @@ _MOST_LOSSES = 4096  # the most losses that a manifest keeps
 MOST_ON_CPU = 7_500_000
 _MOST_BATCH = 1 << 24  # step times batch is a position in the sample order, which has 64 bits
 MOST_THREADS = 1024
-_FLOAT8_MULTIPLE = 16
+_FLOAT8_MULTIPLE, _FUSED_MULTIPLE = 16, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +129,10 @@ class EngineConfig:
     float8: Literal["off", "tensorwise", "rowwise", "rowwise_with_gw_hp"] = "off"
     """Multiply in float8 in the four dense layers of each block, by a recipe of torchao: with a scale for each tensor,
     for each row, or for each row and with gradients of weights in bf16. For GPUs of compute capability 8.9 and more."""
+    fused_mlp: bool = False
+    """Compute the GELU of each block's MLP, its derivative and the gradient of the MLP's first bias inside the matrix
+    products beside them, by kernels of QuACK (`pip install 'patchline[quack]'`), which no GPU has tried. For GPUs of
+    compute capability 9.0 and more, in bf16."""
     cuda_graphs: bool = False
     """Launch the kernels of each compiled block together, as a CUDA graph, which saves time if a GPU has few images.
     For GPUs, compiled blocks and micro-batches of one size."""
@@ -157,6 +161,13 @@ class EngineConfig:
                 f"engine.float8 is {self.float8!r} with engine.zero_stage 3; allowed: stages 1 and 2 (float8 is fast "
                 "in compiled blocks only, and would keep gathered weights until the backward pass): give "
                 "--engine.zero-stage 2, or --engine.float8 off"
+            )
+        if self.fused_mlp and (self.zero_stage == 3 or self.precision == "fp32" or self.float8 != "off"):
+            raise UserError(
+                f"engine.fused_mlp is on with engine.zero_stage {self.zero_stage}, engine.precision {self.precision} "
+                f"and engine.float8 {self.float8!r}; allowed: stages 1 and 2 (stage 3 gathers weights layer by layer, "
+                "and here two layers are one), bf16, and float8 'off': give --engine.zero-stage 2 --engine.precision "
+                "bf16 --engine.float8 off, or --engine.no-fused-mlp"
             )
         if self.float8 != "off" and self.precision == "fp32":
             raise UserError(
@@ -385,6 +396,8 @@ class TrainingJob:
             self._refuse_for_muon()
         if self.engine.float8 != "off":
             self._refuse_for_float8()
+        if self.engine.fused_mlp:
+            self._refuse_for_fused_mlp()
         if self.engine.cuda_graphs and self.engine.skip_branches and any(self.model.skipped_rates):
             raise UserError(
                 f"engine.cuda_graphs is on with model.stochastic_depth {self.model.stochastic_depth:g} and "
@@ -437,6 +450,25 @@ class TrainingJob:
             raise UserError(
                 f"{what}, of width {width} and MLP width {mlp_width}; allowed: multiples of {_FLOAT8_MULTIPLE} (GPUs "
                 "have no other products of float8): give such widths, or --engine.float8 off"
+            )
+
+    def _refuse_for_fused_mlp(self) -> None:
+        """Raises UserError if the model has no MLPs, or MLPs with dropout or widths for which QuACK has no kernels."""
+        what = f"engine.fused_mlp is on with model.name {self.model.name!r}"
+        if self.model.is_bit:
+            raise UserError(
+                f"{what}; allowed: Transformers and hybrids (a BiT ResNet has no MLPs): give --engine.no-fused-mlp"
+            )
+        if self.model.dropout:
+            raise UserError(
+                f"{what} and model.dropout {self.model.dropout:g}; allowed: 0, since dropout would come between GELU "
+                "and the next product: give --model.dropout 0, or --engine.no-fused-mlp"
+            )
+        width, mlp_width = self.model.size.width, self.model.size.mlp_width
+        if width % _FUSED_MULTIPLE or mlp_width % _FUSED_MULTIPLE:
+            raise UserError(
+                f"{what}, of width {width} and MLP width {mlp_width}; allowed: multiples of {_FUSED_MULTIPLE}, since "
+                "the kernels load 16 bytes at once: give such widths, or --engine.no-fused-mlp"
             )
 
     def _refuse_labels(self) -> None:

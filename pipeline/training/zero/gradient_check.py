@@ -11,9 +11,9 @@ at the start. If the run's own engine were checked, it would have to be reset wi
 simply destroyed. Faults of reduction depend on the kinds of layers, and on how tensors fall into buckets and
 partitions, but not on the depth.
 
-The copy computes like the run, with its attention kernel, and with compiled blocks if the run has them, but without
-float8 and CUDA graphs. The plain passes in the run's precision do the same, since a compiled block rounds at other
-places. The passes that show whether the kernels are right are never compiled.
+The copy computes like the run, with its attention kernel, and with compiled blocks and fused MLPs if the run has them,
+but without float8 and CUDA graphs. The plain passes in the run's precision do the same, since a compiled block rounds
+at other places. The passes that show whether the kernels are right are never compiled, and have no fused MLPs.
 
 All weights are random, since a zero head would give zero gradients to everything below it. bf16 represents them
 exactly, so that the rounding of weights is not part of the error. To read the reduced gradient exactly, the masters are
@@ -237,7 +237,8 @@ def _expected(
 ) -> dict[str, torch.Tensor]:
     """Returns the mean gradient over all micro-batches of all ranks, float64, from passes without an engine."""
     model = unfilled_model(job.model).to(world.device)
-    set_up_blocks(model, job.engine, is_compiled=against.is_compiled, device=world.device)
+    config = replace(job.engine, fused_mlp=job.engine.fused_mlp and against.dtype == torch.bfloat16)
+    set_up_blocks(model, config, is_compiled=against.is_compiled, device=world.device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(values[name])

@@ -53,6 +53,7 @@ def test_a_part_that_fails_loses_its_own_result_only(
     assert doctor.run(job, environ={}) == exit_codes.FAULTS_FOUND
     said = capsys.readouterr().out
     assert "no steps in float8: a CPU gains nothing from float8" in said
+    assert "no steps with fused MLPs: QuACK has no kernels for a CPU" in said
     assert "[1/2] broken: it ended with 1: " in said
     assert "no_such_model" in said
     assert "1 part failed: broken" in said
@@ -95,7 +96,11 @@ class Measured:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, parts: dict[str, GpuPart]) -> None:
         self.results: dict[str, Any] = {}
         self.asked: list[GpuPart] = []
-        self.about: dict[str, Any] = results()["about"] | {"no_float8": "no torchao", "driver": "570"}
+        self.about: dict[str, Any] = results()["about"] | {
+            "no_float8": "no torchao",
+            "no_fused_mlp": "no QuACK",
+            "driver": "570",
+        }
         monkeypatch.setattr(gpu_trial, "parts_of", lambda *_, **__: parts)
         monkeypatch.setattr(gpu_parts, "device_facts", lambda _: self.about)
         monkeypatch.setattr(gpu_trial, "_measured", self._measured)
@@ -295,6 +300,13 @@ def test_steps_in_float8_are_measured_where_a_gpu_has_it() -> None:
         assert engine.precision == "bf16"
 
 
+def test_steps_with_fused_mlps_are_measured_where_a_gpu_has_them() -> None:
+    parts = parts_of("cuda", num_gpus=1, has_fused_mlp=True)
+    more = parts.keys() - parts_of("cuda", num_gpus=1).keys()
+    assert more == {"step vit_h14 compiled, fused MLP", "step vit_h14 compiled, tuned, fused MLP"}
+    assert {parts[name].job(precision="bf16").engine.fused_mlp for name in more} == {True}
+
+
 def test_ranks_of_64_to_256_gpus_are_measured_early() -> None:
     """Those of ViT-H/14 at a global batch of 4096."""
     parts = parts_of("cuda", num_gpus=1)
@@ -359,7 +371,7 @@ def test_a_part_refuses_settings_that_no_run_has(settings: dict[str, Any]) -> No
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_every_part_has_a_job_that_may_run(device: Literal["cuda", "cpu"]) -> None:
     """And each option is compared with a part that differs from it in this option alone."""
-    parts = parts_of(device, num_gpus=2, has_float8=True)
+    parts = parts_of(device, num_gpus=2, has_float8=True, has_fused_mlp=True)
     for name, part in parts.items():
         job = part.job(precision="bf16") if part.model else None
         assert job is None or job.clip_norm == 1.0, name  # as in the recipes
@@ -373,7 +385,7 @@ def test_every_part_has_a_job_that_may_run(device: Literal["cuda", "cpu"]) -> No
 
 
 def test_the_first_ten_minutes_are_the_first_parts() -> None:
-    parts = parts_of("cuda", num_gpus=1, has_float8=True)
+    parts = parts_of("cuda", num_gpus=1, has_float8=True, has_fused_mlp=True)
     names = list(parts)[: list(parts).index("resume") + 1]
     assert sum(parts[name].expected_seconds for name in names) <= 600
     kinds = [parts[name].kind for name in names]

@@ -13,6 +13,7 @@ from jobs.recipes import deit3, finetune, pretrain
 from jobs.record import write_record
 from jobs.resolve import default_job
 from pipeline.planning.forecast import cost_of
+from pipeline.planning.rates import PACKAGED
 from tests.rigs.faults import differs, every_fault
 from tests.rigs.processes import patchline
 
@@ -168,7 +169,10 @@ def test_the_plan_on_gpus() -> None:
         "activations 43.94 GB",
         "micro-batch 128 x 4 passes x 8 ranks",
         "2,191 images/s at 27.8% of nominal operations",
-        "1.87 s: 99.3% computes at 28% of nominal operations (--mfu), 0.0% waits for the host, 0.7% for exchanges",
+        "nobody has measured this step of vit_h14 on h100; 28% of nominal operations is NVIDIA's figure",
+        "1.87 s: 99.3% computes at 28% of nominal operations, 0.0% waits for the host, 0.7% for exchanges",
+        "38.9 to 117 ms to launch a pass; with fewer than 11 to 33 images a GPU waits for it, which is on more than "
+        "127 to 382 GPUs.",
         "At a batch of 4,096, at least half of a step computes on up to 256 GPUs.",
         "22.41 days",
         "checkpoint 7.9 GB, 0.98 GB per rank",
@@ -187,6 +191,46 @@ def test_the_plan_on_gpus() -> None:
     shown = " ".join(many.output.replace("│", " ").split())
     assert "GPUs; take fewer." in shown
     assert found["cost"]["num_parameters"] == 655_835_251
+
+
+def test_a_plan_on_a_gpu_that_was_measured() -> None:
+    ended = patchline("plan", "vit_h14_jft", "--gpu", "h200", "--num-gpus", "1")
+    assert ended.code == 0, ended.errors
+    shown = " ".join(ended.output.replace("│", " ").split())
+    for text in (
+        "435 images/s (429 to 438) at 44.2% of nominal operations",
+        "source vit_h14 compiled, 256 images a pass, measured on NVIDIA H200 (torch 2.11.0+cu130): Patchline's h200",
+        "112.78 days (112.08 to 114.51 days)",
+    ):
+        assert text in shown, ended.output
+    assert "nobody has measured" not in shown
+    found = json.loads(patchline("plan", "vit_h14_jft", "--gpu", "h200", "--num-gpus", "256", "--json").output)
+    rates = [found["forecast"][f"{name}images_per_second"] for name in ("least_", "", "most_")]
+    assert rates == sorted(rates)
+    assert rates[0] < 0.5 * rates[1], "a host that takes as long as was measured on one limits 16 images"
+    many = patchline("plan", "vit_h14_jft", "--gpu", "h200", "--num-gpus", "64").output
+    said = "nobody has measured 64 images a pass; exchanges between ranks are a forecast, which nobody has measured"
+    assert said in " ".join(many.replace("│", " ").split())
+
+
+def test_a_plan_by_the_users_own_measurement(tmp_path: Path) -> None:
+    found = json.loads((PACKAGED / "h200.json").read_text())
+    found["about"]["name"] = "NVIDIA H100 80GB HBM3"
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps(found))
+    words = ("plan", "vit_h14_jft", "--gpu", "h100", "--num-gpus", "1", "--measured", str(file))
+    ended = patchline(*words)
+    assert ended.code == 0, ended.errors
+    shown = " ".join(ended.output.replace("│", " ").split())
+    assert "435 images/s (429 to 438) at 44.2% of nominal operations" in shown
+    assert "measured on NVIDIA H100 80GB HBM3 (torch 2.11.0+cu130): " in shown
+    other = patchline("plan", "vit_h14_jft", "--gpu", "h200", "--measured", str(file))
+    said = f"--measured is '{file}', with --gpu h200, but it is from NVIDIA H100 80GB HBM3"
+    assert (other.code, said in " ".join(other.errors.split())) == (2, True), other.errors
+    file.write_text("[]")
+    ended = patchline(*words)
+    assert ended.code == 2
+    assert f"--measured is '{file}', which no plan can use: it has no parts" in " ".join(ended.errors.split())
 
 
 def test_a_small_model_on_gpus_is_not_shown_as_nothing() -> None:
@@ -211,6 +255,8 @@ def test_a_small_model_on_gpus_is_not_shown_as_nothing() -> None:
         pytest.param(("--gpu", "h100", "--num-gpus", "24"), "4096, not divisible by 24 ranks; start 8 or 16", id="24"),
         pytest.param(("--gpu", "h100", "--num-gpus", "0"), "--num-gpus is 0; allowed: 1 or more", id="none"),
         pytest.param(("--gpu", "h100", "--mfu", "2"), "--mfu is 2", id="faster than its nominal speed"),
+        pytest.param(("--gpu", "h100", "--measured", "a.json", "--mfu", "0.5"), "--measured a.json says", id="both"),
+        pytest.param(("--measured", "a.json"), "--measured a.json says nothing without --gpu", id="measured, no GPU"),
         pytest.param(("--network-gbits", "200"), "--network-gbits 200.0 says nothing without --gpu", id="no GPUs"),
         pytest.param(("--num-gpus", "16"), "--num-gpus 16 says nothing without --gpu; add --gpu h100", id="no GPU"),
     ],

@@ -30,12 +30,16 @@ def test_the_tables_over_the_nodes() -> None:
     shown = [line.split() for line in ended.output.splitlines()]
     by_nodes = {row[0]: row for row in shown if "%" in row and row[0] in ("1", "8", "32")}
     assert list(by_nodes) == ["1", "8", "32"], "in ascending order"
-    assert by_nodes["8"] == ["8", "64", rate, "99.6", "%", "0.16", "4", days, hours, cost]
+    assert by_nodes["8"] == ["8", "64", rate, "99.5", "%", "0.10", "3", days, hours, cost]
     text = " ".join(ended.output.split())
     for words in (
         "0.0065 failures per node and day, 10 min 2 s to restart, 3 min 0 s of start-up; jobs of at most 24 hours",
         f"8 64 64 {step} {100 * on_8['mfu_reached']:.1f}",
         "with 3,200 Gbit/s of network per node (--network-gbits), after the backward pass",
+        "compute: at 44% of nominal operations",
+        "vit_h14 compiled, 256 images a pass, measured on NVIDIA H200",
+        "nobody has measured 64 or 16 images a pass",
+        f"{few(on_8['least_images_per_second'])} to {few(on_8['most_images_per_second'])} on 8, ",
         "At a batch of 4,096, at least half of a step computes on up to 256 GPUs.",
         "images of 110,000 bytes (--image-bytes) in blocks of 64: 7.2 MB per request",
         "With 32 nodes ranks share lanes and read them several times",

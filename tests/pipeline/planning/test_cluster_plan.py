@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from jobs.resolve import default_job
 from pipeline.planning.cluster_plan import PUBLISHED_RATES, Cluster, NodesPlan, Regime, outcome, plan_nodes, regime_of
 from pipeline.planning.forecast import Forecast, cost_of, forecast
+from pipeline.planning.rates import Rates
 from tests.soak.goodput import RESULT
 
 CLUSTER = Cluster(
@@ -48,7 +49,9 @@ REGIMES = st.builds(
 def found_on(num_nodes: int) -> Forecast:
     job = default_job("plan", "vit_h14_jft")
     cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=7)
-    return forecast(job.training, cost, gpu="h200", num_gpus=8 * num_nodes, mfu=0.28, num_classes=job.num_classes)
+    return forecast(
+        job.training, cost, gpu="h200", num_gpus=8 * num_nodes, rates=Rates(mfu=0.28), num_classes=job.num_classes
+    )
 
 
 def planned(num_nodes: int, **changes: float) -> NodesPlan:

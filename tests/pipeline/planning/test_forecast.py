@@ -8,6 +8,7 @@ import pytest
 
 from jobs.recipes import finetune, paper_images, pretrain
 from pipeline.planning.forecast import Forecast, cost_of, forecast
+from pipeline.planning.rates import Rates
 from pipeline.planning.step_time import GPUS, gpu_named, gpu_of_device
 from shards.errors import UserError
 from tests.rigs.faults import differs, every_fault
@@ -20,7 +21,7 @@ def forecast_of(name: str = "vit_h14_jft", *, engine: Any = None, optimizer: Any
     job = {**pretrain.RECIPES, **finetune.RECIPES}[name]()
     job = replace(job, engine=replace(job.engine, **(engine or {})), optimizer=optimizer or job.optimizer)
     cost = cost_of(job, num_images=JFT.num_images, num_classes=JFT.num_classes, days=7)
-    values: dict[str, Any] = {"gpu": "h100", "num_gpus": 64, "mfu": 0.5, "num_classes": JFT.num_classes}
+    values: dict[str, Any] = {"gpu": "h100", "num_gpus": 64, "rates": Rates(mfu=0.5), "num_classes": JFT.num_classes}
     return forecast(job, cost, **(values | changed))
 
 

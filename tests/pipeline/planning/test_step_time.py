@@ -14,6 +14,7 @@ from pipeline.planning.step_time import (
     ZERO3_ENGINE_SECONDS,
     ZERO3_RANK_SECONDS,
     Network,
+    Speed,
     StepTime,
     host_seconds,
     step_time,
@@ -33,7 +34,7 @@ def job_of(**engine: Any) -> TrainingJob:
 def step_on(num_gpus: int, *, micro_batch: int = 0, network: Network = EIGHT_A_NODE, **engine: Any) -> StepTime:
     job = job_of(**engine)
     plan = plan_batch(job.global_batch, micro_batch=micro_batch, num_ranks=num_gpus, lanes=512)
-    return step_time(job, plan, gpu=GPUS["h100"], network=network, train_flops=FLOPS, mfu=0.28)
+    return step_time(job, plan, gpu=GPUS["h100"], network=network, train_flops=FLOPS, speed=Speed(mfu=0.28))
 
 
 def test_one_gpu_exchanges_nothing() -> None:

@@ -161,6 +161,22 @@ def float8(_: Path, fields: dict[str, Any]) -> None:
     EngineConfig(float8="rowwise", **fields)
 
 
+def fused_mlp(_: Path, fields: dict[str, Any]) -> None:
+    EngineConfig(fused_mlp=True, **fields)
+
+
+def fused_mlp_of(_: Path, model: dict[str, Any]) -> None:
+    TrainingJob(model=ModelConfig(**model), engine=EngineConfig(fused_mlp=True))
+
+
+def fused_mlp_here(_: Path, precision: Literal["bf16", "fp32"], faults: list[str]) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(kernels, "gather_json", lambda *_, **__: faults)
+        job = TrainingJob(model=ModelConfig(name="vit_b16"), engine=EngineConfig(fused_mlp=True))
+        object.__setattr__(job.engine, "precision", precision)  # as decided by the device
+        kernels.refuse_missing_fused_mlp(job, one_world(0, len(faults)))
+
+
 def binary_targets(_: Path) -> None:
     data = DataConfig(mixup=MixupConfig(alpha=0.8, binary_targets=True))
     TrainingJob(data=data)
@@ -648,6 +664,32 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     row("fp32", float8, {"precision": "fp32"}).says(
         "engine.float8 is 'rowwise' with engine.precision fp32; allowed: bf16, and auto where it takes bf16: give "
         "--engine.precision bf16, or --engine.float8 off"
+    ),
+    row("fused MLPs of stage 3", fused_mlp, {"zero_stage": 3}).says(
+        "engine.fused_mlp is on with engine.zero_stage 3, engine.precision auto and engine.float8 'off'; allowed: "
+        "stages 1 and 2 (stage 3 gathers weights layer by layer, and here two layers are one), bf16, and float8 'off': "
+        "give --engine.zero-stage 2 --engine.precision bf16 --engine.float8 off, or --engine.no-fused-mlp"
+    ),
+    row("fused MLPs in fp32", fused_mlp, {"precision": "fp32"}).says("engine.fused_mlp is on with …precision fp32…"),
+    row("fused MLPs in float8", fused_mlp, {"float8": "rowwise"}).says("engine.fused_mlp is on with …'rowwise'; …"),
+    row("fused MLPs without MLPs", fused_mlp_of, {"name": "bit_r50x1"}).says(
+        "engine.fused_mlp is on with model.name 'bit_r50x1'; allowed: Transformers and hybrids (a BiT ResNet has no "
+        "MLPs): give --engine.no-fused-mlp"
+    ),
+    row("fused MLPs with dropout", fused_mlp_of, {"name": "vit_b16", "dropout": 0.1}).says(
+        "engine.fused_mlp is on with model.name 'vit_b16' and model.dropout 0.1; allowed: 0, since dropout would come "
+        "between GELU and the next product: give --model.dropout 0, or --engine.no-fused-mlp"
+    ),
+    row("fused MLPs of odd widths", fused_mlp_of, {"name": "vit_b16", "mlp_width": 3076}).says(
+        "engine.fused_mlp is on with model.name 'vit_b16', of width 768 and MLP width 3076; allowed: multiples of 8, "
+        "since the kernels load 16 bytes at once: give such widths, or --engine.no-fused-mlp"
+    ),
+    row("a rank without fused MLPs", fused_mlp_here, "bf16", ["", *3 * ["no QuACK"]]).says(
+        "engine.fused_mlp is on, which ranks 1-3 of 4 cannot compute: no QuACK; allowed here: off"
+    ),
+    row("fused MLPs on a device that takes fp32", fused_mlp_here, "fp32", ["", ""]).says(
+        "engine.fused_mlp is on, but the run's precision is fp32; allowed: bf16: give --engine.precision bf16, or "
+        "--engine.no-fused-mlp"
     ),
     row("binary targets without the sigmoid loss", binary_targets).says(
         "data.mixup.binary_targets is on with loss 'softmax', whose targets add up to 1; give --loss sigmoid, or "

@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 
 from jobs.recipes.pretrain import digits_smoke
+from pipeline.models import fused_mlp
 from pipeline.models.build import compile_blocks, shapes_of
 from pipeline.models.config import ModelConfig
 from pipeline.ranks.world import World
@@ -241,6 +242,26 @@ def test_a_run_that_compiles_is_checked_with_compiled_blocks(precision: Precisio
     ((said, _),) = run_ranks(compiled_refusal, job, compile_wrongly, num_ranks=1)
     plain = "fp32 without a compiler" if precision == "fp32" else "fp32"
     assert f"against plain PyTorch in {plain}, allowed 0.75" in said
+
+
+def fuse_wrongly(_: World) -> None:
+    """The gradient of a fused MLP's hidden layer is wrong, in the engine and beside it."""
+    real = fused_mlp._hidden_gradients
+
+    def gradients(*arguments: Any) -> tuple[torch.Tensor, ...]:
+        return tuple(-3 * each for each in real(*arguments))
+
+    fused_mlp._hidden_gradients = gradients  # type: ignore[assignment]
+
+
+def test_a_run_with_fused_mlps_is_checked_with_them() -> None:
+    """As far as a CPU emulates them, and beside plain passes that have none."""
+    job = job_of(1, "bf16")
+    job = replace(job, engine=replace(job.engine, fused_mlp=True))
+    assert run_ranks(refusal, job, 1, None, num_ranks=1) == [""]
+    (said,) = run_ranks(refusal, job, 1, fuse_wrongly, num_ranks=1)
+    assert "against plain PyTorch in fp32, allowed 0.75" in said
+    assert "plain PyTorch in bf16" not in said
 
 
 @pytest.mark.long
