@@ -92,7 +92,8 @@ def main() -> None:
         for name in (*TAKEN, *BY_FLAG):
             found[name] = pool.submit(measured, name).result()
             sys.stdout.write(f"{name:44} {found[name]}\n")
-    write(arguments.out, {"machine": machine(), "decodes": found})
+    command = "python -m benchmarks.costly_images --out benchmarks/results/costly_images.json"
+    write(arguments.out, {"command": command, "machine": machine(), "decodes": found})
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from benchmarks.measure import machine
 from benchmarks.near_duplicates import CHANGES
+from benchmarks.rounds import write
 
 Bits = NDArray[np.bool_]
 
@@ -101,7 +103,8 @@ def main() -> None:
         }
         for number, name in enumerate(HASHES)
     }
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    command = "python -m benchmarks.hash_choice --data DIR --out benchmarks/results/hash_choice.json"
+    write(arguments.out, {"command": command, "machine": machine(), "hashes": results})
     print(json.dumps(results, indent=1))
 
 

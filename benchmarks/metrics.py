@@ -16,7 +16,9 @@ It takes pairs until there are `--rounds` of them or `--seconds` are over: 8 min
 
 import argparse
 import logging
+import shlex
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -192,7 +194,8 @@ def main() -> None:
         found = measure(setting, world, Path(folder), stack, seconds=given.seconds)
         result = result_of(found, setting, job_of(setting, world))
     leave()
-    write(given.out, result)
+    command = shlex.join(["python", "-m", "benchmarks.metrics", *sys.argv[1:]])
+    write(given.out, {"command": command, **result})
     say(aims_table(result["aims"]))
 
 

@@ -5,6 +5,7 @@ python -m docs.plain_figure cifar10=RUN photographs=RUN
 
 import argparse
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +70,8 @@ def main() -> None:
     arguments = parser.parse_args()
     pairs = [one.partition("=") for one in arguments.runs]
     curves = {name: curves_of(Path(run)) for name, _, run in pairs}
-    RESULTS.write_text(json.dumps(curves, indent=None) + "\n")
+    command = shlex.join(["python", "-m", "docs.plain_figure", *arguments.runs])
+    RESULTS.write_text(json.dumps({"command": command, "curves": curves}) + "\n")
     draw(curves, arguments.out)
 
 

@@ -15,7 +15,7 @@ FLAGS = "docs/reference/flags.md"
 # Pages, their pictures, and other files that they link to. tests/test_docs_site.py names what else they come to need.
 _PATTERNS = (
     *("*.md", "slurm/README.md", "docs/**/*.md", "docs/*.svg", "docs/*.png", "docs/site/*.css", "docs/site/*.js"),
-    *("benchmarks/results/*.json", "tests/soak/results/*.json", "tests/long/results.json"),
+    *("benchmarks/results/*.json", "tests/soak/results/*.json", "tests/fuzz/results/*.json", "tests/long/*.json"),
     *("shards/hashing.py", "pipeline/planning/cluster_plan.py", "pipeline/planning/step_time.py"),
     "pipeline/planning/measured/*.json",
 )

@@ -4,8 +4,9 @@ into memory.
 The file is in TMPDIR, in a folder that only this user can open. Once every rank has opened it, its name is removed, so
 that the kernel deletes it when the last rank ends, even if it is killed. Each table has a lock, which the kernel frees
 when a rank is killed; the next rank makes the table again. If all ranks are killed before each has opened the file, it
-stays until the next start on this host, which removes tables that only dead processes have opened. A rank that waits
-too long for another, because that one is stopped or its store does not answer, reads its own copy.
+stays until the ranks of a later start share a table on this host, which removes tables that only dead processes have
+opened. The folder stays. A rank that waits too long for another, because that one is stopped or its store does not
+answer, reads its own copy.
 """
 
 import fcntl

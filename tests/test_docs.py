@@ -3,7 +3,7 @@
 docs/architecture.md names files and functions that exist and every folder of the code, and its picture is up to date;
 docs/reference/models.md has the tables that the functions print, and names tests that exist; docs/benchmarks.md has the
 parity of every model; docs/reference/messages.md quotes messages exactly as they are in the code;
-docs/reference/tried.md has every result that is kept, and its machine.
+docs/reference/tried.md has every result that is kept, its machine and its command.
 """
 
 import ast
@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,17 +137,36 @@ def test_every_test_that_is_named_is_there() -> None:
 
 
 @every_fault
-def test_every_result_has_its_row_with_its_machine() -> Iterator[str]:
-    rows = dict(re.findall(r"^\| \[[\w.]+\]\(\.\./\.\./(\S+)\) \|(.*)$", TRIED, re.MULTILINE))
-    for folder in ("benchmarks", "tests/soak"):
-        for path in (CHECKOUT / folder / "results").glob("*.json"):
-            result = json.loads(path.read_text())
-            machine = result.get("machine", {}).get("cpu") or result.get("about", {}).get("name", "")
-            row = rows.get(str(path.relative_to(CHECKOUT)))
-            if row is None:
-                yield f"docs/reference/tried.md has no row of {path.relative_to(CHECKOUT)}"
-            elif machine.replace("(R)", "").removesuffix(" Processor") not in row:
-                yield f"docs/reference/tried.md names another machine than {path.relative_to(CHECKOUT)}: {machine}"
+def test_every_result_has_its_row_with_its_machine_and_its_command() -> Iterator[str]:
+    rows = {}
+    for path, cells in re.findall(r"^\| \[[\w.-]+\]\(\.\./\.\./(\S+)\) \| (.*) \|$", TRIED, re.MULTILINE):
+        rows[path] = cells.split(" | ")
+    for folder in ("benchmarks/results", "tests/soak/results", "tests/fuzz/results", "tests/long"):
+        for file in (CHECKOUT / folder).glob("*.json"):
+            path, result = str(file.relative_to(CHECKOUT)), json.loads(file.read_text())
+            if path not in rows:
+                yield f"docs/reference/tried.md has no row of {path}"
+                continue
+            _, machine, _, command = rows[path]
+            names = {name.replace("(R)", "").removesuffix(" Processor") for name in _machines(result)}
+            if any(name not in machine for name in names) or not (
+                names or machine.startswith(("not recorded", "none: "))
+            ):
+                yield f"docs/reference/tried.md names another machine than {path}: {sorted(names) or 'not recorded'}"
+            kept = result.get("command", "not recorded")
+            if not any(words.strip("`") in kept for words in re.findall(r"`[^`]+`|not recorded", command)):
+                yield f"docs/reference/tried.md names another command than {path}: {kept}"
+
+
+def _machines(result: dict[str, Any]) -> Iterator[str]:
+    """The names of the processors in a result and in its parts, and of the GPU that it is about."""
+    for name in (result.get("cpu"), result.get("about", {}).get("name")):
+        if isinstance(name, str) and name:
+            yield name
+    for value in result.values():
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, dict):
+                yield from _machines(part)
 
 
 @every_fault

@@ -3,8 +3,8 @@
 One thread plans: it takes the samples of a step from the reader and hands them to the decoding threads in small chunks.
 Each chunk is one call of the library of crop_decoder.py, which writes directly into the batch's buffer, without the
 interpreter lock. Samples that the library leaves out are decoded in Python, one by one. There are no worker processes,
-and no sample passes through shared memory or a lock file. The tables that ranks of a host share while they start do
-(shards/host_copy.py).
+and no sample passes through shared memory or a lock file. The tables that ranks of a host share do: those of the
+dataset when they start, and the order of the blocks at each epoch of a large dataset (shards/host_copy.py).
 """
 
 import logging

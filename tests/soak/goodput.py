@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from jobs.data import pack
 from jobs.recipes.pack import digits
@@ -86,6 +87,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
+    words = f"{' '.join(map('{:g}'.format, arguments.means))} --steps {arguments.steps} --seed {arguments.seed}"
+    found: dict[str, Any] = {"command": f"python -m tests.soak.goodput --means {words}"}
     draw, runs = random.Random(arguments.seed), []
     with tempfile.TemporaryDirectory() as folder:
         url = f"{folder}/digits"
@@ -93,7 +96,8 @@ def main() -> None:
         for number, mean in enumerate(arguments.means):
             run_dir = Path(folder) / f"run-{number}"
             runs.append(one_run(url, run_dir, mean_seconds=mean, steps=arguments.steps, draw=draw))
-            RESULT.write_text(json.dumps({"kills_every_seconds": arguments.means, "runs": runs}, indent=2) + "\n")
+            found |= {"kills_every_seconds": arguments.means[: number + 1], "runs": runs}
+            RESULT.write_text(json.dumps(found, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ class EngineConfig:
     images drop it; if off, it is computed for all and multiplied by 0 for the others: the same up to rounding."""
     overlap: Literal["auto", "on", "off"] = "auto"
     """Add up gradients over ranks during the backward pass (DeepSpeed's overlap_comm), with a second bucket under
-    ZeRO-1 and 2; auto: on GPUs, if gradients are checked and the check passes with it."""
+    ZeRO-1 and 2; auto: on GPUs, if gradients are checked and the check passes with it. No GPU has run it yet."""
     attention: Literal["auto", "flash", "cudnn", "efficient", "math", "flex"] = "auto"
     """Which of PyTorch's kernels computes attention on a GPU; auto: the fastest except for flex, measured when a run
     starts, or PyTorch's own choice if `deterministic` is on. A CPU has only one kernel."""

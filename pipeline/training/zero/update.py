@@ -4,7 +4,8 @@ DeepSpeed 0.19.8 makes the host wait twice in a step: for the sums after the bac
 the gradient's norm, which decides about the update. The device then has nothing to do until the host has launched the
 update, the gather and the next forward pass. Here, the norm stays on the device, and so does the decision: an update
 whose norm is not finite changes nothing (as with torch's GradScaler, the optimiser's `found_inf` is then 1). The host
-learns it with the loss, a step later.
+learns it with the loss, a step later. No GPU has run it yet: `patchline doctor --gpu` measures a step with and without
+it.
 
 `UpdateWithoutWaiting` replaces three methods of DeepSpeed's optimiser. Its partitions, their layout, its buckets and
 its gather remain.
