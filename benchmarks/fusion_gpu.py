@@ -1,10 +1,11 @@
 """What inductor makes of a block of ViT-H/14 for a GPU, found without one: launches, bytes, registers and spills.
 
 A block is traced without values, its two graphs are moved to a GPU that does not exist, and inductor writes Triton
-kernels for them, which Triton and ptxas compile for sm_90; none runs. Attention is cuDNN's operator. A tensor counts
-once for each kernel that reads or writes it, so neither bytes that a cache saves nor those inside a product or
-attention are counted. Registers, warps and shared memory say how many warps an SM holds at once (occupancy). Two things
-differ on a GPU: norms keep mean and deviation in fp32, and inductor may pad products.
+kernels for them, which Triton and ptxas compile for sm_90; none runs. Attention is cuDNN's operator, or the one that
+writes the gradients of q, k and v into one tensor (pipeline/models/packed_attention.py). A tensor counts once for each
+kernel that reads or writes it, so neither bytes that a cache saves nor those inside a product or attention are counted.
+Registers, warps and shared memory say how many warps an SM holds at once (occupancy). Two things differ on a GPU: norms
+keep mean and deviation in fp32, and inductor may pad products.
 
 The fused products of an MLP are QuACK's. Like other products they are counted by their operands: with T tokens, width D
 and MLP width M, in bf16, 2 (T D + D M + M + 2 T M) bytes for the first product, which writes its sums and their GELU,
@@ -60,6 +61,7 @@ from pipeline.models.bias_sums import FuseBiasSums
 from pipeline.models.build import blocks_of, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.fused_mlp import fuse_mlps, hidden_by_quack, hidden_gradients_by_quack
+from pipeline.models.packed_attention import CUDNN_PACKED, by_operator
 from pipeline.models.residuals import KeepResiduals
 
 IMAGES = 256
@@ -153,6 +155,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     logging.getLogger("torch._inductor").setLevel(logging.ERROR)  # of each compilation that ends early, a warning
+    packed = by_operator(CUDNN_PACKED)
     with stand_in_gpu():
         ways = {
             "inductor's choice": lowered(None),
@@ -160,6 +163,8 @@ def main() -> None:
             "sums kept, biases' sums fused": lowered(KeepResiduals(), FuseBiasSums()),
             "sums kept, MLP fused": lowered(KeepResiduals(), is_mlp_fused=True),
             "sums kept, biases' sums and MLP fused": lowered(KeepResiduals(), FuseBiasSums(), is_mlp_fused=True),
+            "sums kept, gradients of q, k, v packed": lowered(KeepResiduals(), attend=packed),
+            "all": lowered(KeepResiduals(), FuseBiasSums(), is_mlp_fused=True, attend=packed),
         }
     has_quack = find_spec("quack") is not None
     quack = quack_kernels() if has_quack else {}
@@ -231,8 +236,20 @@ def always(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
 
 
-def lowered(keep: KeepResiduals | None, fuse: FuseBiasSums | None = None, *, is_mlp_fused: bool = False) -> Lowered:
-    """Lowers a block's forward and backward pass."""
+def by_cudnn(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
+    """The operator that PyTorch calls on a GPU, which needs none to be traced."""
+    result: torch.Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(*qkv_3BhNd.unbind(0), None, True)[0]
+    return result
+
+
+def lowered(
+    keep: KeepResiduals | None,
+    fuse: FuseBiasSums | None = None,
+    *,
+    is_mlp_fused: bool = False,
+    attend: Callable[[torch.Tensor], torch.Tensor] = by_cudnn,
+) -> Lowered:
+    """Lowers a block's forward and backward pass, with attention by `attend`."""
     torch.compiler.reset()
     result = Lowered()
 
@@ -255,7 +272,7 @@ def lowered(keep: KeepResiduals | None, fuse: FuseBiasSums | None = None, *, is_
     if is_mlp_fused:
         fuse_mlps(model)
     options = inductor_config.patch(joint_custom_pre_pass=keep, post_grad_custom_pre_pass=fuse)
-    with options, mock.patch.object(vit, "attend", by_cudnn), FakeTensorMode():
+    with options, mock.patch.object(vit, "attend", attend), FakeTensorMode():
         (block,) = blocks_of(model)
         without_values(block)
         block.compile(backend=backend, dynamic=False)
@@ -269,12 +286,6 @@ def without_values(block: torch.nn.Module) -> None:
     for module in block.modules():
         for name, parameter in module.named_parameters(recurse=False):
             setattr(module, name, torch.nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype)))
-
-
-def by_cudnn(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    """The operator that PyTorch calls on a GPU, which needs none to be traced."""
-    result: torch.Tensor = torch.ops.aten._scaled_dot_product_cudnn_attention(*qkv_3BhNd.unbind(0), None, True)[0]
-    return result
 
 
 def kept_bytes(gm: GraphModule) -> int:

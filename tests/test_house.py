@@ -89,6 +89,7 @@ ORDER = {
         "positions resnet",
         "layers",
         "attention bias_sums config loss residuals",
+        "packed_attention",
     ),
     "shards": (
         "adoption card verifying",
@@ -140,6 +141,7 @@ DOORS = {
     "torch": ("pipeline/",),
     "torchao": ("pipeline/models/float8.py",),
     "quack": ("pipeline/models/fused_mlp.py",),
+    "cudnn": ("pipeline/models/packed_attention.py",),
     "simplejpeg": ("pipeline/data/", "shards/images/damage.py"),
     "cv2": ("pipeline/data/",),
 }

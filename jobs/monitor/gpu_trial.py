@@ -54,7 +54,7 @@ _NO_PROFILE = {"failed": "this record has none"}
 _NO_FILE_NAME = re.compile(r"[^\w.-]+")
 _OTHER_OUT = "give another --out"
 _PAGE = ".html"
-_MAY_DIFFER = ("no_float8", "no_fused_mlp")  # torchao and QuACK may be installed later
+_MAY_DIFFER = ("lacks",)  # a package may be installed later
 
 
 def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, str]) -> int:
@@ -67,11 +67,11 @@ def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, s
         raise UserError(f"--out is '{out}', but {_PAGE} is the page beside the results; give a name that ends in .json")
     about, source = device_facts(device), source_digest()
     num_gpus = about["num_gpus"] if about["device"] == "cuda" else 2  # gloo ranks
-    has = {"has_float8": not about["no_float8"], "has_fused_mlp": not about["no_fused_mlp"]}
-    parts = parts_of(about["device"], num_gpus=num_gpus, **has, data_url=data_url)
-    for what, why in (("in float8", about["no_float8"]), ("with fused MLPs", about["no_fused_mlp"])):
-        if why:
-            put(f"no steps {what}: {printable_name(why)}\n")
+    has = [name for name, fault in about["lacks"].items() if not fault]
+    parts = parts_of(about["device"], num_gpus=num_gpus, has=has, data_url=data_url)
+    for name, fault in about["lacks"].items():
+        if fault:
+            put(f"no steps with {name}: {printable_name(fault)}\n")
     entries = _before(out, about)  # each stays until a new result replaces it
     began, is_gpu = time.monotonic(), about["device"] == "cuda"
     if is_gpu:

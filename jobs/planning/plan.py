@@ -1,6 +1,7 @@
 """`patchline plan`: computes what a training recipe costs, before anything is packed, booked or started."""
 
 import json
+import math
 from dataclasses import asdict
 
 from rich.table import Table
@@ -22,6 +23,8 @@ from jobs.planning.scaling import (
 from jobs.recipes import pretrain
 from jobs.recipes.of_training import plan_of
 from jobs.settings.runs import PlanJob
+from pipeline.models.config import ModelConfig
+from pipeline.models.flops import attention_tiles
 from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Cost, Forecast, cost_of
 from pipeline.training.settings.schedule import steps_of
 from pipeline.training.zero.batch_plan import shared_lanes, times_read
@@ -82,6 +85,7 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
     )
     return [
         ("model", f"{model.name} at {model.image_size} px"),
+        *([("tokens", said)] if job.gpu and (said := _tile_of_class_token(model)) else []),
         ("dataset", f"{job.dataset or 'yours'}: {images}, {labels}"),
         ("parameters", f"{cost.num_parameters:,} ({head})"),
         ("forward, per image", _flops_of_forward(cost.forward_flops)),
@@ -92,6 +96,20 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
         ("the whole run", operations(cost.total_exaflops)),
         (f"for {job.days:g} days", _required_rate(cost)),
     ]
+
+
+def _tile_of_class_token(model: ModelConfig) -> str:
+    """Returns advice about a class token that fills one more tile of attention; empty if it fills none."""
+    if model.is_bit or model.attention == "axial" or model.pooling != "token":
+        return ""
+    num_tokens = model.num_prefix_tokens + math.prod(model.grid)
+    tiles, without = attention_tiles(num_tokens), attention_tiles(num_tokens - 1)
+    if tiles == without:
+        return ""
+    return (
+        f"{num_tokens:,} fill {plural(tiles, 'tile')} of 128 in a GPU's attention, {num_tokens - 1:,} would fill "
+        f"{without:,}: --training.model.pooling average has no class token, and may need another learning rate"
+    )
 
 
 def _epochs(job: PlanJob, cost: Cost) -> str:

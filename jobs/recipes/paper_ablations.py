@@ -81,6 +81,16 @@ def vit_b16_jft_average() -> TrainingJob:
     return _averaged(paper_jft.vit_b16_jft())
 
 
+def vit_h14_jft_average() -> TrainingJob:
+    """ViT-H/14 without a class token: the mean of all tokens and a linear classifier. Its 256 tokens fill two tiles
+    of 128 in a GPU's attention, where 257 fill three.
+
+    Source: appendix D.3, for B/16 alone; its rate [unverified]: Figure 9's 3e-4, which is also Table 3's for H/14.
+    Expected: as vit_h14_jft, if its rate is right.
+    """
+    return _averaged(paper_jft.vit_h14_jft())
+
+
 def vit_shapes_jft() -> TrainingJob:
     """The model that Figure 8 varies in each direction: 8 layers of width 1024, MLPs of 2048, patches of 32 px.
 

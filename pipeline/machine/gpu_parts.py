@@ -40,6 +40,7 @@ from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
 from pipeline.models.fused_mlp import fused_mlp_fault
 from pipeline.models.loss import classification_loss
+from pipeline.models.packed_attention import CUDNN_PACKED, FLASH3, packed_fault
 from pipeline.planning.rates import rates_from, speeds_of
 from pipeline.planning.step_time import EIGHT_A_NODE, gpu_of_device, step_time
 from pipeline.ranks import world
@@ -97,8 +98,11 @@ def device_facts(device: Device) -> dict[str, Any]:
         "cuda": torch.version.cuda or "",
         "driver": bits_of(place, deterministic=False)["driver"],
         **{name: version_of(name) for name in ("patchline", "deepspeed", "triton")},
-        "no_float8": float8_fault(place.device),
-        "no_fused_mlp": fused_mlp_fault(place.device),
+        "lacks": {
+            "float8": float8_fault(place.device),
+            "fused MLPs": fused_mlp_fault(place.device),
+            **{name: packed_fault(name, place.device) for name in (FLASH3, CUDNN_PACKED)},
+        },
     }
 
 
@@ -258,13 +262,16 @@ def together(part: GpuPart, place: world.World) -> Result:
 
 
 def attention(part: GpuPart, place: world.World) -> Result:
-    """Measures the milliseconds of a forward and backward pass of attention, for each shape and backend. For a backend
+    """Measures the milliseconds of a forward and backward pass of attention, for each shape and kernel. For a kernel
     that cannot be used, gives the reason instead."""
     dtype = torch.bfloat16 if _is_gpu(place) else torch.float32
     found: Result = {}
     for shape in map(AttentionShape.from_list, part.shapes):
         size = (shape.batch, shape.heads, shape.tokens, shape.width)
-        times = {name: kernel_seconds(name, size, dtype=dtype, device=place.device) for name in KERNELS}
+        times = {
+            name: kernel_seconds(name, size, dtype=dtype, device=place.device, is_compiled=part.compiled)
+            for name in KERNELS
+        }
         found[shape.name] = {
             name: each if isinstance(each, str) else round(1000 * each, 4) for name, each in times.items()
         }

@@ -1,9 +1,10 @@
 """Scaled-dot-product attention ("An Image is Worth 16x16 Words", appendix A) with the fastest kernels of each device.
 
-On a GPU, a run calls `use_kernel` with the kernel of `engine.attention`, by default the fastest that it has measured.
-Without that call, PyTorch chooses. On a CPU, PyTorch's forward pass is fast enough, but it computes bf16 gradients in
-pieces too small for the matrix units. Here they are computed as whole matrices, for as many heads and images at a time
-as fit the cache. On a Xeon, this takes half to two thirds of PyTorch's time for up to 577 tokens and 7 % more for 1025
+On a GPU, a run calls `use_kernel` with the kernel of `engine.attention`, by default the fastest of PyTorch's own that
+it has measured when it started. Without that call, as in a deterministic run that names no kernel, PyTorch chooses. On
+a CPU, PyTorch's forward pass is fast enough, but it computes bf16 gradients in pieces too small for the matrix units.
+Here they are computed as whole matrices, for as many heads and images at a time as fit the cache. On a Xeon, this
+takes half to two thirds of PyTorch's time for up to 577 tokens and 7 % more for 1025
 (benchmarks/results/kernels.json), and is as exact.
 
 Shape letters: B images, h heads, N tokens, d width of a head, S = B x h.
@@ -14,7 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise, product
 from typing import Any
 
@@ -25,6 +26,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
+from pipeline.models.packed_attention import CUDNN_PACKED, FLASH3, by_operator, flash3_switched_on, packed_fault
 from pipeline.ranks.world import QUIET_PROFILER, set_defaults
 
 _MOST_TOKENS = 640  # with more tokens, PyTorch's gradients are as fast
@@ -36,8 +38,14 @@ KERNELS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "math": SDPBackend.MATH,
     FLEX: None,
+    FLASH3: SDPBackend.FLASH_ATTENTION,
+    CUDNN_PACKED: SDPBackend.CUDNN_ATTENTION,
 }
-"""PyTorch's kernels by their names in `engine.attention`. Its compiler makes flex."""
+"""The kernels by their names in `engine.attention`, and PyTorch's own that a model uses where it does not call
+`attend`. PyTorch's compiler makes flex; packed_attention.py has the last two."""
+BY_NAME_ALONE = (FLEX, FLASH3, CUDNN_PACKED)
+"""The kernels that a run uses only if its job names them: flex takes long to compile, and the others were never run on
+a GPU."""
 Layer = Callable[[], nn.Module]
 """Makes the part of a layer's attention between its two dense layers. It maps q, k and v in one tensor, [3, B, h, N,
 d], to [B, h, N, d]."""
@@ -46,12 +54,22 @@ _OPERATORS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
     "aten::_scaled_dot_product_cudnn_attention": "cudnn",
     "aten::_scaled_dot_product_efficient_attention": "efficient",
+    "patchline::attend_by_flash3": FLASH3,
+    "patchline::attend_by_cudnn_packed": CUDNN_PACKED,
 }
 _MATH = "math"
 _TAG = "; attention "
 _KEPT_UP_TO, _EQUAL_UP_TO = 1.05, 1.02  # multiples of the fastest time: measurements of one kernel differ by as much
 _WARM_UP_ROUNDS, _ROUNDS, _PASSES = 1, 5, 4
-_held, _used, _computes = ExitStack(), [""], [F.scaled_dot_product_attention]
+_held, _used = ExitStack(), [""]
+
+
+def _by_pytorch(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
+    q_BhNd, k_BhNd, v_BhNd = qkv_3BhNd.unbind(0)
+    return F.scaled_dot_product_attention(q_BhNd, k_BhNd, v_BhNd)
+
+
+_computes: list[Callable[[torch.Tensor], torch.Tensor]] = [_by_pytorch]
 
 
 def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
@@ -63,7 +81,7 @@ def attend(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
         operator = _attend_on_cpu if torch.compiler.is_compiling() else _Attend.apply
         result: torch.Tensor = operator(qkv_3BhNd)  # type: ignore[no-untyped-call]
         return result
-    return _by_pytorch(qkv_3BhNd)
+    return _computes[0](qkv_3BhNd)
 
 
 def packed_heads(product_BNP: torch.Tensor, num_heads: int) -> torch.Tensor:
@@ -101,15 +119,16 @@ def kernel_seconds(
     module = layer().to(device, dtype) if layer else attend
     parameters = module.parameters() if isinstance(module, nn.Module) else ()
     inputs, ends = [product_BNP, *parameters], []
-    before, backend = _computes[0], KERNELS[name]
+    backend = KERNELS[name]
+    if name in (FLASH3, CUDNN_PACKED) and (fault := packed_fault(name, device)):
+        return fault
 
     def between_products(product_BNP: torch.Tensor) -> torch.Tensor:
         return joined_heads(module(packed_heads(product_BNP, heads)))
 
     compute = between_products
     try:
-        _computes[0] = F.scaled_dot_product_attention if backend is not None else _compiled_flex(device)
-        with nullcontext() if backend is None else sdpa_kernel(backend):
+        with _chosen(name, device, [] if backend is None else [backend]):
             for number in range(1 + _WARM_UP_ROUNDS + _ROUNDS):
                 # The first pass is not compiled, so that PyTorch's own error says why a kernel cannot be used.
                 if number == 1 and is_compiled:
@@ -125,7 +144,6 @@ def kernel_seconds(
     except RuntimeError as error:  # no kernel for this device, type or shape, or no memory for it
         return str(error).partition("\n")[0][:200]
     finally:
-        _computes[0] = before
         key_caches_by_kernel(kernel_in_use())
     return statistics.median(after - before for before, after in pairwise(ends[_WARM_UP_ROUNDS:])) / _PASSES
 
@@ -150,14 +168,13 @@ def kernel_in_use() -> str:
 def use_kernel(name: str) -> None:
     """Makes this process compute attention by the kernel `name` from now on, even in blocks that are already compiled.
 
-    Inputs that the kernel does not support are computed by plain products. flex is used only by `attend`; elsewhere
-    PyTorch chooses.
+    Inputs that the kernel does not support are computed by plain products. flex, flash3 and cudnn_packed are used only
+    by `attend`. Elsewhere, PyTorch chooses with flex, and uses FlashAttention-3 with flash3 and cudnn with
+    cudnn_packed. Raises RuntimeError if flash3's package is missing.
     """
     _held.close()
     _used[0], backend = name, KERNELS[name]
-    _computes[0] = F.scaled_dot_product_attention if backend is not None else _compiled_flex(torch.device("cuda"))
-    if backend is not None:  # PyTorch's own order prefers plain products to cuDNN
-        _held.enter_context(sdpa_kernel([backend, SDPBackend.MATH], set_priority=True))
+    _held.enter_context(_chosen(name, torch.device("cuda"), [] if backend is None else [backend, SDPBackend.MATH]))
     key_caches_by_kernel(name)
     if "torch._dynamo" in sys.modules:  # a compiled block keeps the kernel with which it was traced
         torch.compiler.reset()
@@ -203,7 +220,34 @@ def kernel_that_ran(calls: Mapping[str, int], *, num_layers: int) -> str:
     if kernel_in_use() == FLEX:  # blocks traced with flex call none of the operators that are counted
         return FLEX
     name, num_calls = max(calls.items(), key=lambda each: each[1], default=(_MATH, 0))
+    if name == "flash" and kernel_in_use() == FLASH3:  # PyTorch's operator of flash, which FlashAttention-3 computes
+        name = FLASH3
     return name if num_calls >= num_layers else _MATH
+
+
+@contextmanager
+def _chosen(name: str, device: torch.device, backends: list[SDPBackend]) -> Iterator[None]:
+    """Makes `attend` use the kernel `name` inside the context, and PyTorch's own attention the first of these backends
+    that supports its inputs."""
+    before = _computes[0]
+    with ExitStack() as stack:
+        if backends:  # PyTorch's own order prefers plain products to cuDNN
+            stack.enter_context(sdpa_kernel(backends, set_priority=True))
+        if name == FLASH3:
+            stack.enter_context(flash3_switched_on())
+        _computes[0] = _compute_of(name, device)
+        stack.callback(_computes.__setitem__, 0, before)
+        yield
+
+
+def _compute_of(name: str, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Returns the function of `attend` for the kernel `name`."""
+    if name == FLEX:
+        flex = _compiled_flex(device)
+        return lambda qkv_3BhNd: flex(*qkv_3BhNd.unbind(0))
+    if name in (FLASH3, CUDNN_PACKED):
+        return by_operator(name)
+    return _by_pytorch
 
 
 def _compiled_flex(device: torch.device) -> Callable[..., Any]:
@@ -224,15 +268,9 @@ def _time(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _by_pytorch(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-    q_BhNd, k_BhNd, v_BhNd = qkv_3BhNd.unbind(0)
-    result: torch.Tensor = _computes[0](q_BhNd, k_BhNd, v_BhNd)
-    return result
-
-
 def _forward(qkv_3BhNd: torch.Tensor) -> torch.Tensor:
     # Usually the result has these strides already, and nothing is copied.
-    return _by_pytorch(qkv_3BhNd).transpose(1, 2).contiguous().transpose(1, 2)
+    return _computes[0](qkv_3BhNd).transpose(1, 2).contiguous().transpose(1, 2)
 
 
 def _backward(da_BhNd: torch.Tensor, qkv_3BhNd: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ from pipeline.models.config import ModelConfig, ResNetSize
 from pipeline.models.resnet import same_padding, units_by_stage
 
 FORWARD_AND_BACKWARD = 3
+_TILE = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +90,13 @@ def attention_flops(config: ModelConfig) -> int:
     # An axial layer has two blocks: one attends along rows, the other along columns.
     num_seen = columns + rows if config.attention == "axial" else num_tokens
     return 2 * config.size.depth * 2 * num_tokens * num_seen * config.size.width
+
+
+def attention_tiles(num_tokens: int) -> int:
+    """Returns how many tiles of 128 tokens a GPU's kernel of attention computes, the last one as a whole. This function
+    is pure. Kernels differ: with heads of width 80, FlashAttention-3 for Hopper takes 192 queries and 144 keys at a
+    time in the forward pass, 64 and 128 in the backward pass (hopper/tile_size.h, flash_bwd_launch_template.h)."""
+    return -(-num_tokens // _TILE)
 
 
 def skipped_flops(config: ModelConfig) -> int:

@@ -27,6 +27,7 @@ from pipeline.checkpoints.manifest import CheckpointManifest
 from pipeline.data.evaluation import label_map
 from pipeline.data.training_data import TrainingData
 from pipeline.models.attention import (
+    BY_NAME_ALONE,
     FLEX,
     KERNELS,
     best_kernel,
@@ -34,6 +35,7 @@ from pipeline.models.attention import (
     use_kernel,
 )
 from pipeline.models.build import compile_fault
+from pipeline.models.packed_attention import CUDNN_PACKED
 from pipeline.models.vit import AttentionAlone
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.host import Bf16
@@ -276,9 +278,9 @@ def with_attention(
     # A deterministic run cannot depend on measured times, which differ from start to start.
     if model.is_bit or (wanted == "auto" and job.engine.deterministic):
         return job
-    if wanted == FLEX and (model.qk_norm or model.position in ("relative", "rope2d")):
+    if wanted in (FLEX, CUDNN_PACKED) and (model.qk_norm or model.position in ("relative", "rope2d")):
         raise UserError(
-            f"engine.attention is 'flex' with model.qk_norm {model.qk_norm} and model.position {model.position!r}; "
+            f"engine.attention is {wanted!r} with model.qk_norm {model.qk_norm} and model.position {model.position!r}; "
             "allowed: neither qk_norm nor positions within attention (relative, rope2d): give another kernel, or auto"
         )
     height, width = model.grid
@@ -287,7 +289,7 @@ def with_attention(
     shape = (num_images, num_heads, num_tokens, model.size.width // num_heads)
     dtype = torch.bfloat16 if job.engine.precision == "bf16" else torch.float32
     # Measuring should take two seconds at most, but compiling flex takes longer.
-    names = [name for name in KERNELS if name != FLEX] if wanted == "auto" else [wanted]
+    names = [name for name in KERNELS if name not in BY_NAME_ALONE] if wanted == "auto" else [wanted]
     layer = partial(AttentionAlone, model)
     found = {
         name: kernel_seconds(name, shape, dtype=dtype, device=world.device, layer=layer, is_compiled=is_compiled)

@@ -123,9 +123,11 @@ class EngineConfig:
     overlap: Literal["auto", "on", "off"] = "auto"
     """Add up gradients over ranks during the backward pass (DeepSpeed's overlap_comm), with a second bucket under
     ZeRO-1 and 2; auto: on GPUs, if gradients are checked and the check passes with it. No GPU has run it yet."""
-    attention: Literal["auto", "flash", "cudnn", "efficient", "math", "flex"] = "auto"
-    """Which of PyTorch's kernels computes attention on a GPU; auto: the fastest except for flex, measured when a run
-    starts, or PyTorch's own choice if `deterministic` is on. A CPU has only one kernel."""
+    attention: Literal["auto", "flash", "cudnn", "efficient", "math", "flex", "flash3", "cudnn_packed"] = "auto"
+    """Which kernel computes attention on a GPU; auto: the fastest of flash, cudnn, efficient and math, measured when a
+    run starts, or PyTorch's own choice if `deterministic` is on. flash3 (FlashAttention-3) and cudnn_packed write the
+    gradients of q, k and v into one tensor; both need a package, and no GPU has tried them. A CPU has only one
+    kernel."""
     float8: Literal["off", "tensorwise", "rowwise", "rowwise_with_gw_hp"] = "off"
     """Multiply in float8 in the four dense layers of each block, by a recipe of torchao: with a scale for each tensor,
     for each row, or for each row and with gradients of weights in bf16. For GPUs of compute capability 8.9 and more."""

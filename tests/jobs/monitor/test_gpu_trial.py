@@ -52,7 +52,7 @@ def test_a_part_that_fails_loses_its_own_result_only(
     job = DoctorJob(gpu=True, device="cpu", out=str(out))
     assert doctor.run(job, environ={}) == exit_codes.FAULTS_FOUND
     said = capsys.readouterr().out
-    assert "no steps in float8: a CPU gains nothing from float8" in said
+    assert "no steps with float8: a CPU gains nothing from float8" in said
     assert "no steps with fused MLPs: QuACK has no kernels for a CPU" in said
     assert "[1/2] broken: it ended with 1: " in said
     assert "no_such_model" in said
@@ -200,7 +200,7 @@ def test_a_file_of_another_device_or_version_stays(
     before = out.read_bytes()
     ((key, value),) = other.items()
     was = trial.about[key]
-    trial.about |= other | {"no_float8": ""}
+    trial.about |= other | {"lacks": {"float8": ""}}
     with pytest.raises(UserError, match=re.escape(f"{key} {was!r} (here {value!r})")):
         doctor.run(job, environ={})
     assert out.read_bytes() == before
@@ -291,7 +291,7 @@ def test_a_step_takes_the_largest_micro_batch_that_a_gpu_fits(
 
 
 def test_steps_in_float8_are_measured_where_a_gpu_has_it() -> None:
-    parts = parts_of("cuda", num_gpus=1, has_float8=True)
+    parts = parts_of("cuda", num_gpus=1, has=["float8"])
     more = parts.keys() - parts_of("cuda", num_gpus=1).keys()
     assert more == {f"step vit_h14 compiled, {scaling} float8" for scaling in ("tensorwise", "rowwise")}
     for name in more:
@@ -301,10 +301,21 @@ def test_steps_in_float8_are_measured_where_a_gpu_has_it() -> None:
 
 
 def test_steps_with_fused_mlps_are_measured_where_a_gpu_has_them() -> None:
-    parts = parts_of("cuda", num_gpus=1, has_fused_mlp=True)
+    parts = parts_of("cuda", num_gpus=1, has=["fused MLPs"])
     more = parts.keys() - parts_of("cuda", num_gpus=1).keys()
     assert more == {"step vit_h14 compiled, fused MLP", "step vit_h14 compiled, tuned, fused MLP"}
     assert {parts[name].job(precision="bf16").engine.fused_mlp for name in more} == {True}
+
+
+def test_kernels_of_attention_are_measured_where_their_packages_are() -> None:
+    without = parts_of("cuda", num_gpus=1)
+    for name in ("flash3", "cudnn_packed"):
+        parts = parts_of("cuda", num_gpus=1, has=[name])
+        (more,) = parts.keys() - without.keys()
+        assert (more, parts[more].settings) == (f"step vit_h14 compiled, {name}", {"engine.attention": name})
+    tokens = without["step vit_h14 compiled, 256 tokens"].job(precision="bf16").model
+    height, width = tokens.grid
+    assert tokens.num_prefix_tokens + height * width == 256
 
 
 def test_ranks_of_64_to_256_gpus_are_measured_early() -> None:
@@ -371,7 +382,7 @@ def test_a_part_refuses_settings_that_no_run_has(settings: dict[str, Any]) -> No
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_every_part_has_a_job_that_may_run(device: Literal["cuda", "cpu"]) -> None:
     """And each option is compared with a part that differs from it in this option alone."""
-    parts = parts_of(device, num_gpus=2, has_float8=True, has_fused_mlp=True)
+    parts = parts_of(device, num_gpus=2, has=["float8", "fused MLPs", "flash3", "cudnn_packed"])
     for name, part in parts.items():
         job = part.job(precision="bf16") if part.model else None
         assert job is None or job.clip_norm == 1.0, name  # as in the recipes
@@ -385,7 +396,7 @@ def test_every_part_has_a_job_that_may_run(device: Literal["cuda", "cpu"]) -> No
 
 
 def test_the_first_ten_minutes_are_the_first_parts() -> None:
-    parts = parts_of("cuda", num_gpus=1, has_float8=True, has_fused_mlp=True)
+    parts = parts_of("cuda", num_gpus=1, has=["float8", "fused MLPs", "flash3", "cudnn_packed"])
     names = list(parts)[: list(parts).index("resume") + 1]
     assert sum(parts[name].expected_seconds for name in names) <= 600
     kinds = [parts[name].kind for name in names]
@@ -403,7 +414,7 @@ def test_a_step_in_float8_is_measured(tmp_path: Path, monkeypatch: pytest.Monkey
     out = tmp_path / "gpu.json"
     assert doctor.run(DoctorJob(gpu=True, device="cpu", out=str(out)), environ={}) == exit_codes.DONE
     assert measured(out)["parts"]["float8"]["result"]["micro_batch"] == 3
-    assert b"No steps in float8: a CPU gains nothing from float8." in out.with_suffix(".html").read_bytes()
+    assert b"No steps with float8: a CPU gains nothing from float8." in out.with_suffix(".html").read_bytes()
 
 
 def test_rounds_last_as_long_as_they_should_although_the_first_calls_take_no_time() -> None:

@@ -3,7 +3,9 @@
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from jobs.planning.plan import operations, rows_of
 from jobs.recipes import deit3, finetune, pretrain
 from jobs.record import write_record
 from jobs.resolve import default_job
+from pipeline.models.config import ModelConfig
 from pipeline.planning.forecast import cost_of
 from pipeline.planning.rates import PACKAGED
 from tests.rigs.faults import differs, every_fault
@@ -191,6 +194,30 @@ def test_the_plan_on_gpus() -> None:
     shown = " ".join(many.output.replace("│", " ").split())
     assert "GPUs; take fewer." in shown
     assert found["cost"]["num_parameters"] == 655_835_251
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"name": "vit_h14"},
+            "257 fill 3 tiles of 128 in a GPU's attention, 256 would fill 2: --training.model.",
+        ),
+        ({"name": "vit_l16", "image_size": 256}, "257 fill 3 tiles"),
+        ({"name": "vit_h14", "pooling": "average"}, ""),
+        ({"name": "vit_h14", "registers": 4}, ""),
+        ({"name": "vit_l16"}, ""),
+        ({"name": "bit_r50x1"}, ""),
+    ],
+)
+def test_a_class_token_that_fills_one_more_tile_is_named(changed: dict[str, Any], said: str) -> None:
+    model = ModelConfig(**{"image_size": 224, "num_classes": 10} | changed)
+    job = replace(JOB, gpu="h200", training=replace(JOB.training, model=model))
+    rows = dict(rows_of(job, cost_of(job.training, num_images=9, num_classes=10, days=7)))
+    assert rows.get("tokens", "").startswith(said)
+    assert bool(rows.get("tokens")) is bool(said)
+    alone = replace(job, gpu="")
+    assert "tokens" not in dict(rows_of(alone, cost_of(job.training, num_images=9, num_classes=10, days=7)))
 
 
 def test_a_plan_on_a_gpu_that_was_measured() -> None:

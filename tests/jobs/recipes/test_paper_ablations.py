@@ -35,6 +35,8 @@ def test_figure_9() -> None:
     job = RECIPES["vit_b16_jft_average"]()
     assert (job.model.pooling, job.schedule.learning_rate) == ("average", 3e-4)
     assert not job.model.representation, "a linear classifier (appendix D.3)"
+    huge, usual = RECIPES["vit_h14_jft_average"](), paper_jft.vit_h14_jft()
+    assert huge == replace(usual, model=replace(usual.model, pooling="average", representation=False))
 
 
 @pytest.mark.parametrize(("name", "like"), [("vit_b16_axial_jft", "vit_b16"), ("vit_b32_axial_jft", "vit_b32")])

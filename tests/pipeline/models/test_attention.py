@@ -190,7 +190,6 @@ def test_what_is_timed_is_what_a_layer_computes(position: Any, monkeypatch: pyte
         return real(q, k, v, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", seen)
-    monkeypatch.setattr(attention, "_computes", [seen])
     layer = partial(AttentionAlone, config)
     assert isinstance(kernel_seconds("math", SHAPE, dtype=torch.float32, device=CPU, layer=layer), float)
     Attention(config)(torch.randn(2, 17, 24))
@@ -288,7 +287,7 @@ def ran(*, num_layers: int = 1, num_calls: int = 1, block: torch.nn.Module | Non
 
 
 @pytest.mark.usefixtures("as_before")
-@pytest.mark.parametrize("name", ["flash", "math"])
+@pytest.mark.parametrize("name", ["flash", "math", "cudnn_packed"])
 def test_what_ran_is_seen(name: str) -> None:
     use_kernel(name)
     assert ran() == name
@@ -375,14 +374,14 @@ def test_flex_computes_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     qkv = fused((2, 3, 17, 80), torch.float32).detach()
     expected, of_device = attend(qkv), attention._compiled_flex
     with ExitStack() as held:
-        for name, value in (("_held", held), ("_used", [""]), ("_computes", [None])):
+        for name, value in (("_held", held), ("_used", [""])):
             monkeypatch.setattr(attention, name, value)
         monkeypatch.setattr(attention, "_compiled_flex", lambda _: of_device(CPU))
         use_kernel("flex")
         assert kernel_in_use() == "flex"
         torch.testing.assert_close(attend(qkv), expected, atol=2e-6, rtol=0)
         use_kernel("math")
-        assert attention._computes == [F.scaled_dot_product_attention]
+        assert attention._computes == [attention._by_pytorch]
 
 
 @pytest.mark.usefixtures("as_before")

@@ -187,7 +187,7 @@ def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
 ) -> None:
     """On a GPU that nothing here uses: what a kernel takes is said by the test."""
     took: dict[str, float | str] = {"flash": 3e-3, "cudnn": "no kernel for 17 tokens", "efficient": 2e-3, "math": 4e-3}
-    took["flex"] = 1e-3
+    took |= dict.fromkeys(("flex", "flash3", "cudnn_packed"), 1e-3)
     used: list[str] = []
     shapes = set()
 
@@ -232,17 +232,19 @@ def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
     other |= {"seconds": {}, "why": "no memory"}
     with pytest.raises(UserError, match=r"'flash', which the GPU of rank 1 cannot .* \(no memory\); allowed: auto"):
         decided("flash")
-    other["seconds"] = {"math": 5e-3, "flex": 1e-3}
-    assert decided("auto") == "math", "flex is not tried"
-    assert decided("flex") == "flex"
-    assert used == ["efficient", "math", "math", "math", "flex"]
+    by_name = ["flex", "flash3", "cudnn_packed"]
+    other["seconds"] = {"math": 5e-3} | dict.fromkeys(by_name, 1e-3)
+    assert decided("auto") == "math", "the faster ones are not tried"
+    assert [decided(name) for name in by_name] == by_name
+    assert used == ["efficient", "math", "math", "math", *by_name]
 
 
 @pytest.mark.parametrize("fields", [{"qk_norm": True}, {"position": "relative"}, {"position": "rope2d"}], ids=str)
-def test_flex_is_refused_for_attention_that_it_does_not_compute(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kernel", ["flex", "cudnn_packed"])
+def test_a_kernel_is_refused_for_attention_that_it_does_not_compute(kernel: Any, fields: dict[str, Any]) -> None:
     job = with_classes(digits_smoke())
-    job = replace(job, model=replace(job.model, **fields), engine=EngineConfig(attention="flex", precision="bf16"))
-    with pytest.raises(UserError, match=r"'flex' with model.qk_norm .*; allowed: neither qk_norm nor positions within"):
+    job = replace(job, model=replace(job.model, **fields), engine=EngineConfig(attention=kernel, precision="bf16"))
+    with pytest.raises(UserError, match=rf"'{kernel}' with model.qk_norm .*; allowed: neither qk_norm nor "):
         decisions.with_attention(job, replace(one_world(), device=torch.device("cuda")))
 
 
