@@ -412,11 +412,14 @@ def main() -> None:
             sys.stdout.write(result_table([row]).splitlines()[-1] + "\n")
             sys.stdout.flush()
     if arguments.out:
+        where = machine()
         if arguments.out.exists():
-            before = [Row(**row) for row in json.loads(arguments.out.read_text())["rows"]]
+            kept = json.loads(arguments.out.read_text())
+            before = [Row(**row) for row in kept["rows"]]
             rows = [row for row in before if row.part not in arguments.only] + rows
+            where = where if "reads" in arguments.only else kept["machine"]  # plans are computed
         rows.sort(key=lambda row: list(PARTS).index(row.part))
-        found = {"command": "python -m benchmarks.scale", "machine": machine(), "rows": [asdict(row) for row in rows]}
+        found = {"command": "python -m benchmarks.scale", "machine": where, "rows": [asdict(row) for row in rows]}
         arguments.out.write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -86,9 +86,9 @@ _SBATCH = {
     **dict.fromkeys(("exclude", "x"), "options: [--exclude=...]"),
     **dict.fromkeys(("nodelist", "w"), "options: [--nodelist=...]"),
     **{name: f"options: [--{name}=...]" for name in ("reservation", "licenses", "mail-user", "mail-type")},
-    **dict.fromkeys(
-        ("exclusive", "job-name", "J", "dependency", "d", "array", "a", "signal", "chdir", "D", "error", "o"), ""
-    ),
+    "exclusive": "exclusive:",
+    **dict.fromkeys(("container-image", "container-mounts"), "container:"),
+    **dict.fromkeys(("job-name", "J", "dependency", "d", "array", "a", "signal", "chdir", "D", "error", "o"), ""),
 }
 # Our commands -> their names in other programs.
 _STAGES = {

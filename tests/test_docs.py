@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from docs import architecture_figure as figure
-from docs import recipes_page
+from docs import cluster_table, recipes_page
 from docs.models_tables import TABLE_6, costs, sizes
 from tests.pipeline.models.parity import BOUND, HEADER, ROWS, words_of
 from tests.pipeline.models.test_flops import TABLE_6 as TESTED
@@ -111,6 +111,11 @@ def test_the_picture_is_up_to_date() -> None:
 def test_sizes_and_costs_are_those_that_are_counted() -> None:
     assert sizes() in MODELS, "print them again: python -m docs.models_tables"
     assert costs() in MODELS, "print them again: python -m docs.models_tables"
+
+
+def test_the_table_of_clusters_settings_is_written_from_them() -> None:
+    page = (CHECKOUT / "docs" / "reference" / "slurm.md").read_text()
+    assert cluster_table.settings() in page, "print it again: python -m docs.cluster_table"
 
 
 def test_the_page_of_recipes_is_written_from_them() -> None:

@@ -125,7 +125,8 @@ def run(words: list[str], *, override: Override, environ: MutableMapping[str, st
         environ = {**environ, "PATH": ""}  # no Slurm program is called from here on
     if not flags.no_check:
         refuse_unreachable(words, cluster, is_dry=flags.dry_run)
-        asked = AskedJob(job=job, nodes=flags.nodes, time_limit=flags.time or "", has_ranks=row.has_ranks)
+        limit = flags.time or ""
+        asked = AskedJob(job=job, words=tuple(words), nodes=flags.nodes, time_limit=limit, has_ranks=row.has_ranks)
         limits = limits_of(cluster.partition_for(has_ranks=row.has_ranks), environ)
         refuse_job(asked, cluster, limits, environ)
     request = _request(words, flags, job=job, has_ranks=row.has_ranks)

@@ -79,7 +79,7 @@ def submit_chain(
         refuse_unprintable(value_in(words, "--run-dir"))
     if has_checks:
         refuse_unreachable([word for _, words, _ in jobs for word in words], cluster, is_dry=is_dry)
-        _check_all(jobs, cluster, environ, names=names)
+        _check_all(jobs, cluster, environ, names=names, folder=str(Path(config.folder).resolve()))
     plan = ChainPlan(
         name=chain_name(config.folder),
         units=units,
@@ -126,11 +126,13 @@ def _job_of(unit: Unit, words: tuple[str, ...], override: Override) -> Any:
         return job
 
 
-def _check_all(jobs: Sequence[UnitJob], cluster: ClusterConfig, environ: Mapping[str, str], *, names: Names) -> None:
+def _check_all(
+    jobs: Sequence[UnitJob], cluster: ClusterConfig, environ: Mapping[str, str], *, names: Names, folder: str
+) -> None:
     limits = {each: limits_of(cluster.partition_for(has_ranks=each), environ) for each in (True, False)}
-    for unit, _, job in jobs:
+    for unit, words, job in jobs:
         has_ranks = SUBMITTED[unit.stage].has_ranks
-        asked = AskedJob(job=job, nodes=unit.nodes, time_limit=unit.time, has_ranks=has_ranks)
+        asked = AskedJob(job=job, words=(*words, folder), nodes=unit.nodes, time_limit=unit.time, has_ranks=has_ranks)
         with _named(unit):
             refuse_job(asked, cluster, limits[has_ranks], environ, names=names)
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jobs.cluster.container import words_in_container
 from jobs.cluster.settings import ClusterConfig, asked_seconds
 from jobs.output import private_mode
 from shards.output.quantities import plural
@@ -125,6 +126,7 @@ def batch_script(request: Request, cluster: ClusterConfig, *, body: str) -> str:
         "trap 'is_asked=yes' USR1 TERM",
         "",
         *_site(cluster, has_ranks=request.has_ranks),
+        *(_container(cluster, workdir=str(request.chdir)) if request.has_ranks else []),
         *([f"export PATCHLINE_STATE={shlex.quote(request.state)}"] if request.state else []),
         f"patchline=({shlex.join(cluster.command)})",
         f"set -- {shlex.join(request.words)}",
@@ -189,18 +191,17 @@ def _options(request: Request, cluster: ClusterConfig) -> list[str]:
     limit = request.time_limit or cluster.time_limit
     log = str(request.folder).replace("%", "%%") + ("/%x-%A_%a.out" if request.array else "/%x-%j.out")
     gpus = cluster.gpus_per_node if request.has_ranks else 0
+    place = cluster.place_of(has_ranks=request.has_ranks)
     named = {
         "job-name": request.name,
         "comment": request.comment,
         "chdir": _quoted(str(request.chdir)),
         "output": _quoted(log),
         "open-mode": "append",
-        "partition": cluster.partition_for(has_ranks=request.has_ranks),
-        "account": cluster.account,
-        "qos": cluster.qos,
-        "constraint": _quoted(cluster.constraint) if cluster.constraint and request.has_ranks else "",
+        **place,
+        "constraint": _quoted(place["constraint"]) if place["constraint"] else "",
         "nodes": str(request.nodes + (cluster.spares if request.has_ranks else 0)),
-        "gpus-per-node": cluster.gpus_asked_for if gpus else "",
+        **(cluster.gpu_request if request.has_ranks else {}),
         "mem": "0" if request.has_ranks and cluster.takes_all_memory else "",
         "ntasks-per-node": str(gpus or 1),
         "cpus-per-task": str(request.cpus or (cluster.cpus_per_rank if request.has_ranks else 1) or ""),
@@ -211,10 +212,10 @@ def _options(request: Request, cluster: ClusterConfig) -> list[str]:
     }
     return [
         *(f"--{name}={value}" for name, value in named.items() if value),
-        *(["--exclusive"] if request.has_ranks else []),
+        *(["--exclusive"] if request.has_ranks and cluster.exclusive else []),
         "--requeue" if cluster.requeue else "--no-requeue",
         *(["--no-kill"] if cluster.spares and request.has_ranks else []),
-        *cluster.options,
+        *cluster.options_of(has_ranks=request.has_ranks),
     ]
 
 
@@ -235,6 +236,23 @@ def _site(cluster: ClusterConfig, *, has_ranks: bool) -> list[str]:
         "TMPDIR": cluster.scratch,
     }
     return [f"export {name}={shlex.quote(value)}" for name, value in values.items() if value] + list(cluster.setup)
+
+
+def _container(cluster: ClusterConfig, *, workdir: str) -> list[str]:
+    """Returns the lines that make the script start ranks in the container. There are none if it has no image."""
+    if not cluster.container.image:
+        return []
+    has_gpus = cluster.gpus_per_node > 0
+    options, command = words_in_container(
+        cluster.container, workdir=workdir, scratch=cluster.scratch, has_gpus=has_gpus
+    )
+    return [
+        "# In the container, the home folder may be another one.",
+        'export AWS_SHARED_CREDENTIALS_FILE="${AWS_SHARED_CREDENTIALS_FILE:-$HOME/.aws/credentials}"',
+        'export AWS_CONFIG_FILE="${AWS_CONFIG_FILE:-$HOME/.aws/config}"',
+        f"in_container=({shlex.join(options)})",
+        f"rank_command=({shlex.join(command)})",
+    ]
 
 
 def names_of(words: Sequence[str]) -> str:

@@ -269,11 +269,10 @@ def holds(codes: str, code: int) -> bool:
 
 def _admission(cluster: ClusterConfig, nodes: int, environ: Mapping[str, str]) -> Finding:
     limit = [f"--time={cluster.time_limit}"] if cluster.time_limit else []
-    memory = ["--mem=0"] if cluster.takes_all_memory else []
+    whole = ["--mem=0"] if cluster.takes_all_memory else []
+    whole += ["--exclusive"] if cluster.exclusive else []
     try:
-        said = slurms_answer(
-            [*options_of(cluster, nodes=nodes), *memory, *limit, "--exclusive", "--wrap=true"], environ
-        )
+        said = slurms_answer([*options_of(cluster, nodes=nodes), *whole, *limit, "--wrap=true"], environ)
     except UserError as error:
         allowed = "Slurm accepts such a job"
         return Finding(name="admission", status="fault", found=error.what, allowed=allowed, todo=error.todo)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated
 
 from jobs import exit_codes
+from jobs.cluster.container import words_in_container
 from jobs.cluster.settings import ClusterConfig
 from jobs.cluster.slurm import in_one_line, ran
 from jobs.cluster.submit_checks import file_system
@@ -54,8 +55,10 @@ said=answers
 echo "preflight $SLURMD_NODENAME $said"
 """
 _DEEP = r"""
-first=$(scontrol show hostnames "$SLURM_JOB_NODELIST") first=${first%%$'\n'*}
-MASTER_ADDR=$(scontrol --oneliner show node "$first" | grep -oP '\bNodeAddr=\K\S+')
+# A container has no scontrol. In it, the first name in a list such as n[01-03,7] has to resolve.
+first=$(sed -E 's/\[([0-9]+).*/\1/; s/,.*//' <<<"$SLURM_JOB_NODELIST")
+MASTER_ADDR=$(scontrol --oneliner show node "$first" 2>/dev/null | grep -oP '\bNodeAddr=\K\S+')
+MASTER_ADDR=${MASTER_ADDR:-$first}
 MASTER_PORT=$((20000 + SLURM_JOB_ID * 101 % 12000))
 export MASTER_ADDR MASTER_PORT
 exec "$@" __probe "$SLURMD_NODENAME"
@@ -64,15 +67,9 @@ exec "$@" __probe "$SLURMD_NODENAME"
 
 def options_of(cluster: ClusterConfig, *, nodes: int) -> list[str]:
     """Returns the options of a job on this cluster, for both sbatch and srun. Pure."""
-    named = {
-        "partition": cluster.partition,
-        "account": cluster.account,
-        "qos": cluster.qos,
-        "constraint": cluster.constraint,
-        "gpus-per-node": cluster.gpus_asked_for,
-        "nodes": str(nodes),
-    }
-    return [*(f"--{name}={value}" for name, value in named.items() if value), *cluster.options]
+    named = {**cluster.place_of(has_ranks=True), **cluster.gpu_request, "nodes": str(nodes)}
+    options = cluster.options_of(has_ranks=True)
+    return [*(f"--{name}={value}" for name, value in named.items() if value), *options]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +104,15 @@ def shared_checks(
         return [_failed("run directory", f"{printable_name(str(below))}: {error.strerror}", todo)]
     try:
         words = [*_srun(cluster, "share", nodes=2, wait_seconds=wait_seconds), "--ntasks-per-node=1"]
-        script = "\n".join([*cluster.setup, _SHARE])
-        words += ["bash", "-c", script, "share", str(place), str(_CACHE_SECONDS), *cluster.command]
+        options, setup, command = _of_ranks(cluster)
+        script = "\n".join([*setup, _SHARE])
+        words += [*options, "bash", "-c", script, "share", str(place), str(_CACHE_SECONDS), *command]
         text, fault = _output(words, environ, cluster, wait_seconds=wait_seconds)
     finally:
         _remove(place)
     if fault and not _LINE.search(text):
         return [_unanswered("run directory", fault, wait_seconds)]
-    return judge_shared(text, where=printable_name(str(below)), command=shlex.join(cluster.command))
+    return judge_shared(text, where=printable_name(str(below)), command=shlex.join(command))
 
 
 def judge_shared(text: str, *, where: str, command: str) -> list[Finding]:
@@ -149,8 +147,8 @@ def deep_checks(cluster: ClusterConfig, *, nodes: int, wait_seconds: int, enviro
     """Times imports and a matrix product on all nodes, and tries an exchange between them, with one rank per GPU."""
     tasks = f"--ntasks-per-node={max(1, cluster.gpus_per_node)}"
     words = [*_srun(cluster, "deep", nodes=nodes, wait_seconds=wait_seconds), tasks, "--kill-on-bad-exit=0"]
-    script = "\n".join([*cluster.setup, _DEEP])
-    words += ["bash", "-c", script, "deep", *cluster.command]
+    options, setup, command = _of_ranks(cluster)
+    words += [*options, "bash", "-c", "\n".join([*setup, _DEEP]), "deep", *command]
     text, fault = _output(words, environ, cluster, wait_seconds=wait_seconds)
     if fault and '"product_seconds"' not in text:
         return [_unanswered("nodes, deep", fault, wait_seconds)]
@@ -251,6 +249,16 @@ def _judge_exchange(by_node: Mapping[str, Sequence[NodeFound]], nodes: int) -> F
     value = f"fails on {', '.join(bad) or 'some nodes'}: {printable_name(why)}"
     todo = "check that nodes reach each other on ports 20000 to 32000, and NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME"
     return _failed("exchange", value, todo)
+
+
+def _of_ranks(cluster: ClusterConfig) -> tuple[list[str], list[str], list[str]]:
+    """Returns srun's options for the container of ranks, the lines of shell before their command, and the command. In a
+    container that srun starts, the lines of `setup:` do not run: the modules of the node are not there. Pure."""
+    if not cluster.container.image:
+        return [], list(cluster.setup), list(cluster.command)
+    has_gpus = cluster.gpus_per_node > 0
+    options, command = words_in_container(cluster.container, workdir="/", scratch=cluster.scratch, has_gpus=has_gpus)
+    return options, [] if options else list(cluster.setup), command
 
 
 def _srun(cluster: ClusterConfig, what: str, *, nodes: int, wait_seconds: int) -> list[str]:

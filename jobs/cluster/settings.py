@@ -5,11 +5,12 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
 
+from jobs.cluster.container import ContainerConfig
 from jobs.cluster.secret_names import refuse_secret_lines, refuse_wrong_names
 from jobs.record import read_config
 from shards.config_values import Range, refuse_wrong_values, shown_value
@@ -24,7 +25,7 @@ _OPTION = re.compile(rf"--[a-z][a-z0-9-]*(={_WORD.pattern})?")
 _LIMIT = re.compile(r"[0-9]{1,4}(-[0-9]{1,2}(:[0-9]{2}){0,2}|:[0-9]{2}(:[0-9]{2})?)?")
 _SHOWN_LIMIT = re.compile(r"(?:(?P<days>\d+)-)?(?:(?P<hours>\d+):)?(?P<minutes>\d+):(?P<seconds>\d+)")
 _OURS = (
-    *("array", "chdir", "comment", "dependency", "error", "exclusive", "job-name", "nodes", "ntasks"),
+    *("array", "chdir", "comment", "dependency", "error", "job-name", "nodes", "ntasks"),
     "no-kill",
     *("ntasks-per-node", "open-mode", "output", "requeue", "no-requeue", "signal", "wrap"),
 )
@@ -32,11 +33,13 @@ _OURS = (
 _SETTINGS = {
     "account": "account",
     "cpus-per-task": "cpus_per_rank",
+    "exclusive": "exclusive",
     "gpus": "gpus_per_node",
     "gpus-per-node": "gpus_per_node",
     "partition": "partition",
     "time": "time_limit",
 }
+_GRES = "--gres="
 # These options make sbatch print something other than a job's number, or wait for the job.
 _OF_THE_ANSWER = ("help", "parsable", "quiet", "test-only", "usage", "verbose", "version", "wait")
 
@@ -63,15 +66,26 @@ class ClusterConfig:
     """Quality of service."""
     cpu_partition: str = ""
     """Partition for jobs without GPUs: packing, checks, reports and the gates of a chain; empty: the same partition."""
+    cpu_account: str = ""
+    """Account for jobs without GPUs; empty: the same account."""
+    cpu_qos: str = ""
+    """Quality of service for jobs without GPUs; empty: the same."""
+    cpu_constraint: str = ""
+    """Features of nodes for jobs without GPUs, on clusters that need one, such as cpu."""
     constraint: str = ""
     """Features that nodes must have, such as h100."""
     gpus_per_node: Annotated[int, Range(0, 1024, zero="none: one rank per node")] = 0
     """GPUs of each node; a job has one rank per GPU."""
     gpu_type: str = ""
     """Slurm's name for the type of GPU, such as h100, if a partition has several types."""
+    gpus_by: Literal["gpus-per-node", "gres", "nothing"] = "gpus-per-node"
+    """Option of sbatch that asks for the GPUs: --gpus-per-node=8; --gres=gpu:8, on older clusters; or nothing, if Slurm
+    does not count GPUs and a whole node comes with them."""
+    exclusive: bool = True
+    """Whether a job with ranks takes whole nodes (--exclusive); no: it shares them, and asks for `cpus_per_rank`."""
     all_memory: bool = True
-    """Whether a job with ranks asks for all memory of its nodes (--mem=0); no: it gets the site's default, if Slurm
-    refuses --mem=0."""
+    """Whether a job with ranks asks for all memory of its nodes (--mem=0). It gets the site's default with no, if Slurm
+    refuses --mem=0, and with `exclusive: no`; --mem among the `options` asks for another amount."""
     cpus_per_rank: Annotated[int, Range(0, 4096, zero="an equal share of the node's")] = 0
     """CPUs of each rank."""
     time_limit: str = ""
@@ -94,8 +108,10 @@ class ClusterConfig:
     setup: tuple[str, ...] = ()
     """Lines of shell that run before the command, such as `module load cuda/12.6`."""
     command: tuple[str, ...] = ()
-    """The command that runs patchline on a node, such as apptainer exec --nv image.sif patchline; empty: the patchline
-    that submits the job, which must then be on storage that the nodes share."""
+    """The command that runs patchline on a node; empty: the patchline that submits the job, which must then be on
+    storage that the nodes share."""
+    container: ContainerConfig = field(default_factory=ContainerConfig)
+    """The container in which ranks run; without it, they run `command` on the node itself."""
     s3_endpoint: str = ""
     """URL of the S3-compatible store, such as https://s3.example.org; empty: AWS."""
     s3_profile: str = ""
@@ -105,14 +121,10 @@ class ClusterConfig:
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
-        for name in ("partition", "cpu_partition", "account", "qos", "constraint"):
-            value = getattr(self, name)
-            if value and not _WORD.fullmatch(value):
-                raise UserError(f"{name} is {shown_value(value)}; allowed: letters, digits and _.,:;&|*+@/=()[]{{}}-")
-        if self.gpu_type and not _GPU_TYPE.fullmatch(self.gpu_type):
-            raise UserError(f"gpu_type is {shown_value(self.gpu_type)}; allowed: letters, digits and _.-, such as h100")
-        if self.gpu_type and not self.gpus_per_node:
-            raise UserError(f"gpu_type is {self.gpu_type} and gpus_per_node 0; give gpus_per_node, too")
+        for name in ("partition", "account", "qos", "constraint"):
+            for each in (name, f"cpu_{name}"):
+                _refuse_wrong_name(getattr(self, each), what=each)
+        self._refuse_wrong_nodes()
         if self.time_limit:
             refuse_wrong_limit(self.time_limit, what="time_limit")
         for option in self.options:
@@ -131,27 +143,67 @@ class ClusterConfig:
             shown = shown_value(self.s3_endpoint)
             raise UserError(f"s3_endpoint is {shown}; allowed: http(s)://HOST[:PORT], without a password or a key")
 
-    @property
-    def takes_all_memory(self) -> bool:
-        """Whether jobs with ranks ask for all memory of their nodes. They do not if `options` ask for another
-        amount."""
-        return self.all_memory and not any(map(_OF_MEMORY.match, self.options))
+    def _refuse_wrong_nodes(self) -> None:
+        """Raises UserError if the settings of GPUs and of whole nodes do not go together."""
+        if self.gpu_type and not _GPU_TYPE.fullmatch(self.gpu_type):
+            raise UserError(f"gpu_type is {shown_value(self.gpu_type)}; allowed: letters, digits and _.-, such as h100")
+        if self.gpu_type and not self.gpus_per_node:
+            raise UserError(f"gpu_type is {self.gpu_type} and gpus_per_node 0; give gpus_per_node, too")
+        if self.gpu_type and self.gpus_by == "nothing":
+            raise UserError(f"gpu_type is {self.gpu_type} and gpus_by nothing, which asks for no GPUs; leave one out")
+        if not self.exclusive and not self.cpus_per_rank:
+            raise UserError(
+                "exclusive is no and cpus_per_rank 0; on a shared node, a rank would get one CPU: give cpus_per_rank"
+            )
 
     @property
-    def gpus_asked_for(self) -> str:
-        """The GPUs of each node in Slurm's format, such as h100:8, or an empty string if there are none."""
-        number = str(self.gpus_per_node or "")
-        return f"{self.gpu_type}:{number}" if self.gpu_type else number
+    def takes_all_memory(self) -> bool:
+        """Whether jobs with ranks ask for all memory of their nodes. They do not if they share the nodes, or if
+        `options` ask for another amount."""
+        return self.all_memory and self.exclusive and not any(map(_OF_MEMORY.match, self.options))
+
+    def place_of(self, *, has_ranks: bool) -> dict[str, str]:
+        """Returns the options of sbatch that say where a job with ranks, or one without GPUs, may run, and who pays.
+        Options with an empty value keep Slurm's default."""
+        own = {name: getattr(self, name) for name in ("partition", "account", "qos", "constraint")}
+        if has_ranks:
+            return own
+        named = {name: getattr(self, f"cpu_{name}") or value for name, value in own.items()}
+        return named | {"constraint": self.cpu_constraint}  # that of the GPU nodes would not do
 
     def partition_for(self, *, has_ranks: bool) -> str:
         """Returns the partition for jobs with ranks, or for jobs without GPUs. An empty string stands for Slurm's
         default partition."""
-        return (self.cpu_partition if not has_ranks else "") or self.partition
+        return self.place_of(has_ranks=has_ranks)["partition"]
+
+    @property
+    def gpu_request(self) -> dict[str, str]:
+        """The option of sbatch that asks for the GPUs of each node. Slurm takes only the last --gres, so the one in
+        `options` is joined to that of the GPUs."""
+        if not self.gpus_per_node or self.gpus_by == "nothing":
+            return {}
+        wanted = f"{self.gpu_type}:{self.gpus_per_node}" if self.gpu_type else str(self.gpus_per_node)
+        if self.gpus_by == "gpus-per-node":
+            return {"gpus-per-node": wanted}
+        others = [option.removeprefix(_GRES) for option in self.options if option.startswith(_GRES)]
+        return {"gres": ",".join([f"gpu:{wanted}", *others])}
+
+    def options_of(self, *, has_ranks: bool) -> list[str]:
+        """Returns `options`, without a --gres that `gpu_request` already has."""
+        is_joined = has_ranks and "gres" in self.gpu_request
+        return [option for option in self.options if not (is_joined and option.startswith(_GRES))]
+
+
+def _refuse_wrong_name(value: str, *, what: str) -> None:
+    if value and not _WORD.fullmatch(value):
+        raise UserError(f"{what} is {shown_value(value)}; allowed: letters, digits and _.,:;&|*+@/=()[]{{}}-")
 
 
 def _refuse_ours(option: str) -> None:
     """Raises UserError for an option that patchline sets itself, that has its own setting, or that changes how sbatch
     answers, even in an abbreviated form that sbatch would accept."""
+    if option.startswith(_GRES) and any(each.startswith("gpu") for each in option.removeprefix(_GRES).split(",")):
+        raise UserError(f"options has {shown_value(option)}; set `gpus_per_node:` and `gpus_by: gres` instead")
     name = option.removeprefix("--").partition("=")[0]
     names = sorted((*_OURS, *_SETTINGS, *_OF_THE_ANSWER))  # an exact name sorts before longer ones
     full = next((one for one in names if one.startswith(name)), "")

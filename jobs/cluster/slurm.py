@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Collection, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from textwrap import shorten
 from typing import Any
 
@@ -125,7 +125,7 @@ def with_variables(cluster: ClusterConfig, environ: MutableMapping[str, str]) ->
     Removes the other variables of sbatch from `environ`, because sbatch would prefer them to the options of a script.
     Logs the names of both. Raises UserError if a value that is used is not allowed."""
     # sbatch would prefer SBATCH_PARTITION in jobs for `cpu_partition`, too.
-    named = asdict(cluster) | {"partition": cluster.partition or cluster.cpu_partition}
+    named = {name: getattr(cluster, name, "") or getattr(cluster, f"cpu_{name}", "") for name in _OF_SHELL}
     options = [option.removeprefix("--").partition("=")[0] for option in cluster.options]
     found = {
         field: value

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from jobs.cluster.container import is_mounted, unmounted_in
 from jobs.cluster.settings import ClusterConfig, Names, asked_seconds, seconds_of
 from jobs.cluster.slurm import partitions, ran
 from jobs.settings.runs import PlanJob
@@ -52,13 +53,14 @@ class PartitionLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class AskedJob:
-    """A job that is to be submitted, and what it asks for. `nodes`: the number of nodes without spares. `time_limit`:
-    its time limit in Slurm's format; empty: the limit in the cluster's settings."""
+    """A job that is to be submitted, and what it asks for. `words`: its arguments. `nodes`: the number of nodes without
+    spares. `time_limit`: its time limit in Slurm's format; empty: the limit in the cluster's settings."""
 
     job: Any
     nodes: int
     time_limit: str
     has_ranks: bool
+    words: tuple[str, ...] = ()
 
     @property
     def run_dir(self) -> str:
@@ -78,6 +80,8 @@ def refuse_job(
     warnings. `limits`: the limits of the job's partition."""
     _refuse(job_checks(asked, cluster, limits, environ, names=names))
     _refuse_uneven(asked, cluster)
+    if asked.has_ranks and cluster.container.image:
+        _refuse_container(asked, cluster, environ)
 
 
 def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig, *, is_dry: bool) -> None:
@@ -85,6 +89,33 @@ def refuse_unreachable(words: Sequence[str], cluster: ClusterConfig, *, is_dry: 
     without the keys, logs a warning for each instead."""
     found = (unreachable(url, endpoint=cluster.s3_endpoint, profile=cluster.s3_profile) for url in urls_of(words))
     _refuse(replace(fault, status="warning" if is_dry else "fault", allowed="") for fault in found if fault)
+
+
+def _refuse_container(asked: AskedJob, cluster: ClusterConfig, environ: Mapping[str, str]) -> None:
+    """Raises UserError if this cluster has no pyxis, although the settings need it, or if the container does not have
+    the current folder, the run directory or a path among the job's arguments. Logs a warning if it does not have the
+    keys of S3."""
+    container, home = cluster.container, str(Path.home())
+    is_pyxis = container.system == "pyxis" and shutil.which("srun", path=environ.get("PATH")) is not None
+    if is_pyxis and "--container-image" not in ran(["srun", "--help"], environ).stdout:
+        raise UserError(
+            "container.system is pyxis, and srun has no option --container-image: this cluster has no pyxis; set "
+            f"container.system to apptainer or singularity, {_ANYWAY}"
+        )
+    words = [str(Path.cwd()), str(Path(asked.run_dir).resolve()), *asked.words]  # without a run, the first twice
+    missing = next(unmounted_in(words, container, home=home), "")
+    if missing:
+        raise UserError(
+            f"{printable_name(missing)} is not in the container, whose mounts are "
+            f"{', '.join(container.mounts) or 'none'}; add it, or a folder above it, to container.mounts in your "
+            f"cluster's settings, {_ANYWAY}"
+        )
+    keys = f"{home}/.aws"
+    if urls_of(words) and Path(keys).is_dir() and not is_mounted(keys, container, home=home):
+        log.warning(
+            "the container does not have %s, where ranks look for the keys of S3; add ~/.aws:ro to container.mounts",
+            printable_name(keys),
+        )
 
 
 def _refuse(found: Iterable[Finding]) -> None:

@@ -187,7 +187,7 @@ def _step(part: GpuPart, place: world.World, *, look: Callable[["_Run"], Result]
         "images_per_second": rates,
         "allocated_bytes": allocated,
         "predicted_bytes": memory_of(job, _topology(place), micro_batch=job.global_batch).peak,
-    } | {**_beside_plan(job, statistics.median(rates), place), **more, "time": profiled}
+    } | {**_beside_plan(part, job, statistics.median(rates), place), **more, "time": profiled}
 
 
 def _account(run: "_Run", place: world.World) -> Result:
@@ -438,7 +438,7 @@ def _job(part: GpuPart, place: world.World) -> TrainingJob:
     raise RuntimeError(f"{part.model} does not fit this GPU, not even {_MICRO_BATCHES[-1]} images")
 
 
-def _beside_plan(job: TrainingJob, rate: float, place: world.World) -> Result:
+def _beside_plan(part: GpuPart, job: TrainingJob, rate: float, place: world.World) -> Result:
     """Returns the share of the GPU's nominal speed that `rate` reaches, and the rate that the plan predicts. Both
     are None for a device that the plan does not know."""
     gpu = gpu_of_device(torch.cuda.get_device_name(place.device)) if _is_gpu(place) else None
@@ -446,6 +446,8 @@ def _beside_plan(job: TrainingJob, rate: float, place: world.World) -> Result:
         return {"mfu": None, "planned_images_per_second": None}
     flops = FORWARD_AND_BACKWARD * forward_flops(job.model)
     plan = plan_batch(job.global_batch, micro_batch=job.global_batch, num_ranks=1, lanes=1)
+    if not part.compiled:
+        job = replace(job, engine=replace(job.engine, compile="off"))
     speeds = speeds_of(job, micro_batch=job.global_batch, gpu=gpu, name="this GPU", rates=rates_from())
     planned = step_time(job, plan, gpu=gpu, network=EIGHT_A_NODE, train_flops=flops, speed=speeds.usual)
     return {

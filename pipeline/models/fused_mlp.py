@@ -24,7 +24,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from pipeline.models.layers import MLP, tanh_gelu
+from pipeline.models.layers import MLP
 from pipeline.models.vit import Block
 
 _LEAST_CAPABILITY = (9, 0)  # Hopper's; for older GPUs QuACK has other kernels, which nobody has tried here
@@ -161,5 +161,5 @@ class _FusedMLP(torch.autograd.Function):
 def _fused(z_BND: torch.Tensor, mlp: MLP) -> torch.Tensor:
     layers = mlp.dense1, mlp.dense2
     weights = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
-    result: torch.Tensor = _FusedMLP.apply(z_BND, mlp.gelu is tanh_gelu, *weights)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _FusedMLP.apply(z_BND, mlp.is_tanh, *weights)  # type: ignore[no-untyped-call]
     return result

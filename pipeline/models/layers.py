@@ -35,7 +35,8 @@ class MLP(nn.Module):
         self.dense1 = nn.Linear(size.width, size.mlp_width)
         self.dense2 = nn.Linear(size.mlp_width, size.width)
         self.dropout = nn.Dropout(config.dropout)
-        self.gelu = tanh_gelu if config.gelu == "tanh" else F.gelu
+        self.is_tanh = config.gelu == "tanh"
+        self.gelu = tanh_gelu if self.is_tanh else F.gelu
         self.fused: Callable[[torch.Tensor, MLP], torch.Tensor] | None = None
 
     def forward(self, z_BND: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,12 @@ _MOST_FILE_BYTES = 16 << 20
 _NUM_CLASSES = 1000  # of the models that `patchline doctor --gpu` measures
 _IN_LAYERS = ("relative", "rope2d")  # position embeddings that cost time in every layer
 _MENTIONED = ("pooling", "registers", "dropout", "stochastic_depth", "layer_scale", "qk_norm", "gelu", "position_at")
-_KERNELS = ("precision", "deterministic", "attention", "float8", "cuda_graphs")
+# Settings of the engine that are said or counted apart, or that cost nothing on one rank. All others choose kernels.
+_NO_KERNELS = (
+    *("zero_stage", "activation_checkpointing", "compile", "skip_branches"),
+    *("overlap", "reduce_bucket", "reduce_precision", "check_gradients", "allow_deepspeed"),
+)
+_KERNELS = tuple(each.name for each in fields(EngineConfig) if each.name not in _NO_KERNELS)
 _GROUPS: Mapping[str, Any] = {"model": ModelConfig, "engine": EngineConfig, "optimizer": OptimizerConfig}
 _RIGHT_FILE = "give the file that `patchline doctor --gpu --out FILE` wrote on your GPU"
 

@@ -304,8 +304,12 @@ def index_job(_: Path, fields: dict[str, object]) -> None:
         "of `patchline submit --cluster FILE`; patchline x --help-all lists all flags"
     ),
     row("an option of sbatch: --exclusive", flag_of_sbatch, "--exclusive").says(
-        "unknown flag --exclusive of patchline x; it is an option of sbatch that `patchline submit` sets itself; "
-        "patchline x --help-all lists all flags"
+        "unknown flag --exclusive of patchline x; it is an option of sbatch: write `exclusive:` into the file of "
+        "`patchline submit --cluster FILE`; patchline x --help-all lists all flags"
+    ),
+    row("an option of srun: --container-image", flag_of_sbatch, "--container-image").says(
+        "unknown flag --container-image of patchline x; it is an option of sbatch: write `container:` into the file "
+        "of `patchline submit --cluster FILE`; patchline x --help-all lists all flags"
     ),
     row("an option of sbatch: --job-name", flag_of_sbatch, "--job-name").says(
         "unknown flag --job-name of patchline x; it is an option of sbatch that `patchline submit` sets itself; "

@@ -14,10 +14,10 @@ from tests.slurm.test_submit import settings_in
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
-def preflight(cluster: SlurmCluster, *words: str) -> tuple[int, dict[str, dict[str, Any]]]:
+def preflight(cluster: SlurmCluster, *words: str, **environ: str) -> tuple[int, dict[str, dict[str, Any]]]:
     ended = subprocess.run(
         [str(PATCHLINE), "preflight", "--json", *words],
-        env=cluster.job_environment(),
+        env=cluster.job_environment() | environ,
         capture_output=True,
         text=True,
         timeout=300,

@@ -5,11 +5,14 @@ import re
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.cluster.batch_script import Piece, Request, batch_script, names_of, pieces_of, script_summary
+from jobs.cluster.container import ContainerConfig
 from jobs.cluster.settings import ClusterConfig
 
 BODY = (Path(__file__).resolve().parents[3] / "slurm" / "stage.sbatch").read_text()
@@ -107,6 +110,135 @@ def test_a_job_with_ranks_takes_all_memory_unless_it_asks_for_other() -> None:
     for site in (replace(CLUSTER, all_memory=False), replace(CLUSTER, options=("--mem-per-gpu=64G",))):
         assert not [line for line in lines_of(REQUEST, site) if "--mem=0" in line]
     assert "#SBATCH --mem=0" not in lines_of(replace(REQUEST, has_ranks=False), CLUSTER)
+
+
+@pytest.mark.parametrize(
+    ("changes", "lines"),
+    [
+        ({}, ["--gpus-per-node=h100:8", "--mem=0", "--exclusive"]),
+        ({"gpus_by": "gres"}, ["--gres=gpu:h100:8", "--mem=0", "--exclusive"]),
+        (  # Slurm takes only the last --gres
+            {"gpus_by": "gres", "options": ("--gres=nvme:1", "--hold")},
+            ["--gres=gpu:h100:8,nvme:1", "--mem=0", "--exclusive", "--hold"],
+        ),
+        ({"gpus_by": "nothing", "gpu_type": ""}, ["--mem=0", "--exclusive"]),
+        ({"options": ("--gres=nvme:1",)}, ["--gpus-per-node=h100:8", "--mem=0", "--exclusive", "--gres=nvme:1"]),
+        # --mem=0 on a shared node would wait for all of its memory
+        ({"exclusive": False, "cpus_per_rank": 4}, ["--gpus-per-node=h100:8", "--cpus-per-task=4"]),
+        (
+            {"exclusive": False, "cpus_per_rank": 4, "options": ("--mem=500G",)},
+            ["--gpus-per-node=h100:8", "--cpus-per-task=4", "--mem=500G"],
+        ),
+    ],
+)
+def test_gpus_and_nodes_are_asked_for_in_the_clusters_way(changes: dict[str, Any], lines: list[str]) -> None:
+    site = replace(ClusterConfig(command=("patchline",), gpus_per_node=8, gpu_type="h100"), **changes)
+    kinds = ("gpus", "gres", "mem", "cpus-per-task", "exclusive", "hold")
+    found = [line.removeprefix("#SBATCH ") for line in lines_of(REQUEST, site)]
+    assert [line for line in found if line.removeprefix("--").startswith(kinds)] == lines
+    assert "#SBATCH --ntasks-per-node=8" in lines_of(REQUEST, site)
+
+
+def test_a_job_without_gpus_keeps_the_other_gres() -> None:
+    site = replace(CLUSTER, gpus_per_node=8, gpus_by="gres", options=("--gres=nvme:1",), cpu_constraint="cpu")
+    found = lines_of(replace(REQUEST, has_ranks=False), site)
+    assert "#SBATCH --gres=nvme:1" in found
+    assert '#SBATCH --constraint="cpu"' in found
+
+
+PYXIS = ContainerConfig(image="/shared/p.sqsh", mounts=("/shared", "/raid/jft:/data:ro", "/home/me/.aws:ro"))
+MOUNTS = "/shared:/shared,/raid/jft:/data:ro,/home/me/.aws:/home/me/.aws:ro,/scratch:/scratch"
+RANK = ["env", "-u", "PYTHONPATH", "-u", "PYTHONHOME", "patchline"]
+
+
+def arrays_of(cluster: ClusterConfig, *, request: Request = REQUEST) -> tuple[list[str], list[str], list[str]]:
+    """What bash makes of the script: srun's options, the command of a rank, and the command of the script itself."""
+    shows = "".join(
+        f'printf "%s\\0" ${{{name}[@]+"${{{name}[@]}}"}} over\n'
+        for name in ("in_container", "rank_command", "patchline")
+    )
+    script = batch_script(request, cluster, body=f"# Run one stage of Patchline\n{shows}")
+    done = subprocess.run(["bash", "-uc", script], capture_output=True, check=True, timeout=60, text=True)
+    one, two, three = done.stdout.split("over\0")[:3]
+    return one.split("\0")[:-1], two.split("\0")[:-1], three.split("\0")[:-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "command"),
+    [
+        (
+            {},
+            [
+                "--container-image=/shared/p.sqsh",
+                f"--container-mounts={MOUNTS}",
+                "--container-workdir=/shared",
+                "--no-container-mount-home",
+                "--no-container-entrypoint",
+            ],
+            RANK,
+        ),
+        (
+            {
+                "image": "nvcr.io#nvidia/pytorch:25.01-py3",
+                "mounts": ("/",),  # which has the scratch folder, too
+                "home": True,
+                "command": ("/opt/it's/patchline",),
+                "options": ("--container-writable",),
+            },
+            [
+                "--container-image=nvcr.io#nvidia/pytorch:25.01-py3",
+                "--container-mounts=/:/",
+                "--container-workdir=/shared",
+                "--container-mount-home",
+                "--no-container-entrypoint",
+                "--container-writable",
+            ],
+            [*RANK[:-1], "/opt/it's/patchline"],
+        ),
+        (
+            {"system": "apptainer", "image": "/shared/p.sif"},
+            [],
+            ["apptainer", "exec", "--nv", "--no-home", "--bind", MOUNTS, "--pwd", "/shared", "/shared/p.sif", *RANK],
+        ),
+        (
+            {"system": "singularity", "image": "docker://a.b/c:1", "home": True, "options": ("--rocm",)},
+            [],
+            [
+                *("singularity", "exec", "--nv", "--bind", MOUNTS, "--pwd", "/shared", "--rocm"),
+                *("docker://a.b/c:1", *RANK),
+            ],
+        ),
+    ],
+)
+def test_ranks_run_in_the_container(changes: dict[str, Any], options: list[str], command: list[str]) -> None:
+    site = replace(CLUSTER, container=replace(PYXIS, **changes), scratch="/scratch", gpus_per_node=8)
+    assert arrays_of(site) == (options, command, ["patchline"])
+
+
+def test_what_has_no_ranks_runs_outside_the_container() -> None:
+    site = replace(CLUSTER, container=PYXIS)
+    assert arrays_of(site, request=replace(REQUEST, has_ranks=False)) == ([], [], ["patchline"])
+    assert arrays_of(CLUSTER) == ([], [], ["patchline"])
+
+
+PATHS = st.text("abc/._@=%+-", max_size=12).map("/".__add__)
+
+
+@settings(max_examples=40)
+@given(st.lists(PATHS, max_size=3), WORDS.filter(str.isprintable))
+def test_a_mount_stays_one_mount(mounts: list[str], folder: str) -> None:
+    """Whatever the paths are, srun gets five options, and each mount two paths."""
+    site = replace(CLUSTER, container=ContainerConfig(image="/p.sqsh", mounts=tuple(mounts)))
+    options, _, _ = arrays_of(site, request=replace(REQUEST, chdir=Path("/", folder)))
+    assert len(options) == 4 + bool(mounts)
+    pairs = [one for option in options if "mounts" in option for one in option.partition("=")[2].split(",")]
+    assert pairs == [f"{one}:{one}" for one in mounts]
+
+
+def test_the_script_passes_the_container_to_srun() -> None:
+    """The body starts the ranks with both arrays, and all else without them."""
+    assert BODY.count('"${in_container[@]}"') == 1
+    assert BODY.count('"${rank_command[@]}"') == 1
 
 
 def test_names_are_plain() -> None:

@@ -1,10 +1,11 @@
 """What nodes print, and the finding about it; tests/slurm has it on a real Slurm."""
 
 import json
+import subprocess
 
 import pytest
 
-from jobs.cluster.preflight_nodes import judge_deep, judge_shared
+from jobs.cluster.preflight_nodes import _DEEP, judge_deep, judge_shared
 from tests.rigs.processes import patchline
 
 BOTH = "preflight n1 shared\npreflight n1 answers\npreflight n2 shared\npreflight n2 answers\n"
@@ -33,6 +34,17 @@ def test_a_run_directory(text: str, statuses: list[str], words: str) -> None:
     found = judge_shared(text, where="/shared", command="patchline")
     assert [one.status for one in found] == statuses
     assert words in found[0].found
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"), [("n1", "n1"), ("n[07-09,12],m3", "n07"), ("a,b[1-2]", "a"), ("r1c[2,4]-ib", "r1c2")]
+)
+def test_ranks_in_a_container_meet_at_the_first_node(nodes: str, first: str) -> None:
+    """A container has no scontrol."""
+    environ = {"PATH": "/usr/bin:/bin", "SLURM_JOB_NODELIST": nodes, "SLURM_JOB_ID": "3", "SLURMD_NODENAME": first}
+    words = ["bash", "-c", f"scontrol() {{ return 127; }}; {_DEEP}", "deep", "printenv", "MASTER_ADDR", "MASTER_PORT"]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.split() == [first, "20303"]
 
 
 def test_nodes_that_are_well() -> None:

@@ -1,9 +1,11 @@
 """cluster.yaml is read strictly, and nothing in it can become an option or a line that it should not be."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+from jobs.cluster.container import ContainerConfig
 from jobs.cluster.settings import ClusterConfig, asked_seconds, read_cluster, seconds_of
 from shards.errors import UserError
 
@@ -20,6 +22,17 @@ def test_the_example_is_read() -> None:
 def test_every_field_is_in_the_example() -> None:
     text = EXAMPLE.read_text()
     assert all(f"{name}:" in text for name in ClusterConfig.__dataclass_fields__)
+
+
+def test_the_lines_of_the_example_that_are_comments_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    path, text = tmp_path / "cluster.yaml", EXAMPLE.read_text()
+    path.write_text(re.sub(r"^# (?=cpu_|container:|  )", "", text, flags=re.MULTILINE))
+    found = read_cluster(path)
+    assert (found.cpu_account, found.cpu_qos, found.cpu_constraint) == ("vision_cpu", "normal", "cpu")
+    assert found.container == ContainerConfig(
+        system="pyxis", image="/shared/patchline.sqsh", mounts=("/shared", "/home/me/.aws:ro")
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,6 +66,35 @@ def test_every_field_is_in_the_example() -> None:
         ("gpus: 8", "unknown field gpus"),
         ("gpu_type: h100:8\ngpus_per_node: 8", "gpu_type is 'h100:8'; allowed: letters, digits and _.-"),
         ("gpu_type: h100", "gpu_type is h100 and gpus_per_node 0; give gpus_per_node, too"),
+        ("gpu_type: h100\ngpus_per_node: 8\ngpus_by: nothing", "gpus_by nothing, which asks for no GPUs"),
+        ("gpus_by: gpus", "gpus_by is gpus; allowed: gpus-per-node, gres, nothing"),
+        ("options: ['--gres=nvme:1,gpu:8']", "set `gpus_per_node:` and `gpus_by: gres` instead"),
+        ("options: [--exclusive]", "options has '--exclusive'; set `exclusive:` instead"),
+        ("exclusive: no", "exclusive is no and cpus_per_rank 0; on a shared node, a rank would get one CPU"),
+        ("cpu_account: me two", "cpu_account is 'me two'; allowed: letters"),
+        ("container: {mounts: [/shared]}", "container has settings, but no image; give container.image"),
+        ("container: {image: /a.sqsh, system: docker}", "allowed: pyxis, apptainer, singularity"),
+        ("container: {image: a.sqsh}", "container.image is 'a.sqsh'; allowed for pyxis: the absolute path of a file"),
+        ('container: {image: "/a\\n.sif"}', "container.image is '/a\\n.sif'; allowed"),
+        ("container: {image: '-x'}", "container.image is '-x'; allowed"),
+        ("container: {image: 'docker://debian'}", "allowed for pyxis: the absolute path of a file, or REGISTRY#IMAGE"),
+        (
+            "container: {system: apptainer, image: debian}",
+            "allowed for apptainer: the absolute path of a file, or a URL",
+        ),
+        ("container: {system: apptainer, image: 'docker://me:word@h/x'}", "container has a URL with a password"),
+        ("container: {image: /a.sqsh, command: [env, HF_TOKEN=abc, patchline]}", "container sets HF_TOKEN"),
+        ("container: {image: /a.sif, mounts: [shared]}", "container.mounts has 'shared'; allowed: SOURCE"),
+        ("container: {image: /a.sif, mounts: ['/a,/etc']}", "container.mounts has '/a,/etc'; allowed"),
+        ("container: {image: /a.sif, mounts: ['/$(id)']}", "container.mounts has '/$(id)'; allowed"),
+        ("container: {image: /a.sif, mounts: ['/a:/b:rw']}", "container.mounts has '/a:/b:rw'; allowed"),
+        ('container: {image: /a.sif, mounts: ["/a\\n/b"]}', "container.mounts has '/a\\n/b'; allowed"),
+        ("container: {image: /a.sif, command: []}", "container.command is empty"),
+        ('container: {image: /a.sif, command: ["a\\nb"]}', "container.command has 'a\\nb'; allowed"),
+        ("container: {image: /a.sif, options: [--wrap=id]}", "allowed for pyxis: --container-NAME"),
+        ("container: {image: /a.sif, options: ['--container-env=A B']}", "allowed for pyxis: --container-NAME"),
+        ("container: {image: /a.sif, options: [--no-container-mount-home]}", "which patchline sets itself"),
+        ("container: {image: /a.sif, system: apptainer, options: [--bind=/]}", "which patchline sets itself"),
         ("gpus_per_node: eight", "gpus_per_node is eight; allowed: a whole number"),
         ("- partition", "has no fields"),
     ],
@@ -84,6 +126,9 @@ def test_the_partition_of_a_job() -> None:
     both = ClusterConfig(partition="gpu", cpu_partition="cpu")
     assert [both.partition_for(has_ranks=each) for each in (True, False)] == ["gpu", "cpu"]
     assert ClusterConfig(partition="gpu").partition_for(has_ranks=False) == "gpu"
+    apart = ClusterConfig(account="a", cpu_account="c", qos="q", constraint="gpu", cpu_constraint="cpu")
+    assert list(apart.place_of(has_ranks=False).values()) == ["", "c", "q", "cpu"]
+    assert ClusterConfig(constraint="gpu").place_of(has_ranks=False)["constraint"] == ""
     with pytest.raises(UserError, match="set `partition:` instead"):
         ClusterConfig(partition="gpu", options=("--partition=x",))
 

@@ -1,6 +1,7 @@
 """What submit refuses by itself: stores, run directories and limits that cannot work, each with the remedy."""
 
 import socket
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from jobs.cluster import submit_checks
+from jobs.cluster.container import ContainerConfig
 from jobs.cluster.settings import ClusterConfig
 from jobs.cluster.submit_checks import (
     AskedJob,
@@ -48,10 +50,11 @@ def check(
     job: object = None,
     cluster: ClusterConfig = ClusterConfig(),  # noqa: B008 - frozen
     environ: dict[str, str] = {"PATH": ""},  # noqa: B006 - not changed
+    words: Sequence[str] = (),
 ) -> None:
     """Checks a job for a partition without limits, by default without Slurm."""
     own = SimpleNamespace(run_dir=run_dir) if job is None else replace(job, run_dir=run_dir) if run_dir else job  # type: ignore[type-var]
-    asked = AskedJob(job=own, nodes=nodes, time_limit="", has_ranks=True)
+    asked = AskedJob(job=own, words=tuple(words), nodes=nodes, time_limit="", has_ranks=True)
     refuse_job(asked, cluster, PartitionLimits(name="x"), environ)
 
 
@@ -130,6 +133,52 @@ def test_a_margin_shorter_than_a_planned_save(tmp_path: Path) -> None:
 def test_what_cannot_be_planned_is_left_to_the_stage() -> None:
     job = replace(RECIPES["vit_h14_jft"](), global_batch=4097)
     assert planned_save_seconds(job, nodes=1, gpus=8) == 0.0
+
+
+@pytest.fixture
+def in_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ContainerConfig:
+    """A container that has the current folder, with the home folder outside it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home" / ".aws").mkdir(parents=True)
+    (tmp_path / "shared").mkdir()
+    monkeypatch.chdir(tmp_path / "shared")
+    return ContainerConfig(system="apptainer", image="/p.sif", mounts=(f"{tmp_path}/shared", "/raid:/data:ro"))
+
+
+@pytest.mark.parametrize(
+    ("words", "missing"),
+    [
+        (["--data.url=/raid/jft"], "/raid/jft"),  # which has another path in the container
+        (["--data.url", "/other/jft"], "/other/jft"),
+        (["--initial.weights=/other/weights"], "/other/weights"),
+        (["--data.url=HERE/jft", "--steps=30", "--data.url=s3://b/x", "relative/jft"], ""),
+    ],
+)
+def test_paths_that_the_container_does_not_have(
+    in_container: ContainerConfig, caplog: pytest.LogCaptureFixture, words: list[str], missing: str
+) -> None:
+    words = [word.replace("HERE", str(Path.cwd())) for word in words]
+    if not missing:
+        check(str(Path("run")), cluster=ClusterConfig(container=in_container), words=words)
+        assert "/.aws, where ranks look for the keys of S3; add ~/.aws:ro to container.mounts" in caplog.text
+        return
+    with pytest.raises(UserError) as error:
+        check("run", cluster=ClusterConfig(container=in_container), words=words)
+    assert str(error.value).startswith(f"{missing} is not in the container, whose mounts are {Path.cwd()}, /raid:/data")
+
+
+def test_a_run_directory_outside_the_container_is_refused(in_container: ContainerConfig, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"/home/run is not in the container"):
+        check(str(tmp_path / "home" / "run"), cluster=ClusterConfig(container=in_container))
+    check(str(tmp_path / "home" / "run"), cluster=ClusterConfig(container=replace(in_container, home=True)))
+
+
+def test_a_cluster_without_pyxis_is_refused(in_container: ContainerConfig, tmp_path: Path) -> None:
+    cluster = ClusterConfig(container=replace(in_container, system="pyxis"))
+    check(cluster=cluster)  # a laptop, without srun
+    check(cluster=cluster, environ=programs(tmp_path, srun="echo --container-image=IMAGE"))
+    with pytest.raises(UserError, match=r"this cluster has no pyxis; set container.system to apptainer"):
+        check(cluster=cluster, environ=programs(tmp_path, srun="echo --chdir"))
 
 
 ON_A_DISK = "/dev/sda1 / ext4 rw 0 0\nserver:/x /shared nfs4 rw 0 0\n"

@@ -97,8 +97,7 @@ class Measured:
         self.results: dict[str, Any] = {}
         self.asked: list[GpuPart] = []
         self.about: dict[str, Any] = results()["about"] | {
-            "no_float8": "no torchao",
-            "no_fused_mlp": "no QuACK",
+            "lacks": {"float8": "no torchao"},
             "driver": "570",
         }
         monkeypatch.setattr(gpu_trial, "parts_of", lambda *_, **__: parts)
@@ -288,6 +287,22 @@ def test_a_step_takes_the_largest_micro_batch_that_a_gpu_fits(
     place = replace(world.current_world("cpu"), device=torch.device("cuda"))
     part = parts_of("cuda", num_gpus=1)["step vit_h14 eager"]
     assert gpu_parts._job(part, place).global_batch == micro_batch
+
+
+@pytest.mark.parametrize(
+    ("name", "planned"),
+    [
+        pytest.param("step vit_h14 compiled", 435.4, id="as an H200 was measured"),
+        pytest.param("step vit_h14 eager", 379.6, id="eager"),
+        pytest.param("step vit_h14 compiled, flash", 275.9, id="as nobody has measured: 0.28 of nominal operations"),
+    ],
+)
+def test_a_step_is_shown_beside_what_plan_says(monkeypatch: pytest.MonkeyPatch, name: str, planned: float) -> None:
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA H200")
+    place = replace(world.current_world("cpu"), device=torch.device("cuda"))
+    part = replace(parts_of("cuda", num_gpus=1)[name], batch=256)
+    found = gpu_parts._beside_plan(part, part.job(precision="bf16"), 400.0, place)
+    assert found == {"mfu": 0.406, "planned_images_per_second": pytest.approx(planned, abs=0.1)}
 
 
 def test_steps_in_float8_are_measured_where_a_gpu_has_it() -> None:

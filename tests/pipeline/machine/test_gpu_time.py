@@ -25,13 +25,15 @@ from pipeline.machine.gpu_time import (
     kernels_of,
 )
 
-# Names from profiles of H100, H200 and A100 that are public; those of Triton from benchmarks/results/fusion_gpu.json.
+# Names from profiles of H100, H200 and A100 that are public; those of Triton from benchmarks/results/fusion_gpu.json,
+# QuACK's from what it compiled there.
 NAMES = {
     "products": (
         "nvjet_tst_256x128_64x4_1x2_h_bz_coopA_NNT",
         "nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN",
         "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT",  # float8
         "nvjet_sm90_tst_192x8_64x8_4x1_v_bz_bias_TNT",
+        "kernel_cutlass_kernel_quackepiloguefrontendGemmMod_dact_dbias_epi_e6623ebc6628b077__c_sm9_object_at__TiledMMA_T",
         "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off",
         "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_128x128_32x5_nn_align8>",
         "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16>",
