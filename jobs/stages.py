@@ -169,7 +169,7 @@ STAGES = {
         required=("--weights", "--data.url"),
         examples=(
             "evaluate runs/digits --data.url data/digits-test",
-            "evaluate timm_folder --data.url data/photos-test --run-dir runs/photos/scores",
+            "evaluate timm_folder --data.url data/photos-test --run-dir scores/timm",
         ),
     ),
     "fewshot": Stage(

@@ -10,6 +10,7 @@ from shards.config_values import Range, refuse_wrong_values
 from shards.errors import UserError
 
 RECORD_FILE, METRICS_FILE = "job.yaml", "metrics.jsonl"  # in a run's folder
+SCORES_FOLDER, SCORES_FILE = "scores", "scores.json"  # of evaluations, in a run's folder
 Device = Literal["auto", "cpu", "cuda"]
 LossName = Literal["softmax", "sigmoid"]
 ClassWeights = Literal["equal", "balanced"]

@@ -156,6 +156,7 @@ LOOKS_AT_RUNS = (
 LOOKS_ELSEWHERE = (
     *("pipeline/training/saving/save.py", "pipeline/training/summary.py", "jobs/chains/status.py"),
     *("jobs/monitor/gpu_trial.py", "jobs/monitor/logs.py", "jobs/monitor/evidence.py", "jobs/reports/worth.py"),
+    "jobs/reports/run_scores.py",  # scores whose age cannot be read are left out
     "jobs/reports/ls.py",  # a folder that cannot be looked at is listed as unreadable
     "pipeline/training/watchdog/heartbeat_files.py",  # a look that fails is silence, and must not wait
 )

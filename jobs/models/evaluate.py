@@ -1,12 +1,17 @@
 """`patchline evaluate`: scores the weights in a folder on every sample of a dataset, exactly once each.
 
+Without --run-dir, the scores of a completed run's weights are kept in the run, in a folder of RUN/scores for each
+dataset and each way to score it, where `patchline report` and `patchline compare` find them.
+
 Functions here also log which weights of a run a command uses, and whether images are prepared as the weights say.
 """
 
 import base64
+import hashlib
 import json
 import logging
 import math
+import re
 import shlex
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,8 +28,8 @@ from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.weights.folder import Weights, filled_model, refuse_no_head
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from pipeline.ranks.world import World, current_world, joined
-from pipeline.shared_settings import EvaluationTransform
-from pipeline.training.saving.finish import done_from_json
+from pipeline.shared_settings import SCORES_FILE, SCORES_FOLDER, EvaluationTransform
+from pipeline.training.saving.finish import Done, done_from_json
 from pipeline.training.summary import better_checkpoint
 from shards.dataset import Dataset, open_dataset
 from shards.errors import InvalidDataError, UserError
@@ -37,12 +42,14 @@ log = logging.getLogger(__name__)
 _MOST_BYTES = 16 << 20
 __all__ = ["EvaluateJob", "run"]
 _OTHER_RUN_DIR = "give another --run-dir"
-_SCORES, _CLASSES, _EXAMPLES = "scores.json", "classes.json", "examples.json"
+_CLASSES, _EXAMPLES = "classes.json", "examples.json"
+_KEY_DIGITS, _MOST_NAME = 8, 60
 
 
 def run(job: EvaluateJob) -> int:
-    """Evaluates the weights. Rank 0 prints the scores and, with --run-dir, writes scores.json, classes.json and
-    examples.json. Raises InvalidDataError if the loss is not finite."""
+    """Evaluates the weights. Rank 0 prints the scores, and writes scores.json, classes.json and examples.json to
+    --run-dir or, for the weights of a completed run, to a folder in the run. Raises InvalidDataError if the loss is not
+    finite."""
     world = current_world(job.device, threads=job.threads)
     weights, dataset = open_for_use(job.weights, say=world.is_first), _opened(job)
     refuse_no_head(weights)
@@ -50,11 +57,12 @@ def run(job: EvaluateJob) -> int:
     if world.is_first:
         say_weights_used(job.weights, scored=dataset.fingerprint)
         say_other_transform(job.weights, weights.usage, job.data.transform)
-    targets, examples = _targets(job, dataset, labels), Examples(job.examples if job.run_dir else 0)
-    if job.run_dir and world.is_first:
-        _remove_scores(Path(job.run_dir))
+    trained = _completed_run(job.weights)
+    folder = job.run_dir or (str(_folder_in_run(trained[0], job, dataset)) if trained else "")
+    targets, examples = _targets(job, dataset, labels), Examples(job.examples)
+    if folder and world.is_first:
         # Written first, so that a folder without write access is refused now.
-        write_record(Path(job.run_dir), stage="evaluate", job=job)
+        folder = _prepared(folder, job)
     with answered_in_exchanges(), joined(world):
         model = filled_model(weights).to(world.device)
         scores, counts = evaluate(
@@ -75,10 +83,13 @@ def run(job: EvaluateJob) -> int:
             "values of its weights are too large, or its training failed; give other weights"
         )
     if world.is_first:
-        if job.run_dir:
-            _write(Path(job.run_dir), _CLASSES, counts.of_classes(dataset.label_names, labels))
-            _write(Path(job.run_dir), _EXAMPLES, _shown(examples, dataset, weights, job, world))
-            _write(Path(job.run_dir), _SCORES, asdict(scores))
+        if folder:
+            about = {"dataset": dataset.fingerprint, "step": trained[1].step if trained else None}
+            _write(Path(folder), _CLASSES, counts.of_classes(dataset.label_names, labels))
+            _write(Path(folder), _EXAMPLES, _shown(examples, dataset, weights, job, world))
+            _write(Path(folder), SCORES_FILE, about | asdict(scores))
+            if not job.run_dir:
+                log.info("scores kept in %s, for patchline report and compare", printable_name(folder))
         put(score_text(job, scores, num_classes=len(labels)) + "\n")
     return exit_codes.DONE
 
@@ -120,10 +131,33 @@ def _targets(job: EvaluateJob, dataset: Dataset, labels: tuple[str, ...]) -> Tar
     return by_lists(dataset, labels, read_lists(job.real)) if job.real else by_name(dataset, labels)
 
 
+def _folder_in_run(run_dir: Path, job: EvaluateJob, dataset: Dataset) -> Path:
+    """Returns the folder of a run that keeps these scores. The same dataset, scored in the same way, has the same
+    folder, so that newer scores replace older ones."""
+    how = (job.subset, job.held_out, job.loss, job.label_weights, job.class_map, job.real, job.data.transform)
+    key = hashlib.sha256(repr((dataset.fingerprint, how)).encode()).hexdigest()[:_KEY_DIGITS]
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", job.data.url.rstrip("/").rpartition("/")[2])[:_MOST_NAME].lstrip(".-")
+    return run_dir / SCORES_FOLDER / "-".join(filter(None, (name, key)))
+
+
+def _prepared(folder: str, job: EvaluateJob) -> str:
+    """Writes the record to the folder, and removes the scores of an earlier evaluation from it: if this evaluation
+    fails, old scores must not be next to its record. Returns the folder; empty if scores were to be kept in a run that
+    cannot be written to. Raises UserError if --run-dir cannot be written to."""
+    try:
+        _remove_scores(Path(folder))
+        write_record(Path(folder), stage="evaluate", job=job)
+    except UserError as error:
+        if job.run_dir:
+            raise
+        log.warning("the scores are only printed: %s; --run-dir keeps them elsewhere", printable_name(str(error)))
+        return ""
+    return folder
+
+
 def _remove_scores(run_dir: Path) -> None:
-    """Removes the scores of an earlier evaluation. If this evaluation fails, old scores must not be next to its record.
-    Raises UserError if a file cannot be removed."""
-    for name in (_SCORES, _CLASSES, _EXAMPLES):
+    """Removes the scores of an earlier evaluation. Raises UserError if a file cannot be removed."""
+    for name in (SCORES_FILE, _CLASSES, _EXAMPLES):
         try:
             (run_dir / name).unlink(missing_ok=True)
         except NotADirectoryError:
@@ -160,18 +194,26 @@ def say_weights_used(weights: str, *, scored: str = "") -> None:
 
     `weights` is a run directory or its weights folder. Nothing is logged for other folders, whose run is not known.
     """
-    given = Path(weights)
-    run_dir = given.parent if given.name == "weights" else given
-    try:
-        done = done_from_json(read_local_text(run_dir / "DONE", most_bytes=_MOST_BYTES))
-    except (OSError, ValueError, InvalidDataError):
+    if (trained := _completed_run(weights)) is None:
         return
+    run_dir, done = trained
     kind = "averaged weights" if done.job.ema_decay else "weights"
     lines = [f"{run_dir}: {kind} of step {done.step:,}, its last", *better_checkpoint(run_dir, step=done.step)]
     log.info("%s", "\n".join(printable_name(line) for line in lines))
     trained_on = done.position.dataset
     if scored and scored in ((trained_on,) if isinstance(trained_on, str) else trained_on):
         log.warning("the run was trained on this dataset, so its accuracy here says nothing about new images")
+
+
+def _completed_run(weights: str) -> tuple[Path, Done] | None:
+    """Returns the completed run whose final weights these are (RUN or RUN/weights), and its DONE marker. Returns None
+    for other weights."""
+    given = Path(weights)
+    run_dir = given.parent if given.name == "weights" else given
+    try:
+        return run_dir, done_from_json(read_local_text(run_dir / "DONE", most_bytes=_MOST_BYTES))
+    except (OSError, ValueError, InvalidDataError):
+        return None
 
 
 def say_other_transform(weights: str, usage: Usage, transform: EvaluationTransform) -> None:

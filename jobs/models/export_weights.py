@@ -214,7 +214,8 @@ def _training(training: Training | None) -> str:
     point, job = training.point, training.job
     rate = f"learning rate {job.schedule.learning_rate:g} ({job.schedule.decay})"
     included = ", pre-training included" if point.stage == "finetune" else ""
-    cost = "not known" if point.exaflops is None else f"{number(point.exaflops)} exaFLOPs{included}"
+    alone = f"{number(point.own_exaflops)} exaFLOPs of this run; that of its initial weights is not known"
+    cost = alone if point.exaflops is None else f"{number(point.exaflops)} exaFLOPs{included}"
     rows = [
         ("Data", f"{_code(_dataset(job.data.url) if job.data.url else 'a mix of datasets')}"),
         ("Stage", "fine-tuning" if point.stage == "finetune" else "pre-training"),

@@ -1,10 +1,10 @@
 """`patchline compare RUN...`: shows the accuracy of several runs over compute and over data, on one page and in a
 table.
 
-The plots are like figures 3, 4 and 5 of "An Image is Worth 16x16 Words", with a line for each model. The page also has
-a plot of the training losses for each loss function. Losses are drawn as means over many steps, so that runs can be
-told apart even if they differ by less than the noise of a step. A script sorts the page's table. The command only reads
-the runs' files.
+The page has a plot of the training losses for each loss function, and one of the accuracies during training for each
+dataset. Losses are drawn as means over many steps, so that runs can be told apart even if they differ by less than the
+noise of a step. Further plots are like figures 3, 4 and 5 of "An Image is Worth 16x16 Words", with a line for each
+model. A script sorts the page's table. The command only reads the runs' files.
 """
 
 import json
@@ -44,6 +44,7 @@ _COLUMNS = (
     ("also scored", "text"),
     *(("exaFLOPs", "number"), ("images", "number"), ("model", "text"), ("parameters", "number"), ("px", "number")),
 )
+_LOSS = "loss"  # its axis may be logarithmic
 _MOST_SHOTS = 4  # at most this many plots of few-shot accuracy
 _MOST_DIFFERING = 24  # at most this many settings are listed
 _ALIKE = 1.01  # a line goes through the mean of points whose x differ by at most this factor
@@ -180,7 +181,8 @@ def render(points: Sequence[Point], notes: Sequence[str]) -> bytes:
         "columns": _COLUMNS,
         "dots": [dot_class(place) for place in range(len(lines))],
         "plots": _plots(points, lines),
-        "losses": loss_plots(points),
+        "curves": [*loss_plots(points), *accuracy_plots(points)],
+        "is_scored": any(one.drawn[0] is not None for one in points),
         "most_differing": _MOST_DIFFERING,
     }
     return page("jobs.reports", "compare.html.j2", values, script="compare.js")
@@ -201,8 +203,8 @@ class PlotPoint:
 
 def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Markup]]:
     """Returns the plots, each with its title: for each dataset, accuracy over compute and over data; then few-shot
-    accuracy over data. Points share a plot only if they are scored on the same dataset. A plot without points is left
-    out."""
+    accuracy over data. Points share a plot only if they are scored on the same dataset. Left out are
+    plots of one point, and accuracy over data that is the same for all."""
     also = [more for one in points for more in one.also]
     measured = [(shots, one.fewshot_dataset) for one in points for shots in one.fewshot]
     measured += [(one.shots, one.dataset) for one in also if one.shots]
@@ -213,7 +215,8 @@ def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Mar
     made = []
     for shots, dataset, axis in wanted:
         marks = list(_marks(points, shots, dataset, axis))
-        if marks:
+        is_repeated = axis == "data" and not shots and len({mark.x for mark in marks}) == 1
+        if len(marks) > 1 and not is_repeated:  # a single point says no more than the table
             what = f"{shots}-shot accuracy" if shots else "Accuracy"
             on = f" on {dataset}" if dataset else ""
             x_name = "exaFLOPs" if axis == "compute" else "images of pre-training"
@@ -225,7 +228,8 @@ def _marks(points: Sequence[Point], shots: int, dataset: str, axis: str) -> Iter
     """Yields the points that have a score on a dataset. `shots` is the number of shots of a few-shot accuracy, or 0 for
     the usual accuracy."""
     for place, one in enumerate(points):
-        x = one.exaflops if axis == "compute" else one.num_images
+        compute = one.own_exaflops if one.exaflops is None else one.exaflops
+        x = compute if axis == "compute" else one.num_images
         y, spread = _score_on(one, shots, dataset)
         if x and y is not None:
             deviation = 100 * (spread or 0)
@@ -296,9 +300,9 @@ def _joined(marks: Sequence[PlotPoint]) -> list[tuple[float, float]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LossPlot:
-    """The losses of several runs in one picture. `keys` has the CSS class of each line and the name of its run. `words`
-    says how many runs are not drawn."""
+class CurvePlot:
+    """The losses or the accuracies of several runs in one picture. `keys` has the CSS class of each line and the name
+    of its run. `words` says how many runs are not drawn."""
 
     title: str
     picture: Markup
@@ -306,24 +310,45 @@ class LossPlot:
     words: str
 
 
-def loss_plots(points: Sequence[Point]) -> list[LossPlot]:
-    """Draws a picture for each loss function. Runs with fewer than two means are left out."""
+def loss_plots(points: Sequence[Point]) -> list[CurvePlot]:
+    """Draws the training losses in a picture for each loss function. Runs with fewer than two means are left out."""
     drawn = sorted((one for one in points if len(one.losses) > 1), key=lambda one: one.loss_name)
     groups = [list(group) for _, group in groupby(drawn, key=lambda one: one.loss_name)]
-    return [_plot(group, is_only=len(groups) == 1) for group in groups]
+    titles = ["Training loss" if len(groups) == 1 else f"Training loss, {group[0].loss_name}" for group in groups]
+    return [
+        _plot([(one, one.losses) for one in group], title=title, what=_LOSS)
+        for title, group in zip(titles, groups, strict=True)
+    ]
 
 
-def _plot(points: list[Point], *, is_only: bool) -> LossPlot:
-    shown, num_left = points[:_MOST_RUNS], max(0, len(points) - _MOST_RUNS)
-    of_images = len({one.global_batch for one in shown}) > 1  # runs with different batch sizes are compared by images
-    lines = [[(step * (one.global_batch if of_images else 1), loss) for step, loss in one.losses] for one in shown]
+def accuracy_plots(points: Sequence[Point]) -> list[CurvePlot]:
+    """Draws the accuracies during training in a picture for each dataset. Runs with fewer than two scores are left
+    out."""
+    drawn = sorted((one for one in points if len(one.accuracies) > 1), key=lambda one: one.dataset)
+    groups = [list(group) for _, group in groupby(drawn, key=lambda one: one.dataset)]
+    return [
+        _plot(
+            [(one, [(step, 100 * value) for step, value in one.accuracies]) for one in group],
+            title=f"Accuracy on {group[0].dataset}",
+            what="accuracy (%)",
+        )
+        for group in groups
+    ]
+
+
+def _plot(drawn: Sequence[tuple[Point, Sequence[tuple[int, float]]]], *, title: str, what: str) -> CurvePlot:
+    """Draws curves over steps or, if batch sizes differ, over images. Of equal curves, the later ones are dashed, so
+    that all can be seen."""
+    shown, num_left = drawn[:_MOST_RUNS], max(0, len(drawn) - _MOST_RUNS)
+    of_images = len({one.global_batch for one, _ in shown}) > 1
+    lines = [[(step * (one.global_batch if of_images else 1), y) for step, y in curve] for one, curve in shown]
     xs, ys = [x for line in lines for x, _ in line], [y for line in lines for _, y in line]
-    is_log = min(ys) > 0 and max(ys) / min(ys) > _LOG_RATIO
+    is_log = what == _LOSS and min(ys) > 0 and max(ys) / min(ys) > _LOG_RATIO
     x_name = "images trained on" if of_images else "step"
     frame = Frame(
         x=Axis(name=x_name, low=min(xs), high=max(xs), ticks=labelled(ticks(min(xs), max(xs), is_whole=True))),
         y=Axis(
-            name="loss",
+            name=what,
             low=min(ys),
             high=max(ys),
             ticks=labelled(log_ticks(min(ys), max(ys)) if is_log else ticks(min(ys), max(ys))),
@@ -331,11 +356,15 @@ def _plot(points: list[Point], *, is_only: bool) -> LossPlot:
             margin=0.05,
         ),
     )
-    styles = [f"line-{at % NUM_COLOURS}{' dashed' if at >= NUM_COLOURS else ''}" for at in range(len(shown))]
-    names = [one.name + (" (its first seed)" if one.num_runs > 1 else "") for one in shown]
-    ends = "; ".join(f"{name} ends at {number(one.losses[-1][1])}" for name, one in zip(names, shown, strict=True))
-    title = "Training loss" if is_only else f"Training loss, {shown[0].loss_name}"
-    return LossPlot(
+    styles, names = [], []
+    for at, ((one, _), line) in enumerate(zip(shown, lines, strict=True)):
+        equal = lines.index(line)
+        is_dashed = at >= NUM_COLOURS or equal < at
+        styles.append(f"line-{at % NUM_COLOURS}{' dashed' if is_dashed else ''}")
+        seeds = " (its first seed)" if one.num_runs > 1 else ""
+        names.append(f"{one.name}{seeds}" + (f", equal to {shown[equal][0].name}" if equal < at else ""))
+    ends = "; ".join(f"{name} ends at {number(line[-1][1])}" for name, line in zip(names, lines, strict=True))
+    return CurvePlot(
         title=title,
         picture=frame.svg(
             f"{title} over {x_name}: {ends}.",

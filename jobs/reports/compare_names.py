@@ -3,8 +3,9 @@ their folders. All functions are pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from jobs.settings.models import EvaluateJob
 from pipeline.evaluation.config import FewshotImages, FewshotInTraining
 from pipeline.models.config import NAMES, ModelConfig
 from pipeline.training.settings.job import TrainingJob
@@ -26,11 +27,12 @@ _MOST_VALUE_CHARACTERS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class ScoredOn:
-    """What a score is measured on: a whole dataset or, if `part` is not empty, the part held out of the training,
-    described in words. A mix of datasets has several URLs."""
+    """What a score is measured on: a whole dataset or, if `part` is not empty, a part of it or other labels, described
+    in words. A mix of datasets has several URLs. `fingerprint`: that of the dataset, if it is known."""
 
     urls: tuple[str, ...]
     part: str = ""
+    fingerprint: str = ""
 
     def name(self, *, num_folders: int = 1) -> str:
         """Returns a name such as `digits-test`, or `digits, 10 % held out`."""
@@ -48,6 +50,16 @@ def scored_on(job: TrainingJob) -> ScoredOn | None:
     return ScoredOn(urls=(job.evaluation.url,)) if job.evaluation.url else None
 
 
+def evaluated_on(job: EvaluateJob, *, fingerprint: str) -> ScoredOn:
+    """Returns what `patchline evaluate` has measured an accuracy on."""
+    part = "" if job.held_out.is_none else _part(job.subset, job.held_out)
+    given = {name: value for name, value in asdict(job.subset).items() if value != getattr(SubsetConfig, name)}
+    samples = "" if part else ", ".join(f"subset.{name} {value}" for name, value in given.items())
+    ways = {"ReaL's labels": job.real, f"classes of {job.class_map}": job.class_map, "label weights": job.label_weights}
+    words = [part, samples, *(name for name, is_used in ways.items() if is_used)]
+    return ScoredOn(urls=(job.data.url,), part=", ".join(filter(None, words)), fingerprint=fingerprint)
+
+
 def fewshot_on(few: FewshotImages | FewshotInTraining) -> ScoredOn | None:
     """Returns what a few-shot accuracy is measured on; None if it is not measured."""
     if not few.url:
@@ -58,14 +70,21 @@ def fewshot_on(few: FewshotImages | FewshotInTraining) -> ScoredOn | None:
 
 
 def dataset_names(found: Iterable[ScoredOn]) -> dict[ScoredOn, str]:
-    """Returns a name for each dataset. If names would be equal, they include as many parent folders as needed to
-    differ."""
-    names = {one: one.name() for one in found}
+    """Returns a name for each dataset. A dataset at several URLs has one name, if its fingerprint is known. If the
+    names of different datasets would be equal, they include as many parent folders as needed to differ."""
+    each = list(dict.fromkeys(found))
+    known = {one.urls: one.fingerprint for one in each if one.fingerprint}
+    firsts: dict[tuple[object, str], ScoredOn] = {}
+    first = {}
+    for one in each:
+        same = one.fingerprint or known.get(one.urls) or one.urls
+        first[one] = firsts.setdefault((same, one.part), one)
+    names = {one: one.name() for one in firsts.values()}
     most = max((url.count("/") for one in names for url in one.urls), default=0)
     for num_folders in range(2, most + 2):
         times = Counter(names.values())
         names = {one: one.name(num_folders=num_folders) if times[name] > 1 else name for one, name in names.items()}
-    return names
+    return {one: names[first[one]] for one in each}
 
 
 def sizes_of(model: ModelConfig) -> dict[str, str]:

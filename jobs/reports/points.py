@@ -6,8 +6,8 @@ is that of the pre-training dataset. Both are known only if the pre-training run
 The repetitions of a sweep are one point. Facts that are not known are None, and the point gives the reason.
 
 For a run that averages its weights, the accuracy is that of the averaged weights (those in RUN/weights), provided that
-they were scored. A point can have further scores: on other datasets, and few-shot accuracy, which is measured during
-training or by
+they were scored. If nothing was scored during the training, the accuracy is the one that `patchline evaluate RUN` kept.
+A point can have further scores: on other datasets, and few-shot accuracy, which is measured during training or by
 `patchline fewshot RUN/best --run-dir RUN/fewshot`.
 """
 
@@ -29,9 +29,10 @@ from jobs.reports.compare_names import (
     sizes_of,
     what_differs,
 )
-from jobs.settings.models import FewshotJob
+from jobs.reports.run_scores import AlsoScored, accuracies, also_of, deviation_of, fewshot_in, means_of, scored_steps
 from jobs.stages import WITH_SMOKE, job_class
 from jobs.train.sweep import is_repetition, left_out, name_in_sweep, read_sweep, sweep_of
+from pipeline.checkpoints.stored import read_best
 from pipeline.models.config import MOST_CLASSES
 from pipeline.models.flops import num_parameters, training_flops
 from pipeline.runs.curves import Curves
@@ -42,7 +43,6 @@ from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import Line, is_finite, read_local_file
 from shards.files.looks import is_a_file, is_there
 from shards.files.typed_json import parse_json
-from shards.output.quantities import plural
 
 _FEWSHOT, _SHOTS = "fewshot/", "_shots"
 _RAW, _AVERAGED = "test_accuracy", "test_ema_accuracy"
@@ -54,130 +54,12 @@ _OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlsoScored:
-    """A further score of a run. `shots`: the number of shots of a few-shot accuracy, else 0. `dataset`: the name of the
-    dataset that the score is measured on. `weights`: the name of the weights if they are not the run's last.
-    `deviation`: the standard deviation over choices of shots or, for a point of several repetitions, over the
-    repetitions."""
-
-    on: ScoredOn
-    score: float
-    shots: int = 0
-    deviation: float | None = None
-    weights: str = ""
-    dataset: str = ""
-
-    def words(self) -> str:
-        """Returns a text such as `digits-test: 0.4920 ± 0.0100 (5 shots, best)`."""
-        spread = "" if self.deviation is None else f" ± {self.deviation:.4f}"
-        shots = plural(self.shots, "shot") if self.shots else ""
-        about = ", ".join(filter(None, (shots, self.weights)))
-        return f"{self.dataset}: {self.score:.4f}{spread}" + (f" ({about})" if about else "")
-
-
-def accuracies(lines: Sequence[Line]) -> tuple[list[float], bool]:
-    """Returns all accuracies, and whether they are those of the averaged weights. The last line with a score decides
-    this."""
-    key = _key(lines)
-    return [float(line[key]) for line in lines if is_share(line.get(key))], key == _AVERAGED
-
-
-def fewshot_in(lines: Sequence[Line]) -> dict[int, float]:
-    """Returns the last few-shot accuracies, by the number of shots."""
-    found: dict[int, float] = {}
-    for line in lines:
-        for key, value in line.items():
-            shots = key.removeprefix(_FEWSHOT).removesuffix(_SHOTS)
-            if key == f"{_FEWSHOT}{shots}{_SHOTS}" and shots.isdecimal() and len(shots) < 10 and is_share(value):
-                found[int(shots)] = float(value)
-    return dict(sorted(found.items()))
-
-
-def also_of(
-    run_dir: Path, lines: Sequence[Line], job: TrainingJob, *, is_best: bool
-) -> tuple[tuple[AlsoScored, ...], list[str]]:
-    """Returns all further scores of a run, and reasons why some cannot be used."""
-    few, why = fewshot_of(run_dir)
-    found = [*also_in(lines, job, is_best=is_best), *few]
-    return tuple(replace(one, dataset=one.on.name()) for one in found), [why] if why else []
-
-
-def also_in(lines: Sequence[Line], job: TrainingJob, *, is_best: bool) -> list[AlsoScored]:
-    """Returns the scores on the run's other evaluation datasets, at its last scored step or, with `is_best`, at the
-    step with the best accuracy (early stopping)."""
-    key = _key(lines)
-    scored = [line for line in lines if is_share(line.get(key))]
-    if not scored:
-        return []
-    line = max(scored, key=lambda one: float(one[key])) if is_best else scored[-1]
-    ending = "ema_accuracy" if key == _AVERAGED else "accuracy"
-    sets = job.evaluation.sets(has_held_out=not job.data.held_out.is_none)
-    found: list[tuple[str, Any]] = [(url, line.get(f"eval/{name}/{ending}")) for name, url in sets.items() if name]
-    return [AlsoScored(on=ScoredOn(urls=(url,)), score=float(value)) for url, value in found if is_share(value)]
-
-
-def fewshot_of(run_dir: Path) -> tuple[list[AlsoScored], str]:
-    """Returns the scores that `patchline fewshot ... --run-dir RUN/fewshot` measured for this run's weights, or no
-    scores and the reason why they cannot be used. Both are empty if the command was not run."""
-    folder = run_dir / _FOLDER
-    if not is_there(folder / _RESULTS):
-        return [], ""
-    try:
-        job = read_record(folder / RECORD_FILE, stage="fewshot", kind=FewshotJob)
-        facts = parse_json(read_local_file(folder / _RESULTS, most_bytes=_MOST_BYTES))
-        if (facts["weights"], facts["data_url"]) != (job.weights, job.data.url):
-            return [], f"{_FOLDER}/{_RESULTS} is not of the job beside it: measure again"
-        results = [(one["shots"], one["ridge_mean"], one["ridge_deviation"], one["ridge"]) for one in facts["results"]]
-    except (OSError, ValueError, KeyError, TypeError, UserError, InvalidDataError) as error:
-        return [], f"{_FOLDER}/{_RESULTS} cannot be used: {error}"
-    given, on = Path(job.weights), fewshot_on(job.data)
-    if on is None or (is_there(given) and not given.resolve().is_relative_to(run_dir.resolve())):
-        return [], f"{_FOLDER}/{_RESULTS} is of the weights {job.weights!r}, not of this run's"
-    weights = "" if given.resolve() == run_dir.resolve() else given.name
-    return [
-        AlsoScored(on=on, score=mean, shots=shots, deviation=spread if len(each) > 1 else None, weights=weights)
-        for shots, mean, spread, each in results
-        if type(shots) is int and shots > 0 and is_share(mean) and is_share(spread) and isinstance(each, list)
-    ], ""
-
-
-def means_of(runs: Sequence[Sequence[AlsoScored]]) -> tuple[tuple[AlsoScored, ...], list[str]]:
-    """Returns the further scores of repetitions as means with deviations, and notes on repetitions that lack a
-    score."""
-    kinds = dict.fromkeys((one.on, one.shots, one.weights) for run in runs for one in run)
-    found, lacking = list[AlsoScored](), list[str]()
-    for kind in kinds:
-        own = [one for run in runs for one in run if (one.on, one.shots, one.weights) == kind]
-        scores = [one.score for one in own]
-        spread = deviation_of(scores) if len(runs) > 1 else own[0].deviation
-        found.append(replace(own[0], score=statistics.fmean(scores), deviation=spread))
-        if len(own) < len(runs):
-            what = f"{own[0].shots}-shot accuracy" if own[0].shots else "score"
-            lacking.append(f"{len(runs) - len(own)} of {len(runs)} repetitions have no {what} on {kind[0].name()}")
-    return tuple(found), lacking
-
-
-def deviation_of(found: Sequence[float]) -> float | None:
-    """Returns the sample standard deviation; None for fewer than two values."""
-    return statistics.stdev(found) if len(found) > 1 else None
-
-
-def is_share(value: Any) -> bool:
-    """Whether the value is a number from 0 to 1."""
-    return is_finite(value) and 0 <= value <= 1
-
-
-def _key(lines: Sequence[Line]) -> str:
-    scored = [line for line in lines if is_share(line.get(_RAW)) or is_share(line.get(_AVERAGED))]
-    return _AVERAGED if scored and is_share(scored[-1].get(_AVERAGED)) else _RAW
-
-
-@dataclass(frozen=True, kw_only=True)
 class Point:
     """A run, or the repetitions of a sweep. The scores of repetitions are means with a sample standard deviation.
 
     `num_images`: the size of the dataset that the model was pre-trained on. `exaflops`: the compute of the completed
-    steps, including pre-training. `accuracy`: the last accuracy. `is_averaged`: whether this is the accuracy of
+    steps, including pre-training. `own_exaflops`: the compute of the run's own steps. `accuracies`: the accuracy at
+    each step that was scored. `accuracy`: the last accuracy. `is_averaged`: whether this is the accuracy of
     averaged weights. `fewshot`: accuracy by the number of shots. `dataset`, `fewshot_dataset`: the names of the
     datasets that `accuracy` and `fewshot` are measured on. `also`: further scores. `label`: the model's name, with the
     sizes that tell it from others. `losses`: means of the training loss `loss_name` over successive ranges of steps,
@@ -195,6 +77,7 @@ class Point:
     step: int
     num_images: int | None
     exaflops: float | None
+    own_exaflops: float
     accuracy: float | None
     best_accuracy: float | None
     fewshot: dict[int, float]
@@ -211,6 +94,7 @@ class Point:
     fewshot_deviation: dict[int, float] = field(default_factory=dict)
     num_runs: int = 1
     losses: tuple[tuple[int, float], ...] = ()
+    accuracies: tuple[tuple[int, float], ...] = ()
     loss_name: str = ""
     global_batch: int = 1
     settings: dict[str, str] = field(default_factory=dict)
@@ -220,8 +104,9 @@ class Point:
     @property
     def line(self) -> str:
         """The name of the plot line that the point belongs to. Points with the same label and stage are joined by a
-        line."""
-        return f"{self.label}, fine-tuned" if self.stage == "finetune" else self.label
+        line. Points whose compute includes that of their pre-training are not joined with others."""
+        tuned = f"{self.label}, fine-tuned" if self.stage == "finetune" else self.label
+        return f"{tuned}, its own compute" if self.exaflops is None else tuned
 
     @property
     def drawn(self) -> tuple[float | None, float | None]:
@@ -317,8 +202,9 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
     has_head = model.num_classes > 0
     is_frozen, skips = job.optimizer.freeze_backbone, job.engine.skip_branches
     flops = training_flops(model, head=has_head, is_frozen=is_frozen, skips_branches=skips)
-    source, why_not = _source(job.initial.weights, ancestors=ancestors) if job.initial.weights else (None, "")
-    num_images, exaflops = _cost(job, lines, source, flops=flops * step * job.global_batch)
+    source, why_not = _source(job.initial.weights, folder, ancestors=ancestors) if job.initial.weights else (None, "")
+    own_flops = flops * step * job.global_batch
+    num_images, exaflops = _cost(job, lines, source, flops=own_flops)
     reasons = [] if lines else ["no metrics yet"]
     reasons += [why_not] if why_not else []
     if lines and num_images is None and not job.initial.weights:
@@ -330,7 +216,12 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
     if job.ema_decay and scores and not is_averaged:
         reasons.append("its accuracy is of the raw weights, not of the averaged ones in its weights folder")
     on, few_on = scored_on(job), fewshot_on(job.fewshot)
+    if on and not on.part:
+        on = replace(on, fingerprint=_scored_dataset(folder))
     also, why = also_of(folder, lines, job, is_best=stage != "finetune")
+    if not scores and also and not also[0].shots:  # nothing was scored during the training, but later
+        scores, on, also = [also[0].score], also[0].on, also[1:]
+    also = tuple(one for one in also if one.shots or on is None or not _is_same(one.on, on))
     return Point(
         name=name,
         stage=stage,
@@ -341,6 +232,7 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
         step=step,
         num_images=num_images,
         exaflops=exaflops,
+        own_exaflops=own_flops / 1e18,
         accuracy=scores[-1] if scores else None,
         best_accuracy=max(scores, default=None),
         is_averaged=is_averaged,
@@ -352,6 +244,7 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
         fewshot_dataset=few_on.name() if few_on else "",
         label=model_name(model.name, sizes_of(model)),
         losses=curves.losses.columns(_LOSS_COLUMNS),
+        accuracies=scored_steps(curves, is_averaged=is_averaged, columns=_LOSS_COLUMNS),
         loss_name="masked patches" if job.model.masked_patches else job.loss,
         global_batch=job.global_batch,
         settings=leaves_of(job),
@@ -395,11 +288,12 @@ def repeated(runs: Sequence[Point], *, name: str) -> Point:
 
 
 def point_json(point: Point) -> dict[str, Any]:
-    """Returns the point as a JSON object for --json, without `losses` and `settings`."""
+    """Returns the point as a JSON object for --json, without its curves and settings."""
     by_shots = {"fewshot": point.fewshot, "fewshot_deviation": point.fewshot_deviation}
-    facts = asdict(replace(point, losses=(), settings={}))
+    left_out = ("losses", "accuracies", "settings")
+    facts = asdict(replace(point, losses=(), accuracies=(), settings={}))
     facts |= {name: {str(shots): x for shots, x in found.items()} for name, found in by_shots.items()}
-    return {name: value for name, value in facts.items() if name not in ("losses", "settings")}
+    return {name: value for name, value in facts.items() if name not in left_out}
 
 
 def final_run_of(weights: str) -> Path | None:
@@ -410,13 +304,18 @@ def final_run_of(weights: str) -> Path | None:
     return folder if is_a_file(folder / RECORD_FILE) else None
 
 
-def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
-    """Returns the run that the weights are from (None: not known), and the reason if something about it is not
-    known."""
-    final = final_run_of(weights)
-    folder = final or Path(weights).parent
+def _source(weights: str, run_dir: Path, *, ancestors: int) -> tuple[Point | None, str]:
+    """Returns the run that the weights are from (None: not known), and the reason if something about it is not known.
+    A relative path is from the folder in which the run was started: the working folder or one above the run."""
+    given = Path(weights)
+    places = [given] if given.is_absolute() else [given, *(parent / given for parent in run_dir.resolve().parents)]
+    place = next((str(one) for one in places if is_there(one)), weights)
+    final = final_run_of(place)
+    folder = final or Path(place).parent
     if ancestors >= _MOST_ANCESTORS or not is_a_file(folder / RECORD_FILE):
-        return None, f"the run of its weights {weights!r} is not there, so its compute and data are not known"
+        if is_there(Path(place)):
+            return None, f"its weights {weights!r} are of no run here: what their training took is not known"
+        return None, f"its weights {weights!r} are not there: what their training took is not known"
     try:
         point = point_of(folder, name=str(folder), ancestors=ancestors + 1)
     except (OSError, UserError, InvalidDataError) as error:
@@ -425,6 +324,22 @@ def _source(weights: str, *, ancestors: int) -> tuple[Point | None, str]:
         return point, ""
     why = f"its weights {weights!r} may be of any checkpoint of their run, so its compute is not known"
     return replace(point, exaflops=None), why
+
+
+def _scored_dataset(run_dir: Path) -> str:
+    """Returns the fingerprint of the dataset that the run is scored on; empty if it is not known."""
+    try:
+        best = read_best(run_dir)
+    except (OSError, InvalidDataError):
+        return ""
+    return best.dataset if best else ""
+
+
+def _is_same(one: ScoredOn, other: ScoredOn) -> bool:
+    """Whether both are the same part of one dataset."""
+    is_known = bool(one.fingerprint and other.fingerprint)
+    is_one = one.fingerprint == other.fingerprint if is_known else one.urls == other.urls
+    return is_one and one.part == other.part
 
 
 def _cost(

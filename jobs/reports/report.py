@@ -201,7 +201,7 @@ def lacks_confusions(facts: ReportFacts, scores: ScoreSheet) -> str:
     """Returns a line with the command that finds the confusions of a completed classifier. The line is empty if they
     are known, or if the run is not a completed classifier."""
     is_open = facts.run.state == "done" and facts.run.accuracy is not None and not scores.scores and not scores.reasons
-    return "no confusions yet: patchline evaluate RUN --data.url URL --run-dir RUN/scores" if is_open else ""
+    return "no confusions yet: patchline evaluate RUN --data.url URL" if is_open else ""
 
 
 def value_words(value: object) -> str:

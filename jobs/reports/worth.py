@@ -1,5 +1,5 @@
 """Gathers what a report says about the cost and the quality of a run: its compute and device-days, its accuracy next to
-the paper's Table 2, the figures of `patchline inspect`, and the results of `patchline evaluate --run-dir RUN/scores`
+the paper's Table 2, the figures of `patchline inspect`, and the results that `patchline evaluate` keeps in RUN/scores
 (scores, confusions, and images that the model gets right or wrong).
 
 The files may come from anyone, so they are checked. If a run's record or metrics, or a file of an evaluation, cannot be
@@ -15,12 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from markupsafe import Markup
 
 from jobs.record import Leaves, leaves_of, read_leaves
 from jobs.reports.points import Point, point_of
+from jobs.reports.run_scores import Count, ScoreLine, Share, kept_folders, others_weights
 from jobs.settings.models import EvaluateJob
 from jobs.train.sweep import is_repetition, read_sweep, sweep_of
 from jobs.train.trials import METRICS
@@ -28,11 +29,10 @@ from pipeline.evaluation.config import EvaluationConfig
 from pipeline.runs.curves import Curves
 from pipeline.runs.starts import Start, read_starts
 from pipeline.runs.summary_file import read_curves
-from pipeline.shared_settings import METRICS_FILE, RECORD_FILE
-from shards.config_values import Range
+from pipeline.shared_settings import METRICS_FILE, RECORD_FILE, SCORES_FILE
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import Line, is_finite, read_local_file
-from shards.files.looks import is_a_file, is_there
+from shards.files.looks import is_there
 from shards.files.typed_json import parse_json, read_record, record_from
 from shards.output.quantities import DAY_SECONDS
 from shards.pages.page import data_uri, matrix, shown
@@ -74,7 +74,6 @@ _NAMES = {  # the name of a dataset's folder, without its split -> its name in T
 }
 _VTAB = {"natural": "natural", "specialized": "specialised", "structured": "structured", "mean": "VTAB (19 tasks)"}
 _SPLIT = re.compile(r"[-_.](test|val|validation|valid)$")
-FOLDER, _SCORES = "scores", "scores.json"
 _MOST_SEARCHED = 1000  # folders searched for an evaluation
 _MOST_BYTES, _MOST_IMAGE_BYTES = 256 << 20, 1 << 20
 _MOST_LISTED, _MOST_EXAMPLES, _NAME_CHARACTERS = 10, 64, 18
@@ -92,8 +91,6 @@ _WORDS = {
 }
 # Settings that decide which images are scored, and which answers are right.
 _PART, _RIGHT = ("subset.", "held_out."), ("class_map", "real", "label_weights")
-Share = Annotated[float, Range(0, 1)]
-Count = Annotated[int, Range(0)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,20 +228,6 @@ def _figures(folder: Path) -> list[tuple[str, str]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreLine:
-    """The content of scores.json: the fields of pipeline.evaluation.scores.Scores."""
-
-    num_images: Count
-    num_unlabeled: Count
-    accuracy: Share
-    top5: Share
-    mean_per_class: Share
-    calibration_error: Share
-    loss: float
-    chance: Share
-
-
-@dataclass(frozen=True, kw_only=True)
 class Classes:
     """The content of classes.json: the number of images of each label of the dataset, and how many of them were
     classified correctly. `confusion`: [label, class, number of images] for each pair that occurs; empty if it would be
@@ -360,22 +343,20 @@ class ScoreSheet:
 
 
 def read_scores(run_dir: Path) -> ScoreSheet:
-    """Reads RUN/scores. If it is missing, reads the newest evaluation of this run's weights in a nearby folder (see
-    `_newest_evaluation`). The result is empty if there is none."""
-    folder = run_dir / FOLDER
-    if not is_a_file(folder / _SCORES):
-        found = _newest_evaluation(run_dir)
-        if found is None:
-            return ScoreSheet()
-        folder = found
+    """Reads the newest evaluation in RUN/scores. If there is none, reads the newest evaluation of this run's weights in
+    a nearby folder (see `_newest_evaluation`). The result is empty if there is none either."""
+    kept = kept_folders(run_dir)
+    folder = kept[0] if kept else _newest_evaluation(run_dir)
+    if folder is None:
+        return ScoreSheet()
     reasons: list[str] = []
     leaves = _of_file(folder / RECORD_FILE, reasons, read_leaves) or {}
-    scores = _of_file(folder / _SCORES, reasons, lambda path: read_record(ScoreLine, _data(path)))
+    scores = _of_file(folder / SCORES_FILE, reasons, lambda path: read_record(ScoreLine, _data(path)))
     classes = _of_file(folder / "classes.json", reasons, lambda path: read_record(Classes, _data(path)))
     examples = _of_file(folder / "examples.json", reasons, _examples) if is_there(folder / "examples.json") else ()
     return ScoreSheet(
         dataset=leaves.get("job.data.url", ""),
-        weights=_others_weights(leaves.get("job.weights", ""), run_dir),
+        weights=others_weights(leaves.get("job.weights", ""), run_dir),
         settings=_settings(leaves, (*_PART, *_RIGHT)),
         is_part=bool(_settings(leaves, _PART)),
         is_real=bool(leaves.get("job.real")),
@@ -393,24 +374,15 @@ def _newest_evaluation(run_dir: Path) -> Path | None:
     it. In a chain whose steps have several runs, it may also be the folder with the run's number in another step."""
     own = run_dir.resolve()
     places = ((own, "*"), (own.parent, "*"), (own.parent.parent, f"*/{glob.escape(own.name)}"))
-    there = (path for parent, pattern in places for path in parent.glob(f"{pattern}/{_SCORES}"))
+    there = (path for parent, pattern in places for path in parent.glob(f"{pattern}/{SCORES_FILE}"))
     found: list[tuple[float, Path]] = []
     for path in islice(there, _MOST_SEARCHED):
         with suppress(OSError, UserError, InvalidDataError):
             leaves = read_leaves(path.parent / RECORD_FILE)
             weights = leaves.get("job.weights", "")
-            if leaves["stage"] == "evaluate" and weights and not _others_weights(weights, own):
+            if leaves["stage"] == "evaluate" and weights and not others_weights(weights, own):
                 found.append((path.stat().st_mtime, path.parent))
     return max(found)[1] if found else None
-
-
-def _others_weights(weights: str, run_dir: Path) -> str:
-    """Returns `weights` if they are not the run's own, otherwise an empty string. Weights at a path that no longer
-    exists count as the run's own if the path has the run's name: the run was probably moved."""
-    own, said = run_dir.resolve(), Path(weights).resolve()
-    was = said.parent if said.name == "weights" else said
-    is_own = was == own or (was.name == own.name and not is_there(was))
-    return "" if not weights or is_own else weights
 
 
 def _settings(leaves: Leaves, names: tuple[str, ...]) -> tuple[str, ...]:

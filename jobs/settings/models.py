@@ -46,8 +46,8 @@ class EvaluateJob:
     """ImageNet-ReaL's real.json: the right classes of each image of ImageNet's validation set. Empty: the dataset's
     labels are used."""
     run_dir: str = ""
-    """Folder that scores.json, classes.json, examples.json and job.yaml are written to; empty: nowhere. RUN/scores is
-    shown in the report of RUN."""
+    """Folder that scores.json, classes.json, examples.json and job.yaml are written to; empty: for the weights of a
+    completed run, a folder in RUN/scores, and for other weights, none."""
     examples: Annotated[int, Range(0, 32)] = 8
     """Right answers, and most confident mistakes, to keep in examples.json: this number of images of each kind."""
     device: Device = TrainingJob.device

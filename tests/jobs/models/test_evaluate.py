@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from jobs import exit_codes
 from jobs.data import pack
 from jobs.models.evaluate import EvaluateJob, run, say_other_transform, say_weights_used, score_text
 from jobs.record import read_record
+from jobs.reports.points import point_of
 from pipeline.evaluation.config import EvaluatedData
 from pipeline.evaluation.predictor import load_model
 from pipeline.evaluation.scores import Scores
@@ -24,6 +26,7 @@ from pipeline.models.conversion.convert import save_as
 from pipeline.models.weights.folder import save_weights
 from pipeline.models.weights.usage import Usage
 from pipeline.shared_settings import EvaluationTransform
+from shards.config import SubsetConfig
 from shards.dataset import open_dataset
 from shards.errors import InvalidDataError, UserError
 from shards.sources.digits import DigitsSource
@@ -31,7 +34,7 @@ from shards.sources.folders import FolderSource
 from tests.rigs.datasets import index_rows, packed_folders, packed_with_weights
 from tests.rigs.images import class_folders, image_bytes
 from tests.rigs.processes import patchline
-from tests.rigs.training import FinishedRuns, losses, pretrain_words
+from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words
 from tests.rigs.training import run as train
 
 TINY: dict[str, Any] = {"name": "vit", "image_size": 32, "patch": 16, "depth": 1, "width": 8, "mlp_width": 8}
@@ -70,6 +73,8 @@ def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, digits: 
     assert (ended.code, "Traceback" in ended.errors) == (0, False), ended.errors
     labels = [label for shard in range(3) for row in index_rows(open_dataset(digits), shard) for label in row.labels]
     scores = json.loads((run_dir / "scores.json").read_text())
+    about = {"dataset": scores.pop("dataset"), "step": scores.pop("step")}
+    assert about == {"dataset": open_dataset(digits).fingerprint, "step": None}  # weights of no run
     assert scores["num_images"] == len(labels) == 359
     share = labels.count(SAID) / 359
     assert scores["accuracy"] == pytest.approx(share, rel=1e-12)
@@ -92,7 +97,7 @@ def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, digits: 
     again = patchline("evaluate", str(run_dir / "job.yaml"), "--run-dir", str(tmp_path / "again"), "--json")
     assert again.code == 0
     assert json.loads(again.output) == scores | {"weights": weights, "data_url": digits}
-    assert json.loads((tmp_path / "again" / "scores.json").read_text()) == scores
+    assert json.loads((tmp_path / "again" / "scores.json").read_text()) == about | scores
 
 
 def test_answers_that_a_class_map_allows(tmp_path: Path, digits: str) -> None:
@@ -284,6 +289,30 @@ def test_a_score_on_what_was_trained_on_is_said_to_be_none(
     assert warning in caplog.text
 
 
+def test_scores_of_a_runs_own_weights_are_kept_in_the_run(
+    finished_runs: FinishedRuns, digits: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The same evaluation replaces its scores; another one has a folder of its own. A run that cannot be written to is
+    scored all the same."""
+    run_dir = shutil.copytree(finished_runs.get(1), tmp_path / "run")
+    job = EvaluateJob(weights=str(run_dir), data=EvaluatedData(url=digits), device="cpu")
+    part = replace(job, weights=str(run_dir / "weights"), subset=SubsetConfig(count=20))
+    for each in (job, job, part):
+        assert run(each) == 0
+    folders = sorted((run_dir / "scores").iterdir())
+    assert [folder.name.rpartition("-")[0] for folder in folders] == [Path(digits).name] * 2
+    kept = [json.loads((folder / "scores.json").read_text()) for folder in folders]
+    assert sorted(one["num_images"] for one in kept) == [20, 359]
+    assert {one["step"] for one in kept} == {STEPS}
+    point = point_of(run_dir, name="run")
+    assert point.scored_on
+    assert {point.scored_on.part, *(one.on.part for one in point.also)} == {"", "subset.count 20"}
+    shutil.rmtree(run_dir / "scores")
+    (run_dir / "scores").write_text("a file, where the folder should be")
+    assert run(job) == 0
+    assert "the scores are only printed: " in caplog.text
+
+
 def test_weights_of_other_libraries_are_used_as_they_are(tmp_path: Path, digits: str) -> None:
     torch.manual_seed(0)
     config = ModelConfig(**TINY)
@@ -298,7 +327,9 @@ def test_weights_of_other_libraries_are_used_as_they_are(tmp_path: Path, digits:
         assert load_model(tmp_path / name, device="cpu").labels == labels
     ours = found.pop("patchline")
     assert ours["loss"] > 1
-    assert found == {written: pytest.approx(ours, rel=1e-6) for written in found}
+    about = {"dataset": ours.pop("dataset"), "step": ours.pop("step")}
+    numbers = {written: {name: x for name, x in each.items() if name not in about} for written, each in found.items()}
+    assert numbers == {written: pytest.approx(ours, rel=1e-6) for written in found}
 
 
 def test_weights_without_a_head_classify_nothing(tmp_path: Path, digits: str) -> None:

@@ -87,7 +87,7 @@ def test_weights_whose_run_is_gone_are_said(study: Path, tmp_path: Path) -> None
     (tmp_path / "tuned" / "metrics.jsonl").write_text('{"step": 2, "loss": 1.0, "epoch": 0.5, "test_accuracy": 7}\n')
     point = point_of(tmp_path / "tuned", name="tuned")
     assert (point.exaflops, point.num_images, point.accuracy, point.step) == (None, None, None, 2)
-    assert "is not there, so its compute and data are not known" in point.reasons[0]
+    assert "are not there: what their training took is not known" in point.reasons[0]
 
 
 @pytest.mark.slow

@@ -52,7 +52,7 @@ def written(
         ("base/weights", True, ""),
         ("base/weights/", True, ""),
         ("base/best", False, "may be of any checkpoint of their run, so its compute is not known"),
-        ("base/deep/weights", False, "is not there, so its compute and data are not known"),
+        ("base/deep/weights", False, "are not there: what their training took is not known"),
     ],
 )
 def test_only_final_weights_have_the_compute_of_their_run(
@@ -81,7 +81,7 @@ def test_models_of_one_name_are_told_apart_by_what_differs(tmp_path: Path) -> No
         "shallow": "vit, depth 2",
         "deep": "vit, depth 4",
         "deep again": "vit, depth 4",
-        "deep tuned": "vit, depth 4, fine-tuned",
+        "deep tuned": "vit, depth 4, fine-tuned, its own compute",
     }
 
 
@@ -89,10 +89,10 @@ def test_optimizers_of_one_model_are_told_apart(tmp_path: Path) -> None:
     """As for Table 7 of the paper; otherwise both would be one line. Fine-tuning by SGD adds no name to the others."""
     written(tmp_path / "adam")
     written(tmp_path / "tuned", stage="finetune", weights="gone")
-    assert {one.line for one in points_in(tmp_path).values()} == {"vit", "vit, fine-tuned"}
+    assert {one.line for one in points_in(tmp_path).values()} == {"vit", "vit, fine-tuned, its own compute"}
     written(tmp_path / "muon", optimizer=OptimizerConfig(name="muon"))
     lines = {name: one.line for name, one in points_in(tmp_path).items()}
-    assert lines == {"adam": "vit, AdamW", "muon": "vit, Muon", "tuned": "vit, fine-tuned"}
+    assert lines == {"adam": "vit, AdamW", "muon": "vit, Muon", "tuned": "vit, fine-tuned, its own compute"}
 
 
 def test_fine_tuned_models_are_told_apart_by_the_optimiser_of_their_pre_training(tmp_path: Path) -> None:
@@ -155,15 +155,17 @@ def test_losses_are_means_over_columns_and_drawn_by_run(tmp_path: Path) -> None:
 
 def test_an_accuracy_is_only_drawn_beside_those_on_the_same_dataset(tmp_path: Path) -> None:
     on = {name: EvaluationConfig(url=f"data/{name}") for name in ("pets-test", "digits-test")}
-    written(tmp_path / "a", evaluation=on["pets-test"])
-    written(tmp_path / "b", evaluation=on["digits-test"])
+    for name, dataset in zip("abcd", [*on, *on], strict=True):
+        written(tmp_path / name, evaluation=on[dataset])
+    written(tmp_path / "e", evaluation=EvaluationConfig(url="data/flowers-test"))
     points = points_in(tmp_path)
     assert [points[name].dataset for name in "ab"] == ["pets-test", "digits-test"]
     page = render(list(points.values()), []).decode()
     for name in on:
-        for axis in ("compute", "data"):
-            plot = page.partition(f"Accuracy on {name} over {axis}</h3>")[2].partition("</svg>")[0]
-            assert plot.count("<circle") == 1
+        plot = page.partition(f"Accuracy on {name} over compute</h3>")[2].partition("</svg>")[0]
+        assert plot.count("<circle") == 2
+    assert " over data</h3>" not in page, "all have the same data"
+    assert "Accuracy on flowers-test" not in page, "a plot of one point"
     assert "<polyline" not in page
 
 
@@ -299,7 +301,7 @@ def test_further_scores_are_drawn_with_those_on_the_same_dataset(tmp_path: Path)
     found, notes = gather([tmp_path / "a", tmp_path / "b"], root=tmp_path)
     points = told_apart(found)
     assert notes == []
-    on_b = drawn(points, "Accuracy on b-test over data")
+    on_b = drawn(points, "Accuracy on b-test over compute")
     assert on_b.count("<circle") == 2
     assert "a 25.0 at" in on_b
     assert "b 50.0 at" in on_b

@@ -17,7 +17,6 @@ from PIL import Image
 from jobs.reports.worth import (
     COLUMNS,
     CORE_DAYS,
-    FOLDER,
     TABLE_2,
     Classes,
     ExampleImage,
@@ -28,6 +27,7 @@ from jobs.reports.worth import (
     worth_of,
 )
 from pipeline.runs.starts import Left, Start, read_starts
+from pipeline.shared_settings import SCORES_FOLDER
 from tests.rigs.browser import CHROMIUM, browser
 from tests.rigs.processes import patchline
 from tests.rigs.training import STEPS, FinishedRuns, pretrain_words
@@ -176,7 +176,7 @@ def scored(finished_runs: FinishedRuns, digits_url: str, tmp_path_factory: pytes
     """A finished run that was scored on the digits that it was trained on."""
     run_dir = tmp_path_factory.mktemp("scored") / "run"
     shutil.copytree(finished_runs.get(1), run_dir)
-    words = ("--weights", str(run_dir / "weights"), "--data.url", digits_url, "--run-dir", str(run_dir / FOLDER))
+    words = ("--weights", str(run_dir / "weights"), "--data.url", digits_url, "--run-dir", str(run_dir / SCORES_FOLDER))
     assert patchline("evaluate", *words, "--examples", "5", "--device=cpu").code == 0
     return run_dir
 
@@ -220,17 +220,17 @@ def test_a_report_begins_with_the_outcome_and_the_confusions(scored: Path, digit
 
 def test_the_newest_evaluation_of_the_runs_own_weights_is_found(scored: Path, tmp_path: Path) -> None:
     """Such as that of a chain, which writes it beside the run; others' evaluations are not this run's."""
-    run_dir = shutil.copytree(scored, tmp_path / "tuned" / "0", ignore=shutil.ignore_patterns(FOLDER))
+    run_dir = shutil.copytree(scored, tmp_path / "tuned" / "0", ignore=shutil.ignore_patterns(SCORES_FOLDER))
     assert read_scores(run_dir) == ScoreSheet()
     metrics = run_dir / "metrics.jsonl"
     metrics.write_text(metrics.read_text().rstrip().removesuffix("}") + ', "test_accuracy": 0.5}\n')
     ended = patchline("report", str(run_dir))
-    assert "\nno confusions yet: patchline evaluate RUN --data.url URL --run-dir RUN/scores\n" in ended.output
+    assert "\nno confusions yet: patchline evaluate RUN --data.url URL\n" in ended.output
     assert "no confusions yet" in (run_dir / "report.html").read_text()
     for place, (name, weights) in enumerate(
         (("tuned/old", run_dir), ("tuned/new", run_dir / "weights"), ("tuned/other", scored), ("evaluate/0", run_dir))
     ):
-        folder = shutil.copytree(scored / FOLDER, tmp_path / name)
+        folder = shutil.copytree(scored / SCORES_FOLDER, tmp_path / name)
         record = folder / "job.yaml"
         own = re.sub(r"(?m)^( +weights: ).*$", rf"\g<1>{weights}", record.read_text())
         record.write_text(re.sub(r"(?m)^( +url: ).*$", rf"\g<1>{name}", own))
@@ -266,7 +266,7 @@ def test_names_in_the_matrix_are_whole(scored: Path, tmp_path: Path, num: int) -
     cells = [[at, at, 1] for at in range(num)]
     classes = {"labels": names, "images": [1] * num, "right": [1] * num, "classes": names}
     classes |= {"confusion": cells, "confusion_right": cells}
-    (run_dir / FOLDER / "classes.json").write_text(json.dumps(classes))
+    (run_dir / SCORES_FOLDER / "classes.json").write_text(json.dumps(classes))
     assert patchline("report", str(run_dir)).code == 0
     boxes = """(() => {
         const svg = document.querySelector('.scroll svg'), box = svg.getBoundingClientRect();
@@ -303,11 +303,11 @@ def test_names_in_the_matrix_are_whole(scored: Path, tmp_path: Path, num: int) -
 def test_files_that_are_damaged_are_left_out_with_the_reason(
     scored: Path, tmp_path: Path, name: str, content: object, reason: str
 ) -> None:
-    shutil.copytree(scored / FOLDER, tmp_path / FOLDER)
-    (tmp_path / FOLDER / name).write_text(json.dumps(content))
+    shutil.copytree(scored / SCORES_FOLDER, tmp_path / SCORES_FOLDER)
+    (tmp_path / SCORES_FOLDER / name).write_text(json.dumps(content))
     sheet = read_scores(tmp_path)
     (said,) = sheet.reasons
-    assert said.startswith(f"{FOLDER}/{name} is damaged: ")
+    assert said.startswith(f"{SCORES_FOLDER}/{name} is damaged: ")
     assert reason in said
 
 
@@ -349,7 +349,7 @@ def test_answers_that_a_class_map_allows_are_no_confusions(scored: Path, digits_
     run_dir = tmp_path / "run"
     shutil.copytree(scored, run_dir)
     (tmp_path / "map.json").write_text(json.dumps({label: list("123456789") for label in "78"}))
-    words = ("--weights", str(scored / "weights"), "--data.url", digits_url, "--run-dir", str(run_dir / FOLDER))
+    words = ("--weights", str(scored / "weights"), "--data.url", digits_url, "--run-dir", str(run_dir / SCORES_FOLDER))
     how = ("--class-map", str(tmp_path / "map.json"), "--subset.share", "0.5", "--device=cpu")
     assert patchline("evaluate", *words, *how).code == 0
     sheet = read_scores(run_dir)
@@ -370,7 +370,7 @@ def test_lists_of_a_part_or_of_other_weights_are_not_this_runs_row(scored: Path,
     """Of ImageNet-ReaL beside Table 2."""
     run_dir = tmp_path / "run"
     shutil.copytree(scored, run_dir)
-    path = run_dir / FOLDER / "job.yaml"
+    path = run_dir / SCORES_FOLDER / "job.yaml"
     record = path.read_text().replace("real: ''", "real: real.json")
     row = "<strong>this run</strong>"
     own = record.replace(str(scored / "weights"), str(run_dir / "weights"))
@@ -392,9 +392,9 @@ def test_lists_of_a_part_or_of_other_weights_are_not_this_runs_row(scored: Path,
 def test_names_of_strangers_are_text(scored: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(scored, run_dir)
-    (run_dir / FOLDER / "examples.json").write_text(json.dumps([shown(labels=[EVIL], said=EVIL, source=EVIL)]))
+    (run_dir / SCORES_FOLDER / "examples.json").write_text(json.dumps([shown(labels=[EVIL], said=EVIL, source=EVIL)]))
     classes = {"labels": [EVIL], "images": [1], "right": [0], "classes": ["b"], "confusion": [[0, 0, 1]]}
-    (run_dir / FOLDER / "classes.json").write_text(json.dumps(classes))
+    (run_dir / SCORES_FOLDER / "classes.json").write_text(json.dumps(classes))
     assert patchline("report", str(run_dir)).code == 0
     page = (run_dir / "report.html").read_text()
     assert "<img src=http" not in page
