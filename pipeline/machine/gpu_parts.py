@@ -34,6 +34,7 @@ from pipeline.data.stream import train_batches
 from pipeline.machine import gpu_time
 from pipeline.machine.checks import version_of
 from pipeline.machine.gpu_sizes import CODE_SUFFIX, KEPT_SUMS, LAUNCHED_UPDATES, MOST_CODE, AttentionShape, GpuPart
+from pipeline.machine.probes import driver_text, driver_words
 from pipeline.models import build_model, checkpoint_blocks
 from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
@@ -51,7 +52,6 @@ from pipeline.training.fitting.fit import gpu_budget
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.gradients import Gradients
 from pipeline.training.kernels import set_up_blocks
-from pipeline.training.saving.save import bits_of
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero import engine
 from pipeline.training.zero.batch_plan import plan_batch
@@ -96,7 +96,7 @@ def device_facts(device: Device) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
-        "driver": bits_of(place, deterministic=False)["driver"],
+        "driver": driver_words(driver_text()) if _is_gpu(place) else "",
         **{name: version_of(name) for name in ("patchline", "deepspeed", "triton")},
         "lacks": {
             "float8": float8_fault(place.device),
@@ -109,7 +109,7 @@ def device_facts(device: Device) -> dict[str, Any]:
 def source_digest() -> str:
     """Returns a short digest of the code that is measured, which changes more often than Patchline's version."""
     files = sorted(Path(__file__).parents[1].rglob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+    return hashlib.sha256(b"".join(read_local_file(file, most_bytes=MOST_CODE) for file in files)).hexdigest()[:12]
 
 
 def step(part: GpuPart, place: world.World) -> Result:
@@ -364,7 +364,9 @@ class _Run:
             torch._inductor.config.benchmark_combo_kernel = True
             for name, value in self.part.of_inductor().items():
                 setattr(torch._inductor.config, name, value)
-        with_attention(self.job, self.place, is_compiled=is_compiled)
+        kernel: Any = self.part.kernel or self.job.engine.attention
+        asked = replace(self.job, engine=replace(self.job.engine, attention=kernel))
+        with_attention(asked, self.place, is_compiled=is_compiled)
         self.earlier = _inductor_files()  # of timing attention; its kernels may have the names of the model's
         torch.manual_seed(_SEED)
         size, batch = self.job.model.image_size, self.job.global_batch

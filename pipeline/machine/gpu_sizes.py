@@ -57,6 +57,8 @@ class GpuPart:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the job that differ from the usual ones, such as {"engine.attention": "flash"}. A group is `model`,
     `engine`, `optimizer`, or `inductor`, which sets torch._inductor.config."""
+    kernel: str = ""
+    """The kernel of attention that `auto` takes; empty: the fastest in this process."""
     without: Sequence[str] = ()
     """What is left out although a run always has it, for lack of a setting: names in _WITHOUT_SETTING."""
     shapes: Sequence[Sequence[Any]] = ()
@@ -102,11 +104,11 @@ class GpuPart:
 
     def like(self, result: Mapping[str, Any]) -> Self:
         """Returns the part with the micro-batch of `result`, which it is compared with, and with its kernel of
-        attention unless the option is another kernel. On a GPU, `auto` might choose differently in each process."""
-        if self.question is None or self.device == "cpu" or "attention" not in result:
+        attention if the settings leave the choice to `auto`, which might choose differently in each process."""
+        if self.device == "cpu" or "attention" not in result:
             return self
-        kernel = {} if self.question.is_attention else {"engine.attention": result["attention"]}
-        return replace(self, batch=result["micro_batch"], settings={**self.settings, **kernel})
+        is_free = self.settings.get("engine.attention", "auto") == "auto"
+        return replace(self, batch=result["micro_batch"], kernel=result["attention"] if is_free else "")
 
     def measured(self) -> Self:
         """Returns the part without what does not change its result."""

@@ -156,16 +156,23 @@ def test_an_option_has_the_kernel_and_the_batch_of_what_it_is_compared_with(
     job = DoctorJob(gpu=True, out=str(out))
     for _ in range(2):
         assert doctor.run(job, environ={}) == exit_codes.DONE
-        asked = [(dict(part.settings), part.batch) for part in trial.asked]
+        asked = [(dict(part.settings), part.kernel, part.batch) for part in trial.asked]
         assert asked == [
-            ({}, 0),
-            ({"engine.cuda_graphs": True, "engine.attention": "cudnn"}, 128),
-            ({"engine.attention": "flash"}, 128),
+            ({}, "", 0),
+            ({"engine.cuda_graphs": True}, "cudnn", 128),
+            ({"engine.attention": "flash"}, "", 128),
         ]
     parts["step"] = replace(PART, seconds=9.0)
     trial.results["step"] = STEP | {"attention": "flash"}
     assert doctor.run(job, environ={}) == exit_codes.DONE
-    assert [part.settings.get("engine.attention") for part in trial.asked[3:]] == [None, "flash"]
+    assert [part.kernel for part in trial.asked[3:]] == ["", "flash"]
+
+
+def test_a_step_has_the_kernel_of_its_part() -> None:
+    """A CPU refuses all but auto, so a kernel that is obeyed is refused there."""
+    part = GpuPart(kind="step", device="cpu", model="vit_ti16", image_size=32, batch=2, kernel="flash")
+    with pytest.raises(UserError, match="attention is 'flash', but a CPU"):
+        gpu_parts._Run(part.job(precision="fp32"), world.current_world("cpu"), part)
 
 
 def test_a_result_of_other_code_is_kept_and_said(
