@@ -39,7 +39,7 @@ _PATTERNS = tuple(
         ("products", r"^triton_tem_"),
         ("ours", r"^triton_"),
         ("exchange", r"nccl|gloo|c10d::|all_?reduce|all_?gather|reduce_?scatter|deepspeed::comm"),
-        ("attention", r"flash|fmha|sdpa|cudnn::fusion|scaled_dot_product|attend_on|flex_attention|AttentionKernel"),
+        ("attention", r"flash|fmha|sdpa|cudnn::fusion|scaled_dot_product|attend_|flex_attention|AttentionKernel"),
         ("products", r"nvjet|gemm|gemv|cublas|cutlass|xmma|wgmma|scaled_mm|convolution|mkldnn|\bdot_kernel"),
         ("products", r"^aten::(mm|addmm|bmm|baddbmm|linear|matmul)$"),
         ("copies", r"^(Memcpy|Memset) "),
