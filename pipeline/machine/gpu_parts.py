@@ -35,7 +35,7 @@ from pipeline.machine import gpu_time
 from pipeline.machine.checks import version_of
 from pipeline.machine.gpu_sizes import CODE_SUFFIX, KEPT_SUMS, LAUNCHED_UPDATES, MOST_CODE, AttentionShape, GpuPart
 from pipeline.machine.probes import driver_text, driver_words
-from pipeline.models import build_model, checkpoint_blocks
+from pipeline.models import build_model
 from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
@@ -372,8 +372,6 @@ class _Run:
         size, batch = self.job.model.image_size, self.job.global_batch
         model = build_model(self.job.model).to(self.place.device)
         set_up_blocks(model, self.job.engine, is_compiled=is_compiled, device=self.place.device)
-        if self.job.engine.activation_checkpointing:
-            checkpoint_blocks(model)
         num_ranks = self.place.num_ranks
         plan = plan_batch(batch * num_ranks, micro_batch=batch, num_ranks=num_ranks, lanes=1)
         self._engine = Engine(
