@@ -413,6 +413,8 @@ def test_every_part_has_a_job_that_may_run(device: Literal["cuda", "cpu"]) -> No
             beside = parts[part.question.beside]
             assert (beside.model, beside.batch, beside.compiled) == (part.model, part.batch, part.compiled), name
             assert len(part.settings.items() - beside.settings.items()) + len(part.without) == 1, name
+            kernels = [each.settings.get("engine.attention") for each in (part, beside)]
+            assert part.question.is_attention == (kernels[0] != kernels[1]), name
             assert part.question.settles.endswith("."), name
             assert part.question.expects, name
 
