@@ -8,9 +8,13 @@ A plan takes the first of these that says something about its job:
                     benchmarks/results/
     PLANNED_MFU     what was published for another model, for what nobody has measured
 
-A step counts for a job if both have the same sizes, image size, kernels and GPU. What else differs is said, as is the
-micro-batch: the measured step with the nearest one is taken. A rate becomes a share of the GPU's nominal operations
-(MFU), so that a larger head only adds its operations.
+A step counts for a job if both have the same sizes, precision and GPU, about the same image size, and are both eager
+or both compiled. A result with a step of the same kernels counts before one without. Of a result's steps the nearest
+one is taken, first by the micro-batch, then by the kernels. What differs is said. A rate becomes a share of the GPU's
+nominal operations (MFU), so that a larger head only adds its operations.
+
+The range is that of the measured rounds. If the job leaves the kernel of attention open, the range includes what the
+result has for the other kernels. Kernels and micro-batches that nobody has measured widen it by `UNLIKE`.
 """
 
 import math
@@ -34,6 +38,11 @@ from shards.output.terminal import printable_name
 PACKAGED = Path(__file__).with_name("measured")
 PLANNED_MFU = 0.28
 """What NVIDIA published for ViT-g/14 on nodes of H100 (NeMo: 0.27 to 0.29; 0.43 on A100)."""
+UNLIKE = 0.88
+"""The least share of a measured rate to expect of other kernels, and of half as many images a pass. The most to expect
+of other kernels, or of more images, is the rate divided by it. Two steps of ViT-B/16 with 256 images reached 2,550 and
+2,888 images/s by their kernels (gpu_h200.json). That the number of images costs as much is an assumption
+[unverified]."""
 KINDS = ("step", "rank", "determinism")
 """The kinds of parts of `patchline doctor --gpu` that measure a training step."""
 _MOST_FILE_BYTES = 16 << 20
@@ -42,10 +51,12 @@ _IN_LAYERS = ("relative", "rope2d")  # position embeddings that cost time in eve
 _MENTIONED = ("pooling", "registers", "dropout", "stochastic_depth", "layer_scale", "qk_norm", "gelu", "position_at")
 # Settings of the engine that are said or counted apart, or that cost nothing on one rank. All others choose kernels.
 _NO_KERNELS = (
-    *("zero_stage", "activation_checkpointing", "compile", "skip_branches"),
+    *("precision", "zero_stage", "activation_checkpointing", "compile", "skip_branches"),
     *("overlap", "reduce_bucket", "reduce_precision", "check_gradients", "allow_deepspeed"),
 )
 _KERNELS = tuple(each.name for each in fields(EngineConfig) if each.name not in _NO_KERNELS)
+_LEFT_OPEN = {"attention", "deterministic"}  # kernels that a run may take if its job names none
+_MOST_PIXELS = 2.0  # an image of a measured step has at most this many times the job's pixels, or the reverse
 _GROUPS: Mapping[str, Any] = {"model": ModelConfig, "engine": EngineConfig, "optimizer": OptimizerConfig}
 _RIGHT_FILE = "give the file that `patchline doctor --gpu --out FILE` wrote on your GPU"
 
@@ -53,13 +64,15 @@ _RIGHT_FILE = "give the file that `patchline doctor --gpu --out FILE` wrote on y
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
     """A training step that was measured on one GPU. `job`: what was trained. `images_per_second`: the rates of several
-    rounds. `launch_seconds`: how long the host took to launch the step, or None if that was not measured. `where`: the
-    device, the version of torch and the file, in words."""
+    rounds. `attention`: the kernel that ran, or an empty text if that is not known. `launch_seconds`: how long the host
+    took to launch the step, or None if that was not measured. `where`: the device, the version of torch and the file,
+    in words."""
 
     gpu: Gpu
     job: TrainingJob
     micro_batch: int
     images_per_second: tuple[float, ...]
+    attention: str
     launch_seconds: float | None
     where: str
 
@@ -113,9 +126,14 @@ def speeds_of(job: TrainingJob, *, micro_batch: int, gpu: Gpu, name: str, rates:
     """Returns the speeds of a GPU, which messages call `name`, in the job's step with this micro-batch. The job's
     precision must be decided."""
     host, slowest, host_source = _host_of(job, gpu, rates)
-    step = None if rates.mfu else _measured_step(job, micro_batch, gpu, rates)
-    if step:
-        mfus, source = [step.mfu(rate) for rate in step.images_per_second], _source(step, job)
+    step, mfus = None, []
+    if steps := _measured_steps(job, gpu, rates):
+        step = min(steps, key=lambda step: _distance(step, job, micro_batch))
+        least, most = _least_and_most(step, job, micro_batch, steps)
+        mfus, source = (
+            [least, statistics.median(step.mfu(rate) for rate in step.images_per_second), most],
+            _source(step, job),
+        )
     elif rates.mfu:
         mfus, source = [rates.mfu], f"--mfu {rates.mfu:g}"
     else:
@@ -135,20 +153,50 @@ def speeds_of(job: TrainingJob, *, micro_batch: int, gpu: Gpu, name: str, rates:
     )
 
 
-def _measured_step(job: TrainingJob, micro_batch: int, gpu: Gpu, rates: Rates) -> MeasuredStep | None:
-    """Returns the step that is closest to the job's: of the first file that has one, with the fewest differences, then
-    the nearest micro-batch, then the smaller one."""
+def _measured_steps(job: TrainingJob, gpu: Gpu, rates: Rates) -> list[MeasuredStep]:
+    """Returns the steps that count for the job: those of the first result that has one with the job's kernels, or of
+    the first that has any."""
     if job.optimizer.freeze_backbone:  # three passes were measured, and this job makes one
-        return None
-    for steps in rates.results:
-        same = [step for step in steps if step.gpu == gpu and _identity(step.job) == _identity(job)]
-        if same:
-            return min(same, key=lambda step: _distance(step, job, micro_batch))
-    return None
+        return []
+    near = [[step for step in steps if step.gpu == gpu and _is_near(step.job, job)] for steps in rates.results]
+    alike = [steps for steps in near if any(not _other_kernels(step, job) for step in steps)]
+    return next((steps for steps in (*alike, *near) if steps), [])
 
 
-def _distance(step: MeasuredStep, job: TrainingJob, micro_batch: int) -> tuple[int, float, int]:
-    return len(_differences(step, job)), abs(math.log(step.micro_batch / micro_batch)), step.micro_batch
+def _distance(step: MeasuredStep, job: TrainingJob, micro_batch: int) -> tuple[float, int, int, float, int]:
+    """Returns how far a step is from the job's: a micro-batch of more than twice or less than half as many images comes
+    first, then kernels, then the other differences."""
+    doublings = abs(math.log2(step.micro_batch / micro_batch))
+    differences = len(_other_kernels(step, job)), len(_differences(step, job))
+    return max(1.0, doublings), *differences, doublings, step.micro_batch
+
+
+def _least_and_most(
+    step: MeasuredStep, job: TrainingJob, micro_batch: int, steps: list[MeasuredStep]
+) -> tuple[float, float]:
+    """Returns the least and the most share of nominal operations to expect of the job, by the step that is closest to
+    it and those of the same result that the job may turn out to equal."""
+    is_open = job.engine.attention == "auto" and not job.engine.deterministic
+    open_kernels = _LEFT_OPEN if is_open else set()
+    alike = [
+        other
+        for other in steps
+        if other.micro_batch == step.micro_batch
+        and _other_kernels(other, job).keys() <= open_kernels
+        and _differences(other, job) == _differences(step, job)
+    ]
+    mfus = [one.mfu(rate) for one in (step, *alike) for rate in one.images_per_second]
+    doublings = math.log2(step.micro_batch / micro_batch)
+    unlike = 1 if _other_kernels(step, job) else 0
+    least = min(mfus) * UNLIKE ** (unlike + max(0.0, doublings))
+    most = max(mfus) / UNLIKE ** (unlike + (1 if doublings < 0 else 0))
+    return least, min(1.0, most)
+
+
+def _is_near(measured: TrainingJob, job: TrainingJob) -> bool:
+    """Returns whether a measured job's rate says something about another job."""
+    pixels = (measured.model.image_size / job.model.image_size) ** 2
+    return _identity(measured) == _identity(job) and 1 / _MOST_PIXELS <= pixels <= _MOST_PIXELS
 
 
 def _identity(job: TrainingJob) -> tuple[Any, ...]:
@@ -156,8 +204,23 @@ def _identity(job: TrainingJob) -> tuple[Any, ...]:
     model, engine = job.model, job.engine
     sizes = model.resnet if model.is_bit else (model.size, model.resnet)
     position = model.position if model.position in _IN_LAYERS else ""
-    shape = (sizes, model.image_size, model.attention, position, model.masked_patches)
-    return *shape, compiled_as(engine), *(getattr(engine, name) for name in _KERNELS)
+    is_eager = compiled_as(engine) == "eager"
+    return sizes, model.attention, position, model.masked_patches, engine.precision, is_eager
+
+
+def _searched(engine: EngineConfig) -> Literal["on", "tuned"]:
+    return "tuned" if engine.compile == "tuned" else "on"
+
+
+def _other_kernels(step: MeasuredStep, job: TrainingJob) -> dict[str, Any]:
+    """Returns the job's settings that choose other kernels than those that were measured."""
+    measured = {name: getattr(step.job.engine, name) for name in _KERNELS}
+    own = {name: getattr(job.engine, name) for name in _KERNELS}
+    if measured["attention"] == "auto" and own["attention"] != "auto":
+        measured["attention"] = step.attention
+    measured |= {"image_size": step.job.model.image_size, "compile": _searched(step.job.engine)}
+    own |= {"image_size": job.model.image_size, "compile": _searched(job.engine)}
+    return {name: value for name, value in own.items() if value != measured[name]}
 
 
 def compiled_as(engine: EngineConfig) -> Literal["compiled", "compiled, tuned", "eager"]:
@@ -178,14 +241,18 @@ def _differences(step: MeasuredStep, job: TrainingJob) -> list[str]:
 
 
 def _source(step: MeasuredStep, job: TrainingJob) -> str:
-    engine = step.job.engine
-    usual = EngineConfig(precision="bf16")
-    kernels = [f"{name} {getattr(engine, name)}" for name in _KERNELS if getattr(engine, name) != getattr(usual, name)]
-    what = ", ".join([f"{step.job.model.name} {compiled_as(engine)}", *kernels])
+    engine, usual = step.job.engine, EngineConfig()
+    kernels = {name: getattr(engine, name) for name in _KERNELS if getattr(engine, name) != getattr(usual, name)}
+    if step.attention:
+        kernels = {"attention": step.attention} | kernels
+    what = [f"{step.job.model.name} {compiled_as(engine)}", *(f"{name} {value}" for name, value in kernels.items())]
     images = f"{step.micro_batch:,} images a pass"
     if differences := _differences(step, job):
         images += f", with {', '.join(differences)}"
-    return f"{what}, {images}, measured on {step.where}"
+    said = f"{', '.join(what)}, {images}, measured on {step.where}"
+    if others := _other_kernels(step, job):
+        said += f"; nobody has measured {', '.join(f'{name} {value}'.lower() for name, value in others.items())}"
+    return said
 
 
 def _host_of(job: TrainingJob, gpu: Gpu, rates: Rates) -> tuple[float, float, str]:
@@ -237,6 +304,7 @@ class ResultMeasured:
 
     micro_batch: Annotated[int, Range(1, 1 << 24)]
     images_per_second: tuple[Annotated[float, Range(above=0, most=1e9)], ...]
+    attention: str = ""
     host_milliseconds: Annotated[float, Range(above=0, most=1e7)] | None = None
 
 
@@ -282,6 +350,7 @@ def _steps(found: Any, file: Path) -> Iterator[MeasuredStep]:
             job=_job_of(part, place),
             micro_batch=result.micro_batch,
             images_per_second=result.images_per_second,
+            attention=shown_text(result.attention),
             launch_seconds=result.host_milliseconds and result.host_milliseconds / 1000,
             where=where,
         )

@@ -10,7 +10,7 @@ import pytest
 
 from jobs.recipes.paper_jft import vit_h14_jft
 from pipeline.models.flops import training_flops
-from pipeline.planning.rates import PACKAGED, PLANNED_MFU, Rates, Speeds, rates_from, speeds_of, steps_in
+from pipeline.planning.rates import PACKAGED, PLANNED_MFU, UNLIKE, Rates, Speeds, rates_from, speeds_of, steps_in
 from pipeline.planning.step_time import EIGHT_A_NODE, GPUS, SLOWEST_HOST, host_seconds, step_time
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch
@@ -63,7 +63,8 @@ def test_a_rate_becomes_the_share_of_nominal_operations() -> None:
     assert found.least.mfu == pytest.approx(428.8 * TERAFLOPS / 989, rel=1e-3)
     assert found.most.mfu == pytest.approx(438.1 * TERAFLOPS / 989, rel=1e-3)
     assert found.source == (
-        "vit_h14 compiled, 256 images a pass, measured on NVIDIA H200 (torch 2.11.0+cu130): Patchline's h200.json"
+        "vit_h14 compiled, attention cudnn, 256 images a pass, measured on NVIDIA H200 (torch 2.11.0+cu130): "
+        "Patchline's h200.json"
     )
 
 
@@ -89,28 +90,110 @@ def test_the_users_file_counts_before_the_packages(measured: Callable[..., Rates
 
 
 @pytest.mark.parametrize(
-    ("changed", "is_measured"),
+    "changed",
     [
-        pytest.param({"model": {"representation": False, "head_bias": 0.0}}, True, id="another head"),
-        pytest.param({"model": {"pooling": "average"}}, True, id="another pooling"),
-        pytest.param({"compile": "on"}, True, id="compiled, in other words"),
-        pytest.param({"model": {"depth": 31}}, False, id="other sizes"),
-        pytest.param({"model": {"position": "relative"}}, False, id="positions in every layer"),
-        pytest.param({"compile": "off"}, False, id="eager"),
-        pytest.param({"zero_stage": 3}, False, id="eager, since ZeRO-3 compiles nothing"),
-        pytest.param({"compile": "tuned"}, False, id="tuned"),
-        pytest.param({"attention": "flash"}, False, id="another kernel of attention"),
-        pytest.param({"deterministic": True}, False, id="deterministic kernels"),
-        pytest.param({"float8": "rowwise"}, False, id="float8"),
-        pytest.param({"cuda_graphs": True}, False, id="CUDA graphs"),
-        pytest.param({"fused_mlp": True}, False, id="another MLP"),
-        pytest.param({"overlap": "off", "reduce_precision": "bf16"}, True, id="other exchanges"),
+        pytest.param({"model": {"representation": False, "head_bias": 0.0}}, id="another head"),
+        pytest.param({"model": {"pooling": "average"}}, id="another pooling"),
+        pytest.param({"compile": "on"}, id="compiled, in other words"),
+        pytest.param({"attention": "cudnn"}, id="the kernel that ran"),
+        pytest.param({"overlap": "off", "reduce_precision": "bf16"}, id="other exchanges"),
     ],
 )
-def test_a_step_counts_for_jobs_with_the_same_kernels(
-    measured: Callable[..., Rates], changed: dict[str, Any], is_measured: bool
+def test_a_step_counts_for_jobs_with_the_same_kernels(measured: Callable[..., Rates], changed: dict[str, Any]) -> None:
+    found = speeds(measured(part()), job_of(**changed))
+    assert "measured on" in found.source
+    assert "nobody has measured" not in found.source
+    assert found.least.mfu == pytest.approx(428 * TERAFLOPS / 989, rel=1e-3)
+    assert found.most.mfu == pytest.approx(436 * TERAFLOPS / 989, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        pytest.param({"compile": "tuned"}, "compile tuned", id="tuned"),
+        pytest.param({"attention": "flash"}, "attention flash", id="another kernel of attention"),
+        pytest.param({"deterministic": True}, "deterministic true", id="deterministic kernels"),
+        pytest.param({"float8": "rowwise"}, "float8 rowwise", id="float8"),
+        pytest.param({"cuda_graphs": True}, "cuda_graphs true", id="CUDA graphs"),
+        pytest.param({"fused_mlp": True}, "fused_mlp true", id="another MLP"),
+        pytest.param({"model": {"image_size": 210}}, "image_size 210", id="an image that is little smaller"),
+    ],
+)
+def test_a_step_counts_for_other_kernels_with_a_wider_range(
+    measured: Callable[..., Rates], changed: dict[str, Any], said: str
 ) -> None:
-    assert ("measured on" in speeds(measured(part()), job_of(**changed)).source) is is_measured
+    found = speeds(measured(part()), job_of(**changed))
+    assert found.source.endswith(f"; nobody has measured {said}")
+    assert found.usual.mfu == pytest.approx(432 * TERAFLOPS / 989, rel=1e-3)
+    assert found.least.mfu == pytest.approx(UNLIKE * 428 * TERAFLOPS / 989, rel=1e-3)
+    assert found.most.mfu == pytest.approx(436 * TERAFLOPS / 989 / UNLIKE, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        pytest.param({"model": {"depth": 31}}, id="other sizes"),
+        pytest.param({"model": {"image_size": 336}}, id="more than twice the pixels"),
+        pytest.param({"model": {"position": "relative"}}, id="positions in every layer"),
+        pytest.param({"compile": "off"}, id="eager"),
+        pytest.param({"zero_stage": 3}, id="eager, since ZeRO-3 compiles nothing"),
+    ],
+)
+def test_a_step_says_nothing_about_other_models(measured: Callable[..., Rates], changed: dict[str, Any]) -> None:
+    assert speeds(measured(part()), job_of(**changed)).usual.mfu == PLANNED_MFU
+
+
+def test_a_result_with_the_same_kernels_counts_before_one_without(
+    measured: Callable[..., Rates], tmp_path: Path
+) -> None:
+    measured(part(settings={"engine.attention": "flash"}, images_per_second=[390.0]))
+    both = rates_from(str(tmp_path / "own.json"), gpu="h200")
+    assert "Patchline's h200.json" in speeds(both, job_of(attention="cudnn")).source
+    assert str(tmp_path) in speeds(both, job_of(attention="flash")).source
+    assert str(tmp_path) in speeds(both, job_of(attention="efficient")).source, "nobody has it, and this is the user's"
+
+
+def test_a_kernel_that_is_not_recorded_is_none_that_a_job_names(measured: Callable[..., Rates]) -> None:
+    one = part()
+    del one["result"]["attention"]
+    assert "nobody has measured attention cudnn" in speeds(measured(one), job_of(attention="cudnn")).source
+    assert "nobody has measured" not in speeds(measured(one)).source
+
+
+def test_a_job_that_names_no_kernel_may_be_as_fast_as_each(measured: Callable[..., Rates]) -> None:
+    others = (
+        part("determinism", deterministic=True, images_per_second=[480.0]),
+        part(settings={"engine.attention": "flash"}, images_per_second=[390.0]),
+    )
+    rates = measured(part(), *others, part("rank", images=16, images_per_second=[500.0]))
+
+    def rates_to_expect(**engine: Any) -> list[float]:
+        found = speeds(rates, job_of(**engine))
+        return [round(speed.mfu * 989 / TERAFLOPS) for speed in (found.least, found.usual, found.most)]
+
+    assert rates_to_expect() == [390, 432, 480]
+    assert rates_to_expect(attention="cudnn") == [428, 432, 436]
+    assert rates_to_expect(attention="flash") == [390, 390, 390]
+    assert rates_to_expect(deterministic=True) == [480, 480, 480]
+
+
+def test_a_micro_batch_that_nobody_measured_widens_the_range(measured: Callable[..., Rates]) -> None:
+    rates, unit = measured(part("rank", images=64)), TERAFLOPS / 989
+    fewer, more, many = (speeds(rates, images=images) for images in (16, 128, 2048))
+    assert fewer.least.mfu == pytest.approx(UNLIKE**2 * 428 * unit, rel=1e-3)
+    assert fewer.most.mfu == pytest.approx(436 * unit, rel=1e-3)
+    assert more.least.mfu == pytest.approx(428 * unit, rel=1e-3)
+    assert more.most.mfu == pytest.approx(436 * unit / UNLIKE, rel=1e-3)
+    assert many.most.mfu == more.most.mfu, "a GPU that is full gets no faster"
+
+
+def test_a_far_micro_batch_counts_for_more_than_a_small_difference(measured: Callable[..., Rates]) -> None:
+    like = part("rank", images=8, settings={"model.layer_scale": 1e-5}, images_per_second=[100.0])
+    scaled = job_of(model={"layer_scale": 1e-5})
+    assert speeds(measured(part(), like), scaled, images=256).micro_batch == 256
+    assert speeds(measured(part(), like), scaled, images=16).micro_batch == 8
+    near = part("rank", images=128, settings={"model.layer_scale": 1e-5})
+    assert speeds(measured(part(), near), scaled, images=256).micro_batch == 128, "by a factor of 2 it is near enough"
 
 
 def test_a_frozen_backbone_was_not_measured(measured: Callable[..., Rates]) -> None:
@@ -121,7 +204,7 @@ def test_a_frozen_backbone_was_not_measured(measured: Callable[..., Rates]) -> N
 
 def test_small_differences_are_said(measured: Callable[..., Rates]) -> None:
     found = speeds(measured(part()), job_of(model={"dropout": 0.1}, zero_stage=2))
-    assert "256 images a pass, with dropout 0.0, zero_stage 1, measured on" in found.source
+    assert "attention cudnn, 256 images a pass, with dropout 0.0, zero_stage 1, measured on" in found.source
 
 
 def test_the_nearest_micro_batch_counts(measured: Callable[..., Rates]) -> None:
