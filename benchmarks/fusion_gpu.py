@@ -327,7 +327,7 @@ def lower(gm: GraphModule, inputs: list[Any], result: Lowered, **how: Any) -> No
         for node, words in lowering.count_bytes()[1]:
             name, megabytes = getattr(node.node, "python_kernel_name", None), round(4 * words / 1e6, 2)
             if name:
-                count["attention" if "attention" in name else "products"] += megabytes
+                count["attention" if "attention" in name or "attend" in name else "products"] += megabytes
                 if "mlp_hidden_gradients" in name:
                     operands: Any = node.node
                     tokens, width = operands.inputs[2].get_size()

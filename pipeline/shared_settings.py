@@ -14,6 +14,7 @@ SCORES_FOLDER, SCORES_FILE = "scores", "scores.json"  # of evaluations, in a run
 Device = Literal["auto", "cpu", "cuda"]
 LossName = Literal["softmax", "sigmoid"]
 ClassWeights = Literal["equal", "balanced"]
+Recomputed = Literal["off", "selective", "full"]  # how much of a block the backward pass computes again
 # How an image is resized. bilinear: as the paper's code does or, with antialiasing, as Pillow does. area: every output
 # pixel is the average of the pixels that it covers, as big_vision resizes before a crop. bicubic: as Pillow does.
 ResizeFilter = Literal["bilinear", "area", "bicubic"]

@@ -83,7 +83,7 @@ ORDER = {
     "pipeline/models": (
         "conversion",
         "weights",
-        "build float8 fused_mlp",
+        "build float8 fused_mlp recompute",
         "activations vit",
         "flops masked",
         "positions resnet",

@@ -3,8 +3,11 @@ page.
 
 Each part runs in its own process (several processes if GPUs exchange data), so a part that crashes, hangs or runs out
 of memory loses only its own result. The file is written after every part. An interrupted trial continues from it:
-results in the file that are from the same device and versions are not measured again. The page draws the results next
-to the plan's predictions.
+results in the file are not measured again, and what failed is. A file of another device, or of other versions, is
+refused. The page draws the results next to the plan's predictions.
+
+An option's part gets the micro-batch and the kernel of attention of the part that it is compared with. If they differ
+nevertheless, or if the rounds differ by too much, the comparison settles nothing.
 """
 
 import json
@@ -28,7 +31,7 @@ from markupsafe import Markup, escape
 from jobs import exit_codes
 from jobs.output import put, write_out
 from pipeline.machine.gpu_sizes import CODE_SUFFIX, LEAST_GAIN, MOST_CODE, GpuPart, parts_of
-from pipeline.machine.gpu_time import CLASSES, IDLE
+from pipeline.machine.gpu_time import CLASSES, IDLE, OTHER
 from pipeline.ranks.host import free_port
 from pipeline.shared_settings import Device
 from shards.errors import InvalidDataError, UserError
@@ -44,38 +47,57 @@ log = logging.getLogger(__name__)
 _MOST_FILE_BYTES, _TAIL_BYTES = 16 << 20, 1 << 16
 _MOST_SAID = 300
 _LEAST_SHARE = 0.002  # of a step
+_LEAST_KNOWN = 0.99  # of a step, by kernels of known classes and idle time
+_MOST_SLOWED = 0.03  # by the profiler
+_NEAR = 0.005  # so near to LEAST_GAIN, a gain has two decimals
+_NO_PROFILE = {"failed": "this record has none"}
 _NO_FILE_NAME = re.compile(r"[^\w.-]+")
 _OTHER_OUT = "give another --out"
+_PAGE = ".html"
+_MAY_DIFFER = ("lacks",)  # a package may be installed later
 
 
 def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, str]) -> int:
     """Measures every part that `out` does not have yet, and writes `out` and the page next to it. Returns 1 if a part
-    failed, else 0. Raises UserError if there is no GPU to measure, or if `out` was not written by this command."""
-    from pipeline.machine.gpu_parts import device_facts  # noqa: PLC0415 - loads torch, which other checks do not need
+    failed, else 0. Raises UserError if there is no GPU to measure, or if `out` was not written by this command, or not
+    on this device with these versions."""
+    from pipeline.machine.gpu_parts import device_facts, source_digest  # noqa: PLC0415 - loads torch
 
-    about = device_facts(device)
+    if out.suffix == _PAGE:
+        raise UserError(f"--out is '{out}', but {_PAGE} is the page beside the results; give a name that ends in .json")
+    about, source = device_facts(device), source_digest()
     num_gpus = about["num_gpus"] if about["device"] == "cuda" else 2  # gloo ranks
     has = [name for name, fault in about["lacks"].items() if not fault]
     parts = parts_of(about["device"], num_gpus=num_gpus, has=has, data_url=data_url)
     for name, fault in about["lacks"].items():
         if fault:
             put(f"no steps with {name}: {printable_name(fault)}\n")
-    before = _before(out, about)
-    kept = {name: before[name] for name, part in parts.items() if _is_kept(before.get(name), part, about)}
-    entries = {name: entry | {"part": _plain(parts[name])} for name, entry in kept.items()}
-    began = time.monotonic()
-    for place, (name, part) in enumerate(parts.items(), 1):
-        if name not in kept:
-            entries[name] = _measured(part, environ, code=_code_of(name, out))
-        found = {"about": about, "parts": {each: entries[each] for each in parts if each in entries}}
-        _write(out, found)
-        note = " (kept)" if name in kept else f" ({duration(entries[name]['seconds'])})"
-        put(f"[{place}/{len(parts)}] {printable_name(f'{name}: {words_of(entries[name])}')}{note}\n")
-    for verdict in verdicts(entries) if about["device"] == "cuda" else ():  # a CPU says nothing about speed
+    entries = _before(out, about)  # each stays until a new result replaces it
+    began, is_gpu = time.monotonic(), about["device"] == "cuda"
+    if is_gpu:
+        todo = [part for name, part in parts.items() if "result" not in entries.get(name, {})]
+        seconds = sum(part.expected_seconds for part in todo)
+        put(f"{plural(len(todo), 'part')} to measure, about {duration(seconds)} on an H200 (estimated)\n")
+    for place, (name, asked) in enumerate(parts.items(), 1):
+        old = entries.get(name, {})
+        part = asked.like(entries.get(asked.question.beside, {}).get("result", {})) if asked.question else asked
+        if _is_kept(old, part):
+            entries[name] = old | {"part": _plain(part)}
+            note = "kept" if old.get("source") == source else "kept, measured with other code"
+        else:
+            entries[name] = _measured(part, environ, code=_code_of(name, out)) | {"source": source}
+            earlier = old if "result" in old else old.get("earlier")
+            if earlier and "result" not in entries[name]:
+                entries[name]["earlier"] = earlier
+            estimated = f", {duration(part.expected_seconds)} estimated" if is_gpu else ""
+            note = f"{duration(entries[name]['seconds'])}{estimated}"
+        _write(out, {"about": about, "parts": {each: entries[each] for each in (*parts, *entries) if each in entries}})
+        put(f"[{place}/{len(parts)}] {printable_name(f'{name}: {words_of(entries[name])}')} ({note})\n")
+    for verdict in verdicts(entries) if is_gpu else ():  # a CPU says nothing about speed
         put(printable_name(verdict.words) + "\n")
     failed = [name for name in parts if "result" not in entries[name]]
     how = f"{plural(len(failed), 'part')} failed: {', '.join(failed)}" if failed else "all parts measured"
-    put(f"{how}, in {duration(time.monotonic() - began)}: {out}, {out.with_suffix('.html')}\n")
+    put(f"{how}, in {duration(time.monotonic() - began)}: {out}, {out.with_suffix(_PAGE)}\n")
     return exit_codes.FAULTS_FOUND if failed else exit_codes.DONE
 
 
@@ -90,19 +112,26 @@ def _plain(part: GpuPart) -> dict[str, Any]:
     return found
 
 
-def _is_kept(entry: Any, part: GpuPart, about: Mapping[str, Any]) -> bool:
-    """Returns whether the entry of a file has the part's result. A result that cannot be shown is measured again."""
+def _is_kept(entry: Entry, part: GpuPart) -> bool:
+    """Returns whether the entry of a file has the part's result."""
     try:
         measured = GpuPart(**entry["part"] | {"question": None}).measured()
+        return "result" in entry and _plain(measured) == _plain(part.measured())
+    except Exception:  # from whatever the file has instead of a part
+        return False
+
+
+def _is_shown(entry: Entry, about: Mapping[str, Any]) -> bool:
+    try:
         gpu_page({"about": about, "parts": {"part": entry}})
-        return _plain(measured) == _plain(part.measured())
+        return True
     except Exception:  # from whatever the file has instead of a result
         return False
 
 
-def _before(out: Path, about: dict[str, Any]) -> dict[str, Any]:
-    """Returns the parts in the file if they were measured on this device with these versions, otherwise an empty
-    dictionary. Raises UserError if the file was not written by this command."""
+def _before(out: Path, about: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the parts in the file that can be shown; none if there is no file. Raises UserError if the file was not
+    written by this command, or on another device or with other versions."""
     if not out.exists():
         return {}
     try:
@@ -110,10 +139,17 @@ def _before(out: Path, about: dict[str, Any]) -> dict[str, Any]:
         parts = found["parts"]
         if not all(isinstance(entry, dict) for entry in parts.values()):
             raise TypeError("a part is no object")
-        before, now = ({**each, "lacks": {}} for each in (found["about"], about))  # a package may now be installed
-        return dict(parts) if before == now else {}
+        before = {key: found["about"].get(key) for key in about}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, InvalidDataError) as error:
-        raise UserError(f"{out} is no file of `doctor --gpu` ({error})", todo="give another --out") from error
+        raise UserError(f"{out} is no file of `doctor --gpu` ({error})", todo=_OTHER_OUT) from error
+    others = {key: value for key, value in before.items() if value != about[key] and key not in _MAY_DIFFER}
+    if others:
+        words = ", ".join(f"{key} {value!r:.80} (here {about[key]!r:.80})" for key, value in others.items())
+        raise UserError(f"{out} has results of another device or other versions: {words}", todo=_OTHER_OUT)
+    shown = {name: dict(entry) for name, entry in parts.items() if _is_shown(entry, about)}
+    for name in parts.keys() - shown.keys():
+        put(f"{printable_name(name)}: what {out} has of it cannot be shown, and is dropped\n")
+    return shown
 
 
 def _measured(part: GpuPart, environ: Mapping[str, str], *, code: Path) -> dict[str, Any]:
@@ -229,7 +265,7 @@ def _ended(processes: list["subprocess.Popen[bytes]"], seconds: float) -> int | 
 def _write(out: Path, found: dict[str, Any]) -> None:
     """Writes the results as JSON, and as a page."""
     write_out(out, json.dumps(found, indent=1).encode() + b"\n", todo=_OTHER_OUT)
-    write_out(out.with_suffix(".html"), gpu_page(found), todo=_OTHER_OUT)
+    write_out(out.with_suffix(_PAGE), gpu_page(found), todo=_OTHER_OUT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,22 +281,49 @@ class Verdict:
 def verdicts(entries: Mapping[str, Entry]) -> Iterator[Verdict]:
     """Yields a verdict for each part that measures an option. This function is pure."""
     for entry in entries.values():
-        question = entry["part"].get("question")
-        if not question:
-            continue
-        option, settles = question["option"], question["settles"]
-        results = [each.get("result") for each in (entry, entries.get(question["beside"], {}))]
-        rates = [statistics.median(each["images_per_second"]) for each in results if each]
-        if len(rates) < len(results):
-            yield Verdict(words=f"{option}: not settled, since a part failed", settles=settles)
-            continue
-        own, other = rates
-        gain = (other / own if entry["part"]["without"] else own / other) - 1
-        is_lost = gain < LEAST_GAIN and not question["is_kept_if_slow"]
-        words = f"{option}: {gain:+.1%} (expected: {question['expects']})".replace("%", " %", 1)
-        if not question["is_kept_if_slow"]:
-            words += f"; delete: it wins less than {percent(LEAST_GAIN)}" if is_lost else "; keep"
-        yield Verdict(words=words, settles=settles, is_lost=is_lost)
+        if question := entry["part"].get("question"):
+            yield _verdict(question, entry, entries.get(question["beside"], {}))
+
+
+def _verdict(question: Mapping[str, Any], entry: Entry, beside: Entry) -> Verdict:
+    option, settles = question["option"], question["settles"]
+    if why := _why_not_comparable(question, entry, beside):
+        return Verdict(words=f"{option}: not settled, since {why}", settles=settles)
+    own, other = (sorted(each["result"]["images_per_second"]) for each in (entry, beside))
+    if entry["part"]["without"]:
+        own, other = other, own
+    gain = statistics.median(own) / statistics.median(other) - 1
+    # Without the fastest and the slowest of five rounds.
+    least, most = (
+        own[len(own) // 4] / other[-1 - len(other) // 4] - 1,
+        own[-1 - len(own) // 4] / other[len(other) // 4] - 1,
+    )
+    words = f"{option}: {_gain(gain)} (rounds: {_gain(least)} to {_gain(most)}; expected: {question['expects']})"
+    if question["is_kept_if_slow"]:
+        return Verdict(words=words, settles=settles)
+    if least < LEAST_GAIN <= most:
+        return Verdict(words=f"{words}; not settled, since rounds differ by too much", settles=settles)
+    is_lost = gain < LEAST_GAIN
+    words += f"; delete: it wins less than {percent(LEAST_GAIN)}" if is_lost else "; keep"
+    return Verdict(words=words, settles=settles, is_lost=is_lost)
+
+
+def _why_not_comparable(question: Mapping[str, Any], entry: Entry, beside: Entry) -> str:
+    """Returns why two parts differ by more than the option; empty if they do not."""
+    if "result" not in entry or "result" not in beside:
+        return "a part failed"
+    if entry.get("source") != beside.get("source"):
+        return "the parts were measured with different code"
+    own, other = entry["result"], beside["result"]
+    if own.get("micro_batch") != other.get("micro_batch"):
+        return f"the micro-batch was {own.get('micro_batch')}, and {other.get('micro_batch')} without the option"
+    if own.get("attention") != other.get("attention") and not question.get("is_attention"):
+        return f"attention was by {own.get('attention')}, and by {other.get('attention')} without the option"
+    return ""
+
+
+def _gain(gain: float) -> str:
+    return f"{100 * gain:+.{2 if abs(gain - LEAST_GAIN) < _NEAR else 1}f} %"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,8 +362,10 @@ def words_of(entry: Entry) -> str:
         case "exchange":
             best = number(max(result["gigabytes_per_second"].values()))
             return f"{result['ranks']} ranks through {result['backend']}: {best} GB/s bus bandwidth at most"
-        case _:
+        case "resume":
             return "a killed run continued with the same bits"
+        case kind:
+            return f"a part of the unknown kind {kind!r}"
 
 
 def _step_words(result: Mapping[str, Any], rate: str) -> str:
@@ -310,29 +375,47 @@ def _step_words(result: Mapping[str, Any], rate: str) -> str:
     first = duration(result["first_step_seconds"])
     attention = f"attention {result['attention']}"
     words = f"{rate} images/s{share}, micro-batch {result['micro_batch']}, {attention}, {memory}, first step {first}"
-    return f"{words}; {equation_of(result['time'])}"
+    return f"{words}; {equation_of(result)}"
 
 
-def equation_of(time: Mapping[str, Any]) -> str:
-    """Returns the milliseconds of a step as the sum of what it spent them on. What took no time is left out."""
-    classes: Mapping[str, float] = time["classes"]
+def equation_of(result: Mapping[str, Any]) -> str:
+    """Returns the milliseconds of the profiled step as the sum of what it spent them on, and those of the measured one.
+    What took no time is left out."""
+    time, measured = result.get("time", _NO_PROFILE), _step_milliseconds(result)
+    if "failed" in time:
+        return f"no profile: {time['failed']}"
+    step, classes = time["step_milliseconds"], time["classes"]
     terms = " + ".join(f"{number(spent)} {kind}" for kind, spent in classes.items() if spent)
-    return f"{number(time['step_milliseconds'])} ms = {terms}"
+    known = sum(spent for kind, spent in classes.items() if kind != OTHER) / step
+    words = f"{number(step)} ms profiled ({number(measured)} measured) = {terms}; {percent(known)} explained"
+    if known < _LEAST_KNOWN:
+        words += f", less than {percent(_LEAST_KNOWN)}"
+    if abs(step / measured - 1) > _MOST_SLOWED:
+        words += f"; the profiled step took {number(step / measured)} times as long as the measured one"
+    return words
+
+
+def _step_milliseconds(result: Mapping[str, Any]) -> float:
+    return float(1000 * result["micro_batch"] / statistics.median(result["images_per_second"]))
 
 
 def _rank_words(result: Mapping[str, Any]) -> str:
-    step, host, idle = _rank_times(result)
-    kernels, waits = f"{result['time']['num_kernels']:,} kernels", plural(result["time"]["num_waits"], "wait")
     update = f"{number(result['update_milliseconds'])} ms for the update alone"
-    times = f"{number(step)} ms a step, launched in {number(host)} ms, {update}"
-    return f"{times}, device idle {percent(idle)}, {kernels}, {waits}"
+    host = number(result["host_milliseconds"])
+    words = f"{number(_step_milliseconds(result))} ms a step, launched in {host} ms, {update}"
+    if (idle := _idle_share(result)) is None:
+        return words
+    time = result["time"]
+    return f"{words}, device idle {percent(idle)}, {time['num_kernels']:,} kernels, {plural(time['num_waits'], 'wait')}"
 
 
-def _rank_times(result: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Returns the milliseconds of a step, those in which the host launches it, and the share of the step in which the
-    device computes nothing."""
-    step = 1000 * result["micro_batch"] / statistics.median(result["images_per_second"])
-    return step, result["host_milliseconds"], max(0.0, 1 - result["busy_milliseconds"] / step)
+def _idle_share(result: Mapping[str, Any]) -> float | None:
+    """Returns the share of a measured step in which the device computes nothing, or None if there is no profile."""
+    time = result["time"]
+    if "failed" in time:
+        return None
+    busy: float = time["step_milliseconds"] - time["classes"][IDLE]
+    return max(0.0, 1 - busy / _step_milliseconds(result))
 
 
 def _fastest(by_name: Mapping[str, Any]) -> str:
@@ -361,9 +444,15 @@ def gpu_page(found: Mapping[str, Any]) -> bytes:
         "memory": bars(_memory(steps), about="Memory at the peak: allocated, and as predicted"),
         "attention": [_attention(result) for result in kinds["attention"]],
         "classes": (*CLASSES, IDLE),
-        "times": [(name, result, _where_from(result["time"])) for name, result in steps.items()],
+        "times": [
+            (name, _step_milliseconds(result), result["time"], _where_from(result["time"]))
+            for name, result in steps.items()
+            if "failed" not in result.get("time", _NO_PROFILE)
+        ],
         "ranks": [
-            (name, result, *_rank_times(result)) for name, result in steps.items() if "host_milliseconds" in result
+            (name, result, _step_milliseconds(result), _idle_share(result))
+            for name, result in steps.items()
+            if "host_milliseconds" in result
         ],
         "zero": kinds["zero"],
         "exchanges": kinds["exchange"],
@@ -377,7 +466,7 @@ def _where_from(time: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Returns the kernels that take a page's space: all that no class knows, and those of at least _LEAST_SHARE of the
     step."""
     least = _LEAST_SHARE * time["step_milliseconds"]
-    return [each for each in time["kernels"] if each["milliseconds"] >= least or each["class"] == "other"]
+    return [each for each in time["kernels"] if each["milliseconds"] >= least or each["class"] == OTHER]
 
 
 def bars(each: Sequence[Bar], *, about: str) -> Markup | None:

@@ -21,6 +21,7 @@ from pipeline.planning.forecast import Cost, Forecast, forecast
 from pipeline.planning.host_cores import IMAGE_SECONDS, MEASURED_PIXELS, PROCESS_IMAGES_PER_SECOND, HostCores
 from pipeline.planning.rates import rates_from
 from pipeline.planning.step_time import Network, gpu_named
+from pipeline.training.fitting.fit import with_recomputed
 from pipeline.training.fitting.memory import pass_of
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
@@ -338,6 +339,8 @@ def at_sizes(job: PlanJob) -> list[AtSize]:
     training = job.training
     model = replace(training.model, num_classes=training.model.num_classes or max(1, job.num_classes))
     stride = 1 if model.is_bit else model.stride
+    if training.engine.activation_checkpointing == "auto":  # what is decided depends on the GPU
+        training = with_recomputed(training, "off")
     how = pass_of(training, is_on_gpu=True, element_bytes=4 if training.engine.precision == "fp32" else 2)
     found = []
     for side in sorted(job.image_sizes):
@@ -363,7 +366,8 @@ def at_sizes(job: PlanJob) -> list[AtSize]:
 def size_table(job: PlanJob, found: Sequence[AtSize]) -> Table:
     """Returns a table with a row for each image size."""
     kind = "fp32" if job.training.engine.precision == "fp32" else "bf16"
-    recomputed = " and activation checkpointing" if job.training.engine.activation_checkpointing else ""
+    checkpointing = job.training.engine.activation_checkpointing
+    recomputed = "" if checkpointing in ("off", "auto") else f" and activation checkpointing {checkpointing}"
     model = job.training.model
     is_axial = not model.is_bit and model.attention == "axial"
     growth = "tokens times those of a row and a column" if is_axial else "square of the tokens"

@@ -31,7 +31,7 @@ def local_checks() -> list[Finding]:
     return [
         judge_python(sys.version_info[:3]),
         judge_versions(_installed()),
-        judge_deepspeed(deepspeed_version() if _version_of("deepspeed") else ""),
+        judge_deepspeed(deepspeed_version() if version_of("deepspeed") else ""),
         judge_cores(len(os.sched_getaffinity(0)), _text(_CPU_LIMIT)),
         judge_memory(available_bytes()),
         judge_shared(shutil.disk_usage(_SHARED).free if _SHARED.is_dir() else None),
@@ -149,15 +149,16 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _installed() -> list[tuple[str, str, str]]:
     """Returns the name, bounds and version of Patchline and of its requirements, without extras."""
-    found = [("patchline", "", _version_of("patchline"))]
+    found = [("patchline", "", version_of("patchline"))]
     for text in requires("patchline") or []:
         match = _REQUIREMENT.fullmatch(text)
         if match and not match["only"]:
-            found.append((match["name"], match["bounds"].strip(), _version_of(match["name"])))
+            found.append((match["name"], match["bounds"].strip(), version_of(match["name"])))
     return found
 
 
-def _version_of(name: str) -> str:
+def version_of(name: str) -> str:
+    """Returns the version of an installed distribution; empty if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:

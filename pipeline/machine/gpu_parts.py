@@ -8,6 +8,7 @@ raises an error, and the last line of its output says why.
 """
 
 import contextlib
+import hashlib
 import json
 import logging
 import os
@@ -15,7 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -31,8 +32,10 @@ from torch.profiler import record_function
 from pipeline.data.config import DataConfig
 from pipeline.data.stream import train_batches
 from pipeline.machine import gpu_time
+from pipeline.machine.checks import version_of
 from pipeline.machine.gpu_sizes import CODE_SUFFIX, KEPT_SUMS, LAUNCHED_UPDATES, MOST_CODE, AttentionShape, GpuPart
-from pipeline.models import build_model, checkpoint_blocks
+from pipeline.machine.probes import driver_text, driver_words
+from pipeline.models import build_model
 from pipeline.models.attention import KERNELS, kernel_seconds, kernel_that_ran, kernels_seen
 from pipeline.models.float8 import float8_fault
 from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops
@@ -53,6 +56,7 @@ from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero import engine
 from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine
+from pipeline.training.zero.update import class_without_waiting
 from shards.errors import UserError
 from shards.files.local_files import read_local_file
 
@@ -92,12 +96,20 @@ def device_facts(device: Device) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "torch": torch.__version__,
         "cuda": torch.version.cuda or "",
+        "driver": driver_words(driver_text()) if _is_gpu(place) else "",
+        **{name: version_of(name) for name in ("patchline", "deepspeed", "triton")},
         "lacks": {
             "float8": float8_fault(place.device),
             "fused MLPs": fused_mlp_fault(place.device),
             **{name: packed_fault(name, place.device) for name in (FLASH3, CUDNN_PACKED)},
         },
     }
+
+
+def source_digest() -> str:
+    """Returns a short digest of the code that is measured, which changes more often than Patchline's version."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    return hashlib.sha256(b"".join(read_local_file(file, most_bytes=MOST_CODE) for file in files)).hexdigest()[:12]
 
 
 def step(part: GpuPart, place: world.World) -> Result:
@@ -128,8 +140,7 @@ def rank(part: GpuPart, place: world.World) -> Result:
     with _entered(replace(place, master_port=free_port()), has_backend=True):
         found = _step(part, place, look=partial(_launching, place=place))
         backend = dist.get_backend()
-    busy = found["time"]["step_milliseconds"] - found["time"]["classes"][gpu_time.IDLE]
-    return found | {"busy_milliseconds": round(busy, 2), "backend": backend}
+    return found | {"backend": backend}
 
 
 def _launching(run: "_Run", place: world.World) -> Result:
@@ -163,7 +174,11 @@ def _step(part: GpuPart, place: world.World, *, look: Callable[["_Run"], Result]
         run.step()
     rates = _rates(run.step, job.global_batch, part.seconds, place)
     allocated = torch.cuda.max_memory_allocated(place.device) if _is_gpu(place) else None
-    more = look(run) | {"time": _account(run, place)}
+    more = look(run)
+    try:
+        profiled = _account(run, place)
+    except Exception as error:  # from whatever fails in the profiler; the rates are measured
+        profiled = {"failed": f"{type(error).__name__}: {error}"}
     run.free()
     return {
         "micro_batch": job.global_batch,
@@ -172,7 +187,7 @@ def _step(part: GpuPart, place: world.World, *, look: Callable[["_Run"], Result]
         "images_per_second": rates,
         "allocated_bytes": allocated,
         "predicted_bytes": memory_of(job, _topology(place), micro_batch=job.global_batch).peak,
-    } | {**_beside_plan(part, job, statistics.median(rates), place), **more}
+    } | {**_beside_plan(part, job, statistics.median(rates), place), **more, "time": profiled}
 
 
 def _account(run: "_Run", place: world.World) -> Result:
@@ -190,15 +205,21 @@ def _account(run: "_Run", place: world.World) -> Result:
         file = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(file))
         trace = json.loads(read_local_file(file, most_bytes=_MOST_TRACE_BYTES))
-    return gpu_time.account_of(trace, gigabytes=gpu_time.kernel_gigabytes(_inductor_code()))
+    gigabytes = gpu_time.kernel_gigabytes(_inductor_code(without=run.earlier))
+    return gpu_time.account_of(trace, gigabytes=gigabytes, is_gpu=_is_gpu(place))
 
 
-def _inductor_code() -> str:
-    """Returns the code of all kernels that inductor has written for this process; empty if it has written none."""
+def _inductor_code(*, without: Collection[str] = ()) -> str:
+    """Returns the code of all kernels that inductor has written for this process; empty if it has written none.
+    `without`: files that are left out."""
+    codes = (read_local_file(Path(file), most_bytes=MOST_CODE).decode() for file in _inductor_files(without=without))
+    return "\n".join(codes)[:MOST_CODE]
+
+
+def _inductor_files(*, without: Collection[str] = ()) -> list[str]:
     cache = sys.modules.get("torch._inductor.codecache")
     files = dict.fromkeys(str(module.__file__) for module in cache.PyCodeCache.modules) if cache else {}
-    codes = (read_local_file(Path(file), most_bytes=MOST_CODE).decode() for file in files)
-    return "\n".join(codes)[:MOST_CODE]
+    return [file for file in files if file not in without]
 
 
 def zero(part: GpuPart, place: world.World) -> Result:
@@ -219,7 +240,9 @@ def together(part: GpuPart, place: world.World) -> Result:
     job = _job(part, place)
     with _entered(place):
         run = _Run(job, place, part)
-        for _ in range(_WARM_UP_STEPS):
+        for _ in range(_WARM_UP_STEPS - 1):
+            run.step()
+        with kernels_seen() as calls:
             run.step()
         rates = []
         for _ in range(_ROUNDS):
@@ -229,7 +252,13 @@ def together(part: GpuPart, place: world.World) -> Result:
             seconds = _waited(place) - began
             rates.append(round(part.repeats * job.global_batch * place.num_ranks / seconds, 4))
         backend = dist.get_backend()
-    return {"ranks": place.num_ranks, "backend": backend, "images_per_second": rates}
+    return {
+        "ranks": place.num_ranks,
+        "backend": backend,
+        "images_per_second": rates,
+        "micro_batch": job.global_batch,
+        "attention": kernel_that_ran(calls, num_layers=job.model.num_blocks),
+    }
 
 
 def attention(part: GpuPart, place: world.World) -> Result:
@@ -335,13 +364,14 @@ class _Run:
             torch._inductor.config.benchmark_combo_kernel = True
             for name, value in self.part.of_inductor().items():
                 setattr(torch._inductor.config, name, value)
-        with_attention(self.job, self.place, is_compiled=is_compiled)
+        kernel: Any = self.part.kernel or self.job.engine.attention
+        asked = replace(self.job, engine=replace(self.job.engine, attention=kernel))
+        with_attention(asked, self.place, is_compiled=is_compiled)
+        self.earlier = _inductor_files()  # of timing attention; its kernels may have the names of the model's
         torch.manual_seed(_SEED)
         size, batch = self.job.model.image_size, self.job.global_batch
         model = build_model(self.job.model).to(self.place.device)
         set_up_blocks(model, self.job.engine, is_compiled=is_compiled, device=self.place.device)
-        if self.job.engine.activation_checkpointing:
-            checkpoint_blocks(model)
         num_ranks = self.place.num_ranks
         plan = plan_batch(batch * num_ranks, micro_batch=batch, num_ranks=num_ranks, lanes=1)
         self._engine = Engine(
@@ -391,7 +421,7 @@ def _leave_out(names: Sequence[str]) -> None:
         methods: Any = KeepResiduals
         methods.__call__, methods.uuid = lambda *_: None, lambda _: b"left out"  # uuid: a key of inductor's cache
     if LAUNCHED_UPDATES in names:
-        vars(engine)["class_without_waiting"] = lambda kind: kind
+        vars(engine)[class_without_waiting.__name__] = lambda kind: kind
 
 
 def _job(part: GpuPart, place: world.World) -> TrainingJob:

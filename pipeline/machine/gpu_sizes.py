@@ -1,8 +1,8 @@
 """The parts of `patchline doctor --gpu`: what each of them measures, and its sizes on a GPU and on a CPU.
 
-The parts up to `resume` take ten minutes of an H200 and come first (`_FIRST`). An option that costs code is one row of
-`_OPTIONS`: its settings, the part that it is compared with, what the comparison settles, and the gain that is expected.
-An option that wins less than LEAST_GAIN is to be deleted with its tests.
+The parts up to `resume` should take ten minutes of an H200 and come first (`_FIRST`). An option that costs code is one
+row of `_OPTIONS`: its settings, the part that it is compared with, what the comparison settles, and the gain that is
+expected. An option that wins less than LEAST_GAIN is to be deleted with its tests.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,6 +23,7 @@ _RECIPE_CLIP = 1.0  # the clipping of the recipes of ViT-H/14
 KEPT_SUMS, LAUNCHED_UPDATES = "kept sums", "updates launched ahead"
 _WITHOUT_SETTING = (KEPT_SUMS, LAUNCHED_UPDATES)
 # Of a process that measures a step on an H200 with 16 cores: all but compiling and the rounds, with 6 s of profile.
+# These are estimates from older parts. Options that tune kernels may compile far longer.
 _START_SECONDS, _COMPILE_SECONDS = 28.0, 9.0
 
 
@@ -30,13 +31,14 @@ _START_SECONDS, _COMPILE_SECONDS = 28.0, 9.0
 class Question:
     """What a part settles. `option`: the option whose gain is measured. `beside`: the part that it is compared with.
     `settles`: a sentence. `expects`: the gain that is expected. `is_kept_if_slow`: whether the option stays whatever it
-    costs, because it is not there for speed."""
+    costs, because it is not there for speed. `is_attention`: whether the option is another kernel of attention."""
 
     option: str
     beside: str
     settles: str
     expects: str
     is_kept_if_slow: bool = False
+    is_attention: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,8 @@ class GpuPart:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the job that differ from the usual ones, such as {"engine.attention": "flash"}. A group is `model`,
     `engine`, `optimizer`, or `inductor`, which sets torch._inductor.config."""
+    kernel: str = ""
+    """The kernel of attention that `auto` takes; empty: the fastest in this process."""
     without: Sequence[str] = ()
     """What is left out although a run always has it, for lack of a setting: names in _WITHOUT_SETTING."""
     shapes: Sequence[Sequence[Any]] = ()
@@ -66,7 +70,7 @@ class GpuPart:
     limit_seconds: float = 150.0
     """Time after which the part's processes are ended."""
     expected_seconds: float = 0.0
-    """How long the part takes on an H200."""
+    """How long the part takes on an H200, as estimated: no H200 has run these parts."""
     question: Question | None = None
 
     def __post_init__(self) -> None:
@@ -97,6 +101,14 @@ class GpuPart:
     def of_inductor(self) -> dict[str, Any]:
         """Returns the settings of torch._inductor.config."""
         return self._of(INDUCTOR)
+
+    def like(self, result: Mapping[str, Any]) -> Self:
+        """Returns the part with the micro-batch of `result`, which it is compared with, and with its kernel of
+        attention if the settings leave the choice to `auto`, which might choose differently in each process."""
+        if self.device == "cpu" or "attention" not in result:
+            return self
+        is_free = self.settings.get("engine.attention", "auto") == "auto"
+        return replace(self, batch=result["micro_batch"], kernel=result["attention"] if is_free else "")
 
     def measured(self) -> Self:
         """Returns the part without what does not change its result."""
@@ -402,6 +414,7 @@ def _with(row: _Option, parts: Mapping[str, GpuPart], *, least: str, most: str) 
         settles=row.settles,
         expects=row.expects,
         is_kept_if_slow=row.is_kept_if_slow,
+        is_attention="engine.attention" in row.settings,
     )
     kind = "determinism" if "engine.deterministic" in row.settings else part.kind
     changed = replace(

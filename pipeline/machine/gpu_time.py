@@ -5,16 +5,17 @@ is idle, so that the classes and idle time add up to the step:
 
     products   matrix products of cuBLAS, CUTLASS and Triton's templates
     attention  fused attention of any library
-    ours       Triton kernels that inductor wrote, and PyTorch's own elementwise kernels, copies and sums
+    ours       Triton kernels that inductor wrote, PyTorch's own elementwise kernels, copies and sums, cuDNN's copies
     update     whatever the update launches, except for exchanges
     exchange   NCCL, as far as nothing else runs beside it
     copies     copies and fills by the device's copy engines
-    other      kernels with names that no pattern knows
+    other      kernels that no step launched, as far as the trace says, or with names that no pattern knows
 
 A kernel belongs to the forward pass, the backward pass or the update by the time at which the host launched it. On a
 CPU, the operators of PyTorch take the place of kernels.
 """
 
+import math
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
@@ -27,19 +28,23 @@ STEP, FORWARD, ACCUMULATE, UPDATE = (f"patchline.{name}" for name in ("step", "f
 ACCUMULATE has beside FORWARD."""
 CLASSES = ("products", "attention", "ours", "update", "copies", "other", "exchange")
 """The classes of kernels. If kernels run at the same time, the first class gets the time."""
-IDLE = "idle"
-_PHASES = {FORWARD: "forward", ACCUMULATE: "backward", UPDATE: "update"}
-# Attention comes before products, because its kernels may have `cutlass` or `dot` in their names, and products before
-# Triton's kernels, because inductor's templates of products begin with `triton_`.
+OTHER, IDLE = "other", "idle"
+_PHASES = {FORWARD: "forward", UPDATE: "update", ACCUMULATE: "backward"}  # FORWARD first, as it is inside ACCUMULATE
+# Triton's kernels come first, because inductor names them after all operators that they fuse, or whose result they
+# convert. Attention comes before products, because its kernels may have `cutlass` or `dot` in their names.
 _PATTERNS = tuple(
     (kind, re.compile(pattern, re.IGNORECASE))
     for kind, pattern in (
+        ("attention", r"^triton_tem_\w*flex_attention"),  # inductor's templates
+        ("products", r"^triton_tem_"),
+        ("ours", r"^triton_"),
         ("exchange", r"nccl|gloo|c10d::|all_?reduce|all_?gather|reduce_?scatter|deepspeed::comm"),
-        ("attention", r"flash|fmha|sdpa|cudnn::fusion|scaled_dot_product|attend_on|flex_attention|AttentionKernel"),
-        ("products", r"nvjet|gemm|gemv|cublas|cutlass|xmma|wgmma|triton_tem_|scaled_mm|convolution|mkldnn"),
+        ("attention", r"flash|fmha|sdpa|cudnn::fusion|scaled_dot_product|attend_|flex_attention|AttentionKernel"),
+        ("products", r"nvjet|gemm|gemv|cublas|cutlass|xmma|wgmma|scaled_mm|convolution|mkldnn|\bdot_kernel"),
         ("products", r"^aten::(mm|addmm|bmm|baddbmm|linear|matmul)$"),
         ("copies", r"^(Memcpy|Memset) "),
-        ("ours", r"^triton_|at::native|at_cuda_detail|\bcub::|multi_tensor|elementwise_kernel|reduce_kernel"),
+        ("ours", r"at::native|at_cuda_detail|\bcub::|multi_tensor|elementwise_kernel|reduce_kernel|softmax_warp"),
+        ("ours", r"nchwToNhwc|nhwcToNchw"),
         (
             "ours",
             r"^aten::|^torch::autograd|^autograd::|Backward\d*$|Compiled|Dynamo|AOTDispatcher|Pregraph|^patchline",
@@ -53,47 +58,63 @@ _LEAST_STEPS = 3
 _MOST_KERNELS, _MOST_GAPS, _MOST_CHARACTERS = 400, 12, 160
 _KERNEL_CODE = re.compile(r"async_compile\.triton\('(\w+)',(.*?)^'''", re.DOTALL | re.MULTILINE)
 _GIGABYTES = re.compile(r"'kernel_num_gb': ([0-9.e+-]+)")
+# The parts of a sum over tokens that a kernel leaves to another: where they are made, and the kernel that writes them.
+_PARTS = re.compile(
+    r"(?P<made>workspace_\d+) = empty_strided_cuda\(\((?P<size>\d+), \), \(1, \), torch\.float32\)"
+    r"|(?P<kernel>triton_\w+)\.run\([^\n]*\b(?P<written>workspace_\d+)\b"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One kernel that ran, in microseconds of the trace. `launched`: when the host launched it. `step`: the number of
-    the step that launched it. `phase`: forward, backward or update, or empty outside of them."""
+    """One kernel that ran, in microseconds of the trace. `launched`: when the host launched it; None if the trace does
+    not say. `step`: the number of the step that launched it; None if it is not known. `phase`: forward, backward or
+    update, or empty outside of them."""
 
     name: str
     began: float
     ended: float
-    launched: float
-    step: int = 0
+    launched: float | None
+    step: int | None = None
     phase: str = ""
 
     @property
     def kind(self) -> str:
         """The kernel's class."""
-        return class_of(self.name, phase=self.phase)
+        return OTHER if self.step is None else class_of(self.name, phase=self.phase)
 
 
 def class_of(name: str, *, phase: str = "") -> str:
     """Returns the class of a kernel from its name. `phase`: in which part of a step it was launched."""
-    found = next((kind for kind, pattern in _PATTERNS if pattern.search(name)), "other")
+    found = next((kind for kind, pattern in _PATTERNS if pattern.search(name)), OTHER)
     return "update" if phase == "update" and found != "exchange" else found
 
 
-def account_of(trace: Mapping[str, Any], *, gigabytes: Mapping[str, float] | None = None) -> dict[str, Any]:
+def account_of(
+    trace: Mapping[str, Any], *, gigabytes: Mapping[str, float] | None = None, is_gpu: bool = True
+) -> dict[str, Any]:
     """Returns what the whole steps of a trace spent their time on, in milliseconds per step. `trace`: what
     `torch.profiler.profile.export_chrome_trace` writes. `gigabytes`: what each Triton kernel reads and writes, by its
-    name. Raises ValueError for a trace of fewer than three steps with kernels.
+    name. `is_gpu`: whether the steps ran on a GPU. Raises ValueError for a trace of fewer than three steps, or of steps
+    without kernels.
 
     A step is the time from its first kernel to that of the next step. The first step is left out, because the device
     was idle before it, and the last, because no other follows."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    kernels = _placed(sorted(kernels_of(events), key=lambda each: each.began), _ranges(events))
-    begins = {each.step: each.began for each in reversed(kernels)}
-    if len(begins) < _LEAST_STEPS:
-        raise ValueError(f"the trace has kernels of {len(begins)} steps; {_LEAST_STEPS} are needed")
-    first, last = min(begins) + 1, max(begins)
+    ranges = _ranges(events)
+    kernels = _placed(sorted(kernels_of(events, is_gpu=is_gpu), key=lambda each: each.began), ranges)
+    begins = {each.step: each.began for each in reversed(kernels) if each.step is not None}
+    num_ranges = len(ranges[STEP])
+    if num_ranges < _LEAST_STEPS or len(begins) < num_ranges:
+        raise ValueError(
+            f"the profiler saw kernels of {len(begins)} steps of {num_ranges}; it must see those of all, and of "
+            f"{_LEAST_STEPS} at least"
+        )
+    first, last = 1, num_ranges - 1
     start, end, num_steps = begins[first], begins[last], last - first
-    inside = [each for each in kernels if first <= each.step < last]
+    inside = [
+        each for each in kernels if (first <= each.step < last if each.step is not None else start <= each.began < end)
+    ]
     scale = 1e-3 / num_steps
     spent = defaultdict[str, float](float)
     for kind, microseconds in _pieces(kernels, start=start, end=end):  # also of a step before that still runs
@@ -103,16 +124,16 @@ def account_of(trace: Mapping[str, Any], *, gigabytes: Mapping[str, float] | Non
         "step_milliseconds": round((end - start) * scale, 3),
         "classes": {kind: round(spent[kind] * scale, 3) for kind in (*CLASSES, IDLE)},
         "num_kernels": len(inside) // num_steps,
-        "num_waits": _num_waits(events, steps=range(first, last)) // num_steps,
+        "num_waits": _num_waits(events, ranges[STEP][first:last]) // num_steps,
         "kernels": list(_grouped(inside, scale=scale, num_steps=num_steps, gigabytes=gigabytes or {})),
         "idle": list(_by_place(gaps, scale=scale, num_steps=num_steps)),
         "gaps": [_shown(gap) for gap in sorted(gaps, key=lambda gap: -gap.microseconds)[:_MOST_GAPS]],
     }
 
 
-def kernels_of(events: Sequence[Mapping[str, Any]]) -> Iterator[Kernel]:
-    """Yields the kernels of a trace or, if it has none, the pieces of time in which an operator of the CPU ran and none
-    that it called."""
+def kernels_of(events: Sequence[Mapping[str, Any]], *, is_gpu: bool) -> Iterator[Kernel]:
+    """Yields the kernels of a trace or, on a CPU, the pieces of time in which an operator ran and none that it
+    called. Raises ValueError for a trace of a GPU without its kernels."""
     launches = {
         event["args"]["correlation"]: float(event["ts"])
         for event in events
@@ -121,9 +142,13 @@ def kernels_of(events: Sequence[Mapping[str, Any]]) -> Iterator[Kernel]:
     on_device = [event for event in events if event.get("cat") in _ON_DEVICE]
     for event in on_device:
         began = float(event["ts"])
-        launched = launches.get(event.get("args", {}).get("correlation"), began)
+        launched = launches.get(event.get("args", {}).get("correlation"))
         yield Kernel(name=event["name"], began=began, ended=began + float(event["dur"]), launched=launched)
-    if on_device:
+    if is_gpu:
+        if not on_device:
+            raise ValueError(
+                "the profiler saw no kernels on the GPU: another process may be profiling, or CUPTI is missing"
+            )
         return
     by_thread = defaultdict[Any, list[Mapping[str, Any]]](list)
     for event in events:
@@ -134,11 +159,17 @@ def kernels_of(events: Sequence[Mapping[str, Any]]) -> Iterator[Kernel]:
 
 
 def kernel_gigabytes(code: str) -> dict[str, float]:
-    """Returns what each Triton kernel in inductor's code reads and writes. Kernels of one name that differ are left
-    out. The code must have been made with torch._inductor.config.benchmark_combo_kernel."""
-    found = defaultdict[str, set[float]](set)
+    """Returns what each Triton kernel in inductor's code reads and writes, including the parts of sums, which inductor
+    does not count. Kernels of one name that differ are left out. The code must have been made with
+    torch._inductor.config.benchmark_combo_kernel."""
+    found, sizes, parts = defaultdict[str, set[float]](set), dict[str, int](), dict[str, float]()
+    for each in _PARTS.finditer(code):
+        if each["made"]:
+            sizes[each["made"]] = int(each["size"])
+        else:
+            parts[each["kernel"]] = 4e-9 * sizes.get(each["written"], 0)
     for name, source in _KERNEL_CODE.findall(code):
-        found[name].update(float(each) for each in _GIGABYTES.findall(source))
+        found[name].update(round(float(each) + parts.get(name, 0.0), 9) for each in _GIGABYTES.findall(source))
     return {name: next(iter(each)) for name, each in found.items() if len(each) == 1}
 
 
@@ -167,41 +198,32 @@ def _innermost(operators: Iterable[Mapping[str, Any]]) -> Iterator[Kernel]:
     yield from until(float("inf"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Ranges:
-    """The ranges of the host's time in which it launched each step and each part of it, sorted by their beginnings, the
-    outer ones before those inside."""
-
-    steps: list[tuple[float, float]]
-    parts: list[tuple[float, float, str]]
-
-
-def _ranges(events: Iterable[Mapping[str, Any]]) -> _Ranges:
-    steps, parts = [], []
+def _ranges(events: Iterable[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Returns the ranges of the host's time in which it launched each step and each part of it, by their names, sorted.
+    Ranges of one name do not overlap."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in (STEP, *_PHASES)}
     for event in events:
-        if event.get("cat") == "user_annotation":
+        if event.get("cat") == "user_annotation" and event["name"] in found:
             began = float(event["ts"])
-            ended = began + float(event["dur"])
-            if event["name"] == STEP:
-                steps.append((began, ended))
-            elif event["name"] in _PHASES:
-                parts.append((began, ended, _PHASES[event["name"]]))
-    return _Ranges(steps=sorted(steps), parts=sorted(parts, key=lambda part: (part[0], -part[1])))
+            found[event["name"]].append((began, began + float(event["dur"])))
+    return {name: sorted(each) for name, each in found.items()}
 
 
-def _placed(kernels: Iterable[Kernel], ranges: _Ranges) -> list[Kernel]:
-    """Returns the kernels that a step launched, with their step and phase."""
+def _inside(ranges: Sequence[tuple[float, float]], moment: float | None) -> int | None:
+    """Returns the number of the range in which the moment is, or None."""
+    if moment is None:
+        return None
+    number = bisect_right(ranges, (moment, math.inf)) - 1
+    return number if number >= 0 and moment <= ranges[number][1] else None
+
+
+def _placed(kernels: Iterable[Kernel], ranges: Mapping[str, Sequence[tuple[float, float]]]) -> list[Kernel]:
+    """Returns the kernels with their step and phase."""
     found = []
-    step_begins, part_begins = [began for began, _ in ranges.steps], [began for began, *_ in ranges.parts]
     for kernel in kernels:
-        step = bisect_right(step_begins, kernel.launched) - 1
-        if step < 0 or kernel.launched > ranges.steps[step][1]:
-            continue
-        part = bisect_right(part_begins, kernel.launched)
-        # The innermost range is the last one that began before and has not ended: FORWARD is inside ACCUMULATE.
-        candidates = reversed(ranges.parts[max(0, part - len(_PHASES)) : part])
-        phase = next((name for _, ended, name in candidates if kernel.launched <= ended), "")
-        found.append(replace(kernel, step=step, phase=phase))
+        step = _inside(ranges[STEP], kernel.launched)
+        phases = (phase for name, phase in _PHASES.items() if _inside(ranges[name], kernel.launched) is not None)
+        found.append(replace(kernel, step=step, phase="" if step is None else next(phases, "")))
     return found
 
 
@@ -234,14 +256,15 @@ class _Gap:
     def place(self) -> str:
         """The part of the step in which the gap is, or the two parts that it is between."""
         one, other = (each.phase or "outside" for each in (self.before, self.after))
-        if self.before.step != self.after.step:
+        steps = {self.before.step, self.after.step}
+        if len(steps) == 2 and None not in steps:
             return "between steps"
         return one if one == other else f"{one} to {other}"
 
     @property
     def is_late(self) -> bool:
         """Whether the device waited for the host: the next kernel was launched after the previous one had ended."""
-        return self.after.launched > self.before.ended
+        return self.after.launched is not None and self.after.launched > self.before.ended
 
 
 def _gaps(kernels: Sequence[Kernel], *, start: float, end: float) -> Iterator[_Gap]:
@@ -309,9 +332,7 @@ def _grouped(
         }
 
 
-def _num_waits(events: Iterable[Mapping[str, Any]], *, steps: range) -> int:
+def _num_waits(events: Iterable[Mapping[str, Any]], steps: Iterable[tuple[float, float]]) -> int:
     """Returns how often the host waited for the device while it launched these steps."""
-    events = list(events)
-    ranges = _ranges(events).steps[steps.start : steps.stop]
     waits = [float(event["ts"]) for event in events if _WAITS.fullmatch(event["name"])]
-    return sum(began <= wait <= ended for began, ended in ranges for wait in waits)
+    return sum(began <= wait <= ended for began, ended in steps for wait in waits)

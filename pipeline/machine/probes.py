@@ -138,14 +138,14 @@ def torch_checks() -> Iterator[Finding]:
         world = current_world("auto")
     except UserError as error:
         yield Finding(name="GPU", status="fault", found=error.what, todo=_SETUP)
-        yield Finding(name="driver", status="warning", found=f"{driver_words(_driver_text())}; {build}", todo=_SETUP)
+        yield Finding(name="driver", status="warning", found=f"{driver_words(driver_text())}; {build}", todo=_SETUP)
         return
     if world.device.type == "cpu":
         yield Finding(name="GPU", status="ok", found="none, and nothing announces one; runs compute on the CPU")
         yield Finding(name="driver", status="ok", found=f"not needed; {build}")
     else:
         yield from _gpus()
-        yield Finding(name="driver", status="ok", found=f"{driver_words(_driver_text())}; {build}")
+        yield Finding(name="driver", status="ok", found=f"{driver_words(driver_text())}; {build}")
     bf16 = bf16_of(world.device)
     todo = "" if bf16.is_native else "keep --engine.precision auto, which takes fp32 here"
     yield Finding(name="bf16", status="ok" if bf16.is_native else "warning", found=bf16.reason, todo=todo)
@@ -213,7 +213,8 @@ def driver_words(text: str) -> str:
     )
 
 
-def _driver_text() -> str:
+def driver_text() -> str:
+    """Returns what NVIDIA's driver says of itself; empty if there is none."""
     try:
         return _DRIVER.read_text(errors="replace")[:4096]
     except OSError:

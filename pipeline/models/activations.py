@@ -9,13 +9,13 @@ Shape letters: N tokens, D width, M MLP width, h heads, K classes.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from pipeline.models.config import ModelConfig, ResNetSize
 from pipeline.models.flops import convolutions_of
 from pipeline.models.resnet import NUM_GROUPS, UnitSize, same_padding, units_by_stage
-from pipeline.shared_settings import LossName
+from pipeline.shared_settings import LossName, Recomputed
 
 _FP32, _INT64 = 4, 8
 _MOST_TOKENS_ON_CPU = 640  # up to here, attention.py computes bf16 gradients itself, and keeps no sums of the softmax
@@ -26,14 +26,14 @@ class Pass:
     """How a forward pass is computed.
 
     `element_bytes`: the bytes of one element, 2 for bf16 and 4 for fp32. `has_dense_targets`: whether images have a
-    target for every class, as with mixup. `is_recomputed`: whether activation checkpointing is on. `is_frozen`: whether
+    target for every class, as with mixup. `recomputed`: what the backward pass computes again. `is_frozen`: whether
     only the head is trained.
     """
 
     element_bytes: int
     loss: LossName = "softmax"
     has_dense_targets: bool = False
-    is_recomputed: bool = False
+    recomputed: Recomputed = "off"
     is_frozen: bool = False
     is_on_gpu: bool = True
 
@@ -43,8 +43,8 @@ class Activations:
     """The bytes that a pass keeps: a number per image, and a fixed number that does not depend on the number of images.
 
     `working_bytes` and `fixed_working_bytes` are the most that its backward pass needs in addition, counted in the same
-    way: the gradients of one block and, with activation checkpointing, everything that this block keeps when it is
-    recomputed.
+    way: the gradients of one block and, with activation checkpointing, the recomputed tensors that are held together:
+    everything that a block keeps or, if it is recomputed selectively, its largest tensor.
     """
 
     image_bytes: int
@@ -78,7 +78,7 @@ def activations_of(config: ModelConfig, how: Pass) -> Activations:
         )
     ends = [_root(config, how), _embedding(config, how), _last(config, how), _loss(config, how)]
     image_bytes, fixed_bytes = sum(end.image_bytes for end in ends), sum(end.fixed_bytes for end in ends)
-    if not how.is_recomputed:
+    if how.recomputed != "full":
         return Activations(
             image_bytes=image_bytes + sum(block.image_bytes for block in blocks),
             fixed_bytes=fixed_bytes + sum(block.fixed_bytes for block in blocks),
@@ -94,7 +94,9 @@ def activations_of(config: ModelConfig, how: Pass) -> Activations:
 
 def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
     """Counts the transformer blocks: both norms' inputs and outputs, q, k and v, the attention's result, and the MLP's
-    hidden layer before and after its GELU."""
+    hidden layer before and after its GELU. Selective recomputation keeps no outputs of norms and GELUs, unless another
+    operation makes a new tensor of them: dropout, rotary positions, or the reordering of axial attention along
+    columns."""
     if config.is_bit:
         return []
     size, num_tokens = config.size, _num_tokens(config)
@@ -117,7 +119,17 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
         input_bytes=how.element_bytes * num_tokens * d,
         gradient_bytes=how.element_bytes * num_tokens * (2 * d + m),
     )
-    return [layer] * config.num_blocks
+    if how.recomputed != "selective":
+        return [layer] * config.num_blocks
+    hidden, each = 0 if config.dropout else m, how.element_bytes * num_tokens
+    lost = hidden + (4 if config.qk_norm and config.position != "rope2d" else 2) * d
+    by_row = replace(
+        layer,
+        image_bytes=layer.image_bytes - each * lost,
+        gradient_bytes=layer.gradient_bytes + each * max(hidden, d),
+    )
+    by_column = replace(by_row, image_bytes=by_row.image_bytes + each * d) if config.attention == "axial" else by_row
+    return [by_column if number % 2 else by_row for number in range(config.num_blocks)]
 
 
 def _mlp(config: ModelConfig, how: Pass) -> _Kept:

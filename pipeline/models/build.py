@@ -116,6 +116,7 @@ def compile_blocks(
     on_gpu: bool = False,
     hooks_outside: bool = False,
     tuned: bool = False,
+    recomputes: bool = False,
     backend: str = "inductor",
 ) -> None:
     """Compiles block by block with torch.compile, in place: parameters keep their names, and equal blocks share
@@ -133,13 +134,15 @@ def compile_blocks(
     micro-batch. `hooks_outside`: a block's hooks, with which ZeRO-3 gathers its weights, are not compiled. The blocks
     must get flat tensors before they are called. `tuned`: on a GPU, biases' gradients are summed in the kernels that
     compute or read them (bias_sums.py), and inductor searches around its choice of each kernel's sizes and warps
-    (coordinate descent), except with `deterministic`.
+    (coordinate descent), except with `deterministic`. `recomputes`: Transformer blocks keep only their products and
+    attention for the backward pass (residuals.py).
     """
     key_caches_by_kernel(kernel_in_use())
     # torch compiles at most 8 variants of one function and runs the others uncompiled, with a warning. All units of a
     # ResNet are one function, and a hybrid has more than 8 shapes of them.
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_VARIANTS)
     options: dict[str, Any] = {}
+    of_blocks: dict[str, Any] = {}  # in addition, for Transformer blocks
     if backend == "inductor":
         chosen = {
             "deterministic": deterministic,
@@ -147,20 +150,21 @@ def compile_blocks(
             "triton.cudagraphs": cuda_graphs,
         }
         options = {name: True for name, is_on in chosen.items() if is_on}
-        if on_gpu:
+        if on_gpu or recomputes:
             from pipeline.models.residuals import KeepResiduals  # noqa: PLC0415 - it loads inductor, which takes 1 s
 
-            options["joint_custom_pre_pass"] = KeepResiduals()
+            of_blocks["joint_custom_pre_pass"] = KeepResiduals(keeps_sums=on_gpu, recomputes=recomputes)
         if on_gpu and tuned:
             from pipeline.models.bias_sums import FuseBiasSums  # noqa: PLC0415 - as above
 
             options |= {"post_grad_custom_pre_pass": FuseBiasSums(), "coordinate_descent_tuning": not deterministic}
     for block in blocks_of(model):
+        its = (options | of_blocks if isinstance(block, Block) else options) or None
         if hooks_outside:
-            compiled = torch.compile(partial(_computed, block), backend=backend, dynamic=False, options=options or None)
+            compiled = torch.compile(partial(_computed, block), backend=backend, dynamic=False, options=its)
             block.computed = compiled  # type: ignore[assignment]
         else:
-            block.compile(backend=backend, dynamic=False, options=options or None)
+            block.compile(backend=backend, dynamic=False, options=its)
 
 
 def _computed(block: Any, *inputs: Any) -> Any:

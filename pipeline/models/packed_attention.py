@@ -189,7 +189,7 @@ def _cudnn_graph(
         raise RuntimeError(f"cuDNN has no such kernel: {error}") from error
 
     def run(tensors: dict[int, torch.Tensor]) -> None:
-        workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device=device)
+        workspace = torch.empty(max(1, graph.get_workspace_size()), dtype=torch.uint8, device=device)
         cudnn.set_stream(handle=handle, stream=torch.cuda.current_stream(device).cuda_stream)
         graph.execute(tensors, workspace, handle=handle)
 

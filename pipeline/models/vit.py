@@ -5,6 +5,7 @@ K classes (or kept images), h heads, d width of a head.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -215,12 +216,13 @@ class Block(nn.Module):
     each branch is multiplied by a factor per image.
 
     If attention is axial, tokens are arranged in rows and columns, [B, H, W, D]. Blocks with an even number attend
-    along rows, the others along columns.
+    along rows, the others along columns. `recompute`: a context in which autograd keeps less (recompute.py).
     """
 
     def __init__(self, config: ModelConfig, *, number: int = 0) -> None:
         super().__init__()
         size = config.size
+        self.recompute: AbstractContextManager[None] | None = None
         self.positions = Positions(config) if config.position_at == "layers" and number else None
         self.norm1 = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
         is_axial = config.attention == "axial"
@@ -237,6 +239,19 @@ class Block(nn.Module):
         rotation_2Nd: torch.Tensor | None = None,
         kept: Kept | None = None,
     ) -> torch.Tensor:
+        if self.recompute is None or not z_BND.requires_grad:  # evaluations and frozen models keep nothing
+            return self.with_branches(z_BND, branches_B2, rotation_2Nd, kept)
+        with self.recompute:
+            return self.with_branches(z_BND, branches_B2, rotation_2Nd, kept)
+
+    def with_branches(
+        self,
+        z_BND: torch.Tensor,
+        branches_B2: torch.Tensor | None,
+        rotation_2Nd: torch.Tensor | None,
+        kept: Kept | None,
+    ) -> torch.Tensor:
+        """Returns the tokens with what both branches add, [B, N, D]."""
         if self.positions is not None:
             z_BND = z_BND + self.positions().to(z_BND.dtype).reshape(z_BND.shape[1:])
         first_B11 = second_B11 = None

@@ -7,7 +7,7 @@ from pipeline.models.flops import forward_flops, num_parameters, training_flops
 from pipeline.planning.host_cores import HostCores, host_cores
 from pipeline.planning.rates import Rates, Speeds, speeds_of
 from pipeline.planning.step_time import EIGHT_A_NODE, Network, StepTime, gpu_named, host_seconds, step_time
-from pipeline.training.fitting.fit import Budget, Fit, fitted, gpu_budget
+from pipeline.training.fitting.fit import Budget, Fit, fitted, gpu_budget, least_recomputed, with_recomputed
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import plan_batch
 from shards.errors import UserError
@@ -140,6 +140,8 @@ def forecast(
         job.global_batch, micro_batch=job.micro_batch, num_ranks=num_gpus, lanes=job.data.lanes, pairs=pairs
     )
     budget = gpu_budget(kind.memory_bytes, where=gpu)
+    recomputed = least_recomputed(decided, whole, budget, is_on_gpu=True)
+    decided = with_recomputed(decided, recomputed)
     fit = fitted(decided, whole, budget, is_on_gpu=True)
     speeds = speeds_of(decided, micro_batch=fit.plan.micro_batch, gpu=kind, name=gpu.lower(), rates=rates)
     step, slowest, fastest = (

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Literal
 
 from pipeline.models.config import ModelConfig
 from pipeline.models.flops import training_flops
-from pipeline.planning.step_time import SLOWEST_HOST, Gpu, Speed, gpu_named, gpu_of_device, host_seconds
+from pipeline.planning.step_time import SLOWEST_HOST, Gpu, Speed, computed_share, gpu_named, gpu_of_device, host_seconds
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
 from shards.config_values import Range, shown_text, shown_value
 from shards.errors import InvalidDataError, UserError
@@ -64,9 +64,9 @@ class MeasuredStep:
     where: str
 
     def mfu(self, images_per_second: float) -> float:
-        """Returns the share of the GPU's nominal operations at this rate."""
-        skips = self.job.engine.skip_branches
-        return images_per_second * training_flops(self.job.model, skips_branches=skips) / (self.gpu.teraflops * 1e12)
+        """Returns the share of the GPU's nominal operations at this rate, with those that are computed again."""
+        flops = training_flops(self.job.model, skips_branches=self.job.engine.skip_branches) * computed_share(self.job)
+        return images_per_second * flops / (self.gpu.teraflops * 1e12)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,7 +63,7 @@ ZERO3_RANK_SECONDS = 1e-6
 SLOWEST_HOST = 3.0
 _STAGE_3 = 3
 _FP32, _BF16 = 4, 2
-_RECOMPUTED = 4 / 3  # with activation checkpointing, a step is four forward passes instead of three
+_RECOMPUTED = 4 / 3  # if whole blocks are recomputed, a step is four forward passes instead of three
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +157,7 @@ def step_time(
     must be decided.
 
     `train_flops`: the operations per image, without recomputed ones."""
-    is_recomputed = job.engine.activation_checkpointing and not job.optimizer.freeze_backbone
-    flops = train_flops * (_RECOMPUTED if is_recomputed else 1)
+    flops = train_flops * computed_share(job)
     of_pass = plan.micro_batch * flops / (speed.mfu * gpu.teraflops * 1e12)
     launched = speed.host * host_seconds(job, num_ranks=plan.num_ranks)
     return StepTime(
@@ -166,6 +165,13 @@ def step_time(
         host=plan.accumulation * max(0.0, launched - of_pass),
         communication=_communication(job, plan, network.bus_bandwidth(gpu, plan.num_ranks)),
     )
+
+
+def computed_share(job: TrainingJob) -> float:
+    """Returns the operations that a GPU computes, relative to the model's own, which MFU counts. Selective
+    recomputation repeats no products, and a frozen backbone is never recomputed."""
+    is_whole = job.engine.activation_checkpointing == "full" and not job.optimizer.freeze_backbone
+    return _RECOMPUTED if is_whole else 1.0
 
 
 def host_seconds(job: TrainingJob, *, num_ranks: int) -> float:

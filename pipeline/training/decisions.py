@@ -4,11 +4,13 @@
     model.num_classes   decide_classes        the data
     engine.compile      will_compile          the device, before the ranks join; all must decide alike
     engine.precision    decide_precision      the checkpoint or the device; written to RUN/job.yaml
+    engine.activation_checkpointing           the memory of every rank, and the checkpoint
+                        agreed_recomputation
     micro_batch         agreed_fit            the memory of every rank
     engine.attention    with_attention        how long each kernel takes on rank 0's GPU, if all ranks have it
     engine.overlap      with_checked_overlap  the gradients of a small copy of the model
 
-`STEPS` lists the last three decisions and `engine.compile`. Every rank decides alike. RUN/starts.jsonl has all
+`STEPS` lists the last four decisions and `engine.compile`. Every rank decides alike. RUN/starts.jsonl has all
 decisions of a start, with their reasons. Callers have already made their own changes to the job, such as the warm-up of
 a shorter run.
 """
@@ -40,7 +42,7 @@ from pipeline.models.vit import AttentionAlone
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.host import Bf16
 from pipeline.ranks.world import World, set_defaults
-from pipeline.training.fitting.fit import Budget, agreed_fit
+from pipeline.training.fitting.fit import Budget, agreed_fit, agreed_recomputation, with_recomputed
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.gradient_check import check_gradients, checks_gradients, overlaps
@@ -226,6 +228,15 @@ def decide_engine(undecided: Undecided) -> tuple[TrainingJob, BatchPlan, list[De
     return now.job, now.plan, decisions
 
 
+def _decide_recomputation(now: Undecided) -> tuple[Undecided, str]:
+    if now.job.engine.activation_checkpointing != "auto":
+        return now, AS_THE_JOB_SAYS
+    recomputed = agreed_recomputation(now.job, now.plan, now.budget, now.world, record=now.record)
+    if now.world.is_first and recomputed != "off":
+        log.info("the backward pass recomputes: %s (engine.activation_checkpointing auto)", recomputed)
+    return replace(now, job=with_recomputed(now.job, recomputed)), "the least that fits the memory"
+
+
 def _decide_micro_batch(now: Undecided) -> tuple[Undecided, str]:
     fit = agreed_fit(now.job, now.plan, now.budget, now.world, record=now.record)
     return replace(now, plan=fit.plan), fit.why
@@ -253,6 +264,7 @@ def _decide_overlap(now: Undecided) -> tuple[Undecided, str]:
 
 # The check of gradients comes last, because it computes with the kernel and the compiler that the run uses.
 STEPS: tuple[tuple[str, Callable[[Undecided], tuple[Undecided, str]]], ...] = (
+    ("engine.activation_checkpointing", _decide_recomputation),
     ("micro_batch", _decide_micro_batch),
     ("engine.attention", _decide_attention),
     ("engine.compile", _decide_compile),

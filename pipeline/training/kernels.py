@@ -1,5 +1,5 @@
-"""Sets how a model's blocks are computed (compiled, in float8, with fused MLPs, as CUDA graphs), and finds out which
-attention kernel ran."""
+"""Sets how a model's blocks are computed (compiled, in float8, with fused MLPs, as CUDA graphs, recomputed in the
+backward pass), and finds out which attention kernel ran."""
 
 import logging
 import sys
@@ -14,10 +14,11 @@ from pipeline.models.attention import (
     kernel_that_ran,
     kernels_seen,
 )
-from pipeline.models.build import Model, compile_blocks
+from pipeline.models.build import Model, checkpoint_blocks, compile_blocks
 from pipeline.models.config import ModelConfig
 from pipeline.models.float8 import float8_fault, use_float8
 from pipeline.models.fused_mlp import fuse_mlps, fused_mlp_fault
+from pipeline.models.recompute import recompute_selectively
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.rendezvous import ranks_words
 from pipeline.ranks.world import World
@@ -132,7 +133,9 @@ def refuse_missing_graphs(job: TrainingJob, world: World, *, is_compiled: bool) 
 
 
 def set_up_blocks(model: Model, config: EngineConfig, *, is_compiled: bool, device: torch.device) -> None:
-    """Makes a model's blocks use float8, fused MLPs and compiled kernels, as the engine's settings say."""
+    """Makes a model's blocks use float8, fused MLPs and compiled kernels, and recompute what they do not keep, as the
+    engine's settings say. "auto" must be decided."""
+    is_selective = config.activation_checkpointing == "selective"
     if config.fused_mlp:
         fuse_mlps(model)
     if config.float8 != "off":
@@ -148,4 +151,9 @@ def set_up_blocks(model: Model, config: EngineConfig, *, is_compiled: bool, devi
             on_gpu=device.type == "cuda",
             hooks_outside=config.zero_stage == 3,
             tuned=config.compile == "tuned",
+            recomputes=is_selective,
         )
+    elif is_selective:
+        recompute_selectively(model)
+    if config.activation_checkpointing == "full":
+        checkpoint_blocks(model)

@@ -14,7 +14,7 @@ import torch
 
 from pipeline.checkpoints.checkpoint import Checkpoints, Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER, CheckpointManifest
-from pipeline.models.build import Model, checkpoint_blocks, unfilled_model
+from pipeline.models.build import Model, unfilled_model
 from pipeline.models.loss import balanced_weights
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.ranks.world import World
@@ -118,8 +118,6 @@ def starting_model(job: TrainingJob, *, is_compiled: bool, device: torch.device 
     with torch.device("meta"):
         model = unfilled_model(job.model)
     set_up_blocks(model, job.engine, is_compiled=is_compiled, device=device)
-    if job.engine.activation_checkpointing:
-        checkpoint_blocks(model)
     return model
 
 

@@ -45,6 +45,12 @@ def test_fused_sums_and_products_read_less(tmp_path: Path) -> None:
     assert fused.gigabytes("triton", "parts") < 0.85 * kept.gigabytes("triton", "parts")
     assert fused.kept_megabytes == kept.kept_megabytes
     assert max(fused.said("spilled bytes")) == 0
+    packed = fusion_gpu.Lowered(**ways["sums kept, gradients of q, k, v packed"])
+    copied_gigabytes = 2 * 2 * 256 * 257 * 3 * 1280 / 1e9  # dq, dk and dv, read and written in bf16
+    saved = kept.gigabytes("triton", "parts") - packed.gigabytes("triton", "parts")
+    assert saved == pytest.approx(copied_gigabytes, abs=0.01)
+    assert packed.gigabytes("attention") == pytest.approx(kept.gigabytes("attention"), abs=0.01)
+    assert not any("stack" in name for names in packed.kernels.values() for name in names)
     without, fused = kept, fusion_gpu.Lowered(**ways["sums kept, MLP fused"])
     assert fused.gigabytes("triton", "parts") < 5.5 < without.gigabytes("triton", "parts")
     # Per pass, as the benchmark's docstring says: one more tensor of the hidden layer, and a sum of each 128 tokens.

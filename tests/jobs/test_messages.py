@@ -190,6 +190,10 @@ def doctor_over(folder: Path, text: str) -> None:
     doctor.run(DoctorJob(gpu=True, device="cpu", out=str(out)), environ={})
 
 
+def doctor_over_its_page(folder: Path) -> None:
+    doctor.run(DoctorJob(gpu=True, device="cpu", out=str(folder / "gpu.html")), environ={})
+
+
 def spares_of_a_sweep(_: Path) -> None:
     submit.run(["sweep", "pretrain", "digits_smoke", "--spares=1", *GRID], override=override, environ={})
 
@@ -743,6 +747,9 @@ def index_job(_: Path, fields: dict[str, object]) -> None:
     row("another file in the place of the results, '{'", doctor_over, "{").says(
         "DIR/notes.json is no file of `doctor --gpu` (Expecting property name enclosed in double quotes: line 1 "
         "column 2 (char 1)); give another --out"
+    ),
+    row("a page in the place of the results", doctor_over_its_page).says(
+        "--out is 'DIR/gpu.html', but .html is the page beside the results; give a name that ends in .json"
     ),
     # chain_sweep
     row("spares of a sweep", spares_of_a_sweep).says(

@@ -52,7 +52,7 @@ def engine_that_fits(
         if smaller is None:
             raise UserError(
                 f"the GPU of {who} ran out of memory with a micro-batch of {plural(plan.micro_batch, 'image')}, the "
-                "smallest; give --engine.activation-checkpointing, --engine.zero-stage 2 or 3, or start more ranks"
+                "smallest; give --engine.activation-checkpointing full, --engine.zero-stage 2 or 3, or start more ranks"
             )
         if world.is_first or not fits:
             log.warning(

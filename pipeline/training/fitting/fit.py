@@ -1,5 +1,5 @@
 """Finds the largest micro-batch that fits the memory of every rank's device or, if none does, the nearest plans that
-fit.
+fit. Before that, decides how much the backward pass recomputes if `engine.activation_checkpointing` is auto.
 
 All ranks use the same micro-batch: the checkpoint's if it fits, otherwise the largest that fits the smallest budget.
 """
@@ -16,6 +16,7 @@ import torch
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.host import available_bytes
 from pipeline.ranks.world import World
+from pipeline.shared_settings import Recomputed
 from pipeline.training.fitting.memory import Memory, Topology, memory_of
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan
@@ -31,6 +32,7 @@ _GPU_CONTEXT_BYTES, _GPU_FRAGMENTED = 2_000_000_000, 0.08
 # in addition to their tensors.
 _LIBRARIES_BYTES, _HOST_FRAGMENTED = 500_000_000, 0.05
 _MOST_PROPOSED = 3
+_RECOMPUTED: tuple[Recomputed, ...] = ("off", "selective", "full")  # the fastest first
 log = logging.getLogger(__name__)
 
 
@@ -119,6 +121,42 @@ def fitted(job: TrainingJob, whole: BatchPlan, budget: Budget, *, is_on_gpu: boo
     raise UserError(_refusal(job, whole, budget, is_on_gpu=is_on_gpu, least=needs(choices[-1])))
 
 
+def least_recomputed(
+    job: TrainingJob, whole: BatchPlan, budget: Budget, *, is_on_gpu: bool, record: Mapping[str, Any] | None = None
+) -> Recomputed:
+    """Returns the least recomputation with which a micro-batch fits: the job's own or the checkpoint's, or else any; if
+    none fits, "full". This function is pure. The job's precision must be decided.
+
+    `record`: the record of the checkpoint to continue. Its choice is kept if it fits. With the same number of ranks,
+    its micro-batch is kept, too, since another one would change results by rounding, which recomputation does not.
+    """
+    if job.engine.activation_checkpointing != "auto":
+        return job.engine.activation_checkpointing
+    recorded, topology = record or {}, Topology(num_ranks=whole.num_ranks, is_on_gpu=is_on_gpu)
+    choices = [each for each in _RECOMPUTED if each != "selective" or _has_selective(job)]
+    before = recorded.get("engine")
+    before = before.get("activation_checkpointing") if isinstance(before, Mapping) else None
+    choices.sort(key=lambda each: each != before)  # the checkpoint's first, the others in their order
+    sizes = list(_micro_batches(whole, pairs=job.data.mixup.is_on))
+    wanted = whole.micro_batch if job.micro_batch else recorded_micro_batch(recorded, whole)
+    for some in ([wanted] if wanted in sizes else [], [] if job.micro_batch else sizes):
+        for each in choices:
+            tried = with_recomputed(job, each)
+            if any(memory_of(tried, topology, micro_batch=size).peak <= budget.bytes for size in some):
+                return each
+    return "full"
+
+
+def _has_selective(job: TrainingJob) -> bool:
+    """Returns whether the job may recompute selectively; see the refusals of TrainingJob and EngineConfig."""
+    return not (job.model.is_bit or job.engine.fused_mlp)
+
+
+def with_recomputed(job: TrainingJob, recomputed: Recomputed) -> TrainingJob:
+    """Returns the job with this recomputation."""
+    return replace(job, engine=replace(job.engine, activation_checkpointing=recomputed))
+
+
 def with_micro_batch(plan: BatchPlan, micro_batch: int) -> BatchPlan:
     """Returns a plan of the same batches in passes of another size, which must divide a rank's share."""
     return replace(plan, micro_batch=micro_batch, accumulation=plan.rank_batch // micro_batch)
@@ -174,17 +212,21 @@ def _others(job: TrainingJob, whole: BatchPlan, *, is_on_gpu: bool) -> Iterator[
     engine = job.engine
     higher: tuple[Literal[2, 3], ...] = (2, 3)
     stages = [stage for stage in higher if stage > engine.zero_stage]
-    if not engine.activation_checkpointing:
-        recomputed = replace(job, engine=replace(engine, activation_checkpointing=True))
-        yield "--engine.activation-checkpointing", recomputed, whole
+    recomputations: tuple[Recomputed, ...] = {
+        "off": ("selective", "full") if _has_selective(job) else ("full",),
+        "selective": ("full",),
+    }.get(engine.activation_checkpointing, ())
+    for recomputed in recomputations:
+        yield f"--engine.activation-checkpointing {recomputed}", with_recomputed(job, recomputed), whole
     for stage in stages:
         is_plain = stage == 3 and job.optimizer.freeze_backbone
         compiled = "off" if is_plain else engine.compile
         sharded = replace(engine, zero_stage=stage, compile=compiled)
         yield f"--engine.zero-stage {stage}", replace(job, engine=sharded), whole
-        if not engine.activation_checkpointing:
-            both = replace(sharded, activation_checkpointing=True)
-            yield f"--engine.zero-stage {stage} --engine.activation-checkpointing", replace(job, engine=both), whole
+        if "full" in recomputations:
+            both = replace(sharded, activation_checkpointing="full")
+            flags = f"--engine.zero-stage {stage} --engine.activation-checkpointing full"
+            yield flags, replace(job, engine=both), whole
     ranks = whole.num_ranks * 2
     while ranks <= whole.global_batch:
         if whole.global_batch % ranks == 0:
@@ -211,15 +253,28 @@ def agreed_fit(
 ) -> Fit:
     """Returns the plan of all ranks, for a job whose precision is decided. `record`: the record of the checkpoint to
     continue, if there is one. Raises UserError, the same on every rank, if nothing fits. Collective."""
-    own = {"total_bytes": budget.total_bytes, "reserve_bytes": budget.reserve_bytes, "where": budget.where}
-    budgets = [Budget(**one) for one in gather_json(own, device=world.device)]
-    least = min(budgets, key=lambda one: one.bytes)
+    least = _least_budget(budget, world)
     is_on_gpu = world.device.type == "cuda"
     recorded = recorded_micro_batch(record or {}, whole)
     fit = fitted(job, whole, least, is_on_gpu=is_on_gpu, recorded=recorded)
     if world.is_first and (is_on_gpu or fit.is_warning or fit.plan.accumulation > whole.accumulation):
         log.log(logging.WARNING if fit.is_warning else logging.INFO, "%s", words_of(fit, least))
     return fit
+
+
+def agreed_recomputation(
+    job: TrainingJob, whole: BatchPlan, budget: Budget, world: World, *, record: Mapping[str, Any] | None
+) -> Recomputed:
+    """Returns how much all ranks recompute if the job leaves it open; see `least_recomputed`. Collective."""
+    is_on_gpu = world.device.type == "cuda"
+    return least_recomputed(job, whole, _least_budget(budget, world), is_on_gpu=is_on_gpu, record=record)
+
+
+def _least_budget(budget: Budget, world: World) -> Budget:
+    """Returns the smallest budget of all ranks. Collective."""
+    own = {"total_bytes": budget.total_bytes, "reserve_bytes": budget.reserve_bytes, "where": budget.where}
+    budgets = [Budget(**one) for one in gather_json(own, device=world.device)]
+    return min(budgets, key=lambda one: one.bytes)
 
 
 def recorded_micro_batch(record: Mapping[str, Any], whole: BatchPlan) -> int | None:

@@ -295,12 +295,15 @@ def _cut_off(model: ModelConfig, optimizer: OptimizerConfig, num_ranks: int) -> 
 
 
 def pass_of(job: TrainingJob, *, is_on_gpu: bool, element_bytes: int) -> Pass:
-    """Returns how the job computes a forward pass."""
+    """Returns how the job computes a forward pass. Raises ValueError if its recomputation is not decided."""
+    recomputed = job.engine.activation_checkpointing
+    if recomputed == "auto":
+        raise ValueError("engine.activation_checkpointing is 'auto': decide it before memory is planned")
     return Pass(
         element_bytes=element_bytes,
         loss=job.loss,
         has_dense_targets=job.data.mixup.is_on or job.data.label_weights,
-        is_recomputed=job.engine.activation_checkpointing,
+        recomputed=recomputed,
         is_frozen=job.optimizer.freeze_backbone,
         is_on_gpu=is_on_gpu,
     )

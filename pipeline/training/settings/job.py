@@ -112,9 +112,11 @@ class EngineConfig:
     """torch.compile of the model's blocks: auto compiles on GPUs with ZeRO-1 and 2 if it works; on requires it, and may
     be given with ZeRO-3, where no GPU has tried it. tuned is on and, on a GPU, sums biases' gradients in other kernels
     and searches for faster variants of all kernels, which no GPU has tried either."""
-    activation_checkpointing: bool = False
-    """Keep only the input of each block, and compute the block again in the backward pass: less memory, one more
-    forward pass, the same bits."""
+    activation_checkpointing: Literal["off", "selective", "full", "auto"] = "off"
+    """What the backward pass computes again to save memory. selective: the norms, GELUs and sums of Transformer blocks,
+    while products and attention are kept. full: all of each block but its input, which costs one more forward pass.
+    auto: the first of off, selective and full that fits the memory; a checkpoint's choice is kept if it fits. The bits
+    stay the same, with selective in compiled blocks up to rounding."""
     deterministic: bool = False
     """On GPUs, use only kernels that compute the same bits every time, which may be slower; CPUs always do."""
     skip_branches: bool = True
@@ -170,6 +172,12 @@ class EngineConfig:
                 f"and engine.float8 {self.float8!r}; allowed: stages 1 and 2 (stage 3 gathers weights layer by layer, "
                 "and here two layers are one), bf16, and float8 'off': give --engine.zero-stage 2 --engine.precision "
                 "bf16 --engine.float8 off, or --engine.no-fused-mlp"
+            )
+        if self.fused_mlp and self.activation_checkpointing == "selective":
+            raise UserError(
+                "engine.fused_mlp is on with engine.activation_checkpointing 'selective'; allowed: off, full and auto "
+                "(fused MLPs keep their GELU, which is most of what selective would save): give "
+                "--engine.activation-checkpointing full, or --engine.no-fused-mlp"
             )
         if self.float8 != "off" and self.precision == "fp32":
             raise UserError(
@@ -398,6 +406,12 @@ class TrainingJob:
             self._refuse_for_muon()
         if self.engine.float8 != "off":
             self._refuse_for_float8()
+        if self.engine.activation_checkpointing == "selective" and self.model.is_bit:
+            raise UserError(
+                f"engine.activation_checkpointing is 'selective' with model.name {self.model.name!r}; allowed: off, "
+                "full and auto (selective is for Transformer blocks, which a ResNet lacks): give "
+                "--engine.activation-checkpointing full"
+            )
         if self.engine.fused_mlp:
             self._refuse_for_fused_mlp()
         if self.engine.cuda_graphs and self.engine.skip_branches and any(self.model.skipped_rates):

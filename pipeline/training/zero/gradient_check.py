@@ -50,7 +50,7 @@ from torch import nn
 
 from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.manifest import MASTER
-from pipeline.models.build import checkpoint_blocks, initial_tensor, shapes_of, unfilled_model
+from pipeline.models.build import initial_tensor, shapes_of, unfilled_model
 from pipeline.models.config import ModelConfig, without_masked_patches
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World
@@ -206,8 +206,6 @@ def _references(config: EngineConfig, plan: BatchPlan) -> list[_Reference]:
 def _engine(job: TrainingJob, plan: BatchPlan, device: torch.device) -> Engine:
     model = unfilled_model(job.model)
     set_up_blocks(model, job.engine, is_compiled=job.engine.compile != "off", device=device)
-    if job.engine.activation_checkpointing:
-        checkpoint_blocks(model)
     return Engine(model, config=job.engine, plan=plan, optimizer=job.optimizer, clip_norm=0.0)
 
 
@@ -235,15 +233,18 @@ def _reduced(engine: Engine, values: _Tensors, batches: list[_Batch], job: Train
 def _expected(
     job: TrainingJob, values: _Tensors, batches: list[_Batch], against: _Reference, world: World
 ) -> dict[str, torch.Tensor]:
-    """Returns the mean gradient over all micro-batches of all ranks, float64, from passes without an engine."""
+    """Returns the mean gradient over all micro-batches of all ranks, float64, from passes without an engine, which keep
+    everything for the backward pass."""
     model = unfilled_model(job.model).to(world.device)
-    config = replace(job.engine, fused_mlp=job.engine.fused_mlp and against.dtype == torch.bfloat16)
+    has_fused_mlp = job.engine.fused_mlp and against.dtype == torch.bfloat16
+    config = replace(job.engine, activation_checkpointing="off", fused_mlp=has_fused_mlp)
     set_up_blocks(model, config, is_compiled=against.is_compiled, device=world.device)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(values[name])
     model = model.to(against.dtype)
-    # Compiled blocks are those of the run, so that nothing is compiled twice. Other passes use plain parameters.
+    # Compiled blocks are those of the run, so that nothing is compiled twice, unless blocks are recomputed selectively.
+    # Other passes use plain parameters.
     layout = layout_of(shapes_of(job.model), ways_of(values, job.optimizer) if against.is_compiled else {})
     flatten_blocks(model, layout)
     trained = [name for name in values if is_trained(name, job.optimizer)]

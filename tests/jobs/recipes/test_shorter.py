@@ -132,7 +132,8 @@ def test_a_smoke_run(digits_url: str, tmp_path: Path, name: str) -> None:
 @pytest.mark.slow
 def test_basic_units_train_with_activation_checkpointing(digits_url: str, tmp_path: Path) -> None:
     """As the bottlenecks above: their own recipe's rate is too high for 12 steps."""
-    words = ["pretrain", "bit_r50x1_jft_smoke", "--model.name", "bit_r18x1", "--engine.activation-checkpointing"]
+    words = ["pretrain", "bit_r50x1_jft_smoke", "--model.name", "bit_r18x1"]
+    words += ["--engine.activation-checkpointing", "full"]
     train([*words, "--data.url", digits_url, "--run-dir", str(tmp_path / "run")], tmp_path)
     losses = [line["loss"] for line in read_metrics(tmp_path / "run")]
     assert losses[0] == pytest.approx(10.0, rel=1e-2)

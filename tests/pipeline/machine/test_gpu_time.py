@@ -40,6 +40,8 @@ NAMES = {
         "ampere_bf16_s1688gemm_bf16_128x128_ldg8_f2f_stages_32x1_tn",
         "void internal::gemvx::kernel<int, int, __nv_bfloat16, float>",
         "triton_tem_fused_addmm_3",  # a template of products, which inductor wrote
+        "triton_tem_fused__scaled_mm__to_copy_4",
+        "void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensor<float const>, cublasGemvTensor<float>>>",
         "aten::addmm",
         "aten::mm",
     ),
@@ -62,6 +64,16 @@ NAMES = {
         "triton_per_fused_add_native_layer_norm_native_layer_norm_backward_sum_view_1",
         "triton_poi_fused__to_copy_add_mul_sigmoid_view_2",
         "triton_red_fused_native_layer_norm_0",
+        # Named after all operators that they fuse, or whose results they convert:
+        "triton_poi_fused__scaled_mm__to_copy_clamp_mul_reciprocal_1",
+        "triton_red_fused__scaled_mm_abs_max_2",
+        "triton_poi_fused__scaled_dot_product_efficient_attention_clone_12",
+        "triton_poi_fused__scaled_dot_product_flash_attention_3",
+        "triton_poi_fused_convolution_0",
+        "triton_poi_fused_all_gather_into_tensor_5",
+        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, true, false>",
+        "void cudnn::ops::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float, false, true>",
+        "void cudnn::engines_precompiled::nhwcToNchwKernel<float, float, float, true, false>",
         "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>",
         "void at::native::elementwise_kernel<128, 4, at::native::direct_copy_kernel_cuda>",
         "void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float, at::native::func_wrapper_t<float>>>",
@@ -102,7 +114,11 @@ class Trace:
             {"ph": "X", "cat": "user_annotation", "name": name, "ts": began, "dur": ended - began, "tid": 1}
         )
 
-    def kernel(self, name: str, began: float, ended: float, *, launched: float, cat: str = "kernel") -> None:
+    def kernel(self, name: str, began: float, ended: float, *, launched: float | None, cat: str = "kernel") -> None:
+        """`launched`: None if the trace lacks the launch."""
+        if launched is None:
+            self.events.append({"ph": "X", "cat": cat, "name": name, "ts": began, "dur": ended - began, "tid": 7})
+            return
         number = next(self._numbers)
         args = {"correlation": number}
         launch = "cudaLaunchKernel" if number % 2 else "cuLaunchKernelEx"
@@ -177,6 +193,37 @@ def test_a_step_is_the_sum_of_its_classes() -> None:
     }
 
 
+def test_kernels_that_no_step_launched_are_no_idle_time() -> None:
+    """Between two steps, or without a launch in the trace. Of what class they are by their names does not matter."""
+    trace = Trace()
+    for step in trace.steps():
+        trace.kernel("nvjet", step + 100, step + 300, launched=step + 10)
+        trace.kernel("triton_poi_fused_0", step + 300, step + 350, launched=step + 999.5)
+        trace.kernel("triton_poi_fused_1", step + 350, step + 420, launched=None)
+    found = account_of({"traceEvents": trace.events})
+    assert found["classes"]["other"] == 0.12
+    assert found["classes"]["idle"] == 0.68
+    kernels = {each["name"]: (each["class"], each["phase"], each["milliseconds"]) for each in found["kernels"]}
+    assert kernels["triton_poi_fused_0"] == ("other", "", 0.05)
+    assert kernels["triton_poi_fused_1"] == ("other", "", 0.07)
+
+
+def test_any_number_of_forward_passes_is_inside_the_backward_pass() -> None:
+    trace = Trace()
+    for number in range(4):
+        step = 1000.0 * number
+        trace.range(STEP, step, step + 900)
+        trace.range(ACCUMULATE, step, step + 600)
+        for micro in range(4):
+            trace.range(FORWARD, step + 100 * micro, step + 100 * micro + 50)
+            trace.kernel("one", step + 100 * micro + 20, step + 100 * micro + 30, launched=step + 100 * micro + 10)
+        trace.kernel("two", step + 500, step + 600, launched=step + 500)
+    phases = {
+        (each["name"], each["phase"], each["count"]) for each in account_of({"traceEvents": trace.events})["kernels"]
+    }
+    assert phases == {("one", "forward", 4.0), ("two", "backward", 1.0)}
+
+
 def test_a_gap_is_late_only_if_the_device_waited_for_the_launch() -> None:
     trace = Trace()
     for step in trace.steps():
@@ -213,11 +260,22 @@ def test_any_timeline_is_accounted_for_completely(kernels: list[tuple[str, int, 
     assert sum(each["milliseconds"] for each in found["idle"]) == pytest.approx(found["classes"]["idle"], abs=0.01)
 
 
-def test_a_trace_of_too_few_steps_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("num_steps", "without", "says"),
+    [
+        pytest.param(2, (), "2 steps of 2", id="too few"),
+        pytest.param(5, (1,), "4 steps of 5", id="the second one has no kernel"),
+        pytest.param(5, (0, 1, 2, 3, 4), "no kernels on the GPU", id="none has"),
+    ],
+)
+def test_a_trace_that_lacks_steps_is_refused(num_steps: int, without: tuple[int, ...], says: str) -> None:
+    """The host's operators do not pass for the kernels of a GPU."""
     trace = Trace()
-    for step in trace.steps(2):
-        trace.kernel("nvjet", step, step + 1, launched=step)
-    with pytest.raises(ValueError, match="2 steps"):
+    for number, step in enumerate(trace.steps(num_steps)):
+        trace.events.append({"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": step, "dur": 300, "tid": 1})
+        if number not in without:
+            trace.kernel("nvjet", step, step + 1, launched=step)
+    with pytest.raises(ValueError, match=says):
         account_of({"traceEvents": trace.events})
 
 
@@ -237,7 +295,7 @@ def test_on_a_cpu_operators_take_the_place_of_kernels() -> None:
         file = Path(folder, "trace.json")
         profiler.export_chrome_trace(str(file))
         trace = json.loads(file.read_text())
-    found = account_of(trace)
+    found = account_of(trace, is_gpu=False)
     phases = {(each["name"], each["class"], each["phase"]) for each in found["kernels"]}
     assert phases >= {
         ("aten::mm", "products", "forward"),
@@ -246,7 +304,7 @@ def test_on_a_cpu_operators_take_the_place_of_kernels() -> None:
         ("aten::mul_", "update", "update"),
     }
     assert found["classes"]["other"] == 0.0, found["kernels"]
-    pieces = list(kernels_of(trace["traceEvents"]))
+    pieces = list(kernels_of(trace["traceEvents"], is_gpu=False))
     operators = [each for each in trace["traceEvents"] if each.get("cat") == "cpu_op"]
     longest = max(each["ts"] + each["dur"] for each in operators) - min(each["ts"] for each in operators)
     assert 0 < sum(each.ended - each.began for each in pieces) <= longest  # no time counts twice
@@ -275,3 +333,18 @@ def test_the_bytes_of_kernels_are_read_from_inductors_code() -> None:
     again = CODE.replace("0.337123328", "0.5")  # another graph has a kernel of the same name
     assert kernel_gigabytes(CODE + again) == {"triton_poi_fused_1": 1e-05}
     assert kernel_gigabytes("") == {}
+
+
+def test_the_bytes_of_a_kernel_include_the_parts_of_sums() -> None:
+    """As in the backward pass of ViT-H/14's block: 4 x 2056 x 1280 values in fp32. Other workspaces do not count."""
+    parts = """
+        workspace_1 = empty_strided_cuda((10526720, ), (1, ), torch.float32)
+        raw_stream0 = get_raw_stream(0)
+        triton_red_fused_0.run(buf27, primals_1, buf32, workspace_1, 65792, 1280, stream=raw_stream0)
+        buf12 = workspace_1[0 * (2056) * (1280) : (0 + 1) * (2056) * (1280)].view(2056, 1280).sum(dim=0).view([1280])
+        del workspace_1
+        workspace_2 = empty_strided_cuda((64, ), (1, ), torch.uint8)
+        triton_poi_fused_1.run(buf1, workspace_2, 12, stream=raw_stream0)
+    """
+    found = kernel_gigabytes(CODE + parts)
+    assert found == {"triton_red_fused_0": pytest.approx(0.337123328 + 0.042106880), "triton_poi_fused_1": 1e-05}

@@ -12,6 +12,7 @@ from pipeline.models.build import checkpoint_blocks, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.loss import classification_loss, targets_of
 from pipeline.models.masked import masked_loss, masked_targets
+from pipeline.models.recompute import recompute_selectively
 
 BF16 = Pass(element_bytes=2, loss="sigmoid", is_on_gpu=False)
 FP32 = replace(BF16, element_bytes=4)
@@ -38,16 +39,16 @@ TINY_BYTES = 64  # sums of the loss
         pytest.param("r_vit_ti16", {}, BF16, id="hybrid with the root alone"),
         pytest.param("bit_r50x1", {}, BF16, id="bit"),
         pytest.param("bit_r18x1", {}, BF16, id="bit of basic units"),
-        pytest.param("bit_r34x1", {"image_size": 201}, replace(FP32, is_recomputed=True), id="basic, checkpointing"),
+        pytest.param("bit_r34x1", {"image_size": 201}, replace(FP32, recomputed="full"), id="basic, checkpointing"),
         pytest.param("bit_r50x2", {"image_size": 201}, FP32, id="bit whose maps are rounded up"),
-        pytest.param("vit_h14", {}, replace(BF16, is_recomputed=True), id="h14 with checkpointing"),
-        pytest.param("r50_vit_b16", {}, replace(BF16, is_recomputed=True), id="hybrid with checkpointing"),
-        pytest.param("bit_r50x1", {}, replace(FP32, is_recomputed=True), id="bit with checkpointing"),
+        pytest.param("vit_h14", {}, replace(BF16, recomputed="full"), id="h14 with checkpointing"),
+        pytest.param("r50_vit_b16", {}, replace(BF16, recomputed="full"), id="hybrid with checkpointing"),
+        pytest.param("bit_r50x1", {}, replace(FP32, recomputed="full"), id="bit with checkpointing"),
         pytest.param("vit_s16", {"stochastic_depth": 0.1}, BF16, id="stochastic depth"),
         pytest.param("vit_s16", {"layer_scale": 1e-4, "stochastic_depth": 0.1}, BF16, id="LayerScale"),
-        pytest.param("vit_s16", {"layer_scale": 1e-4}, replace(FP32, is_recomputed=True), id="LayerScale, recomputed"),
+        pytest.param("vit_s16", {"layer_scale": 1e-4}, replace(FP32, recomputed="full"), id="LayerScale, recomputed"),
         pytest.param("vit_s16", {"qk_norm": True}, BF16, id="norms of queries and keys"),
-        pytest.param("vit_s16", {"qk_norm": True}, replace(FP32, is_recomputed=True), id="these norms, recomputed"),
+        pytest.param("vit_s16", {"qk_norm": True}, replace(FP32, recomputed="full"), id="these norms, recomputed"),
         pytest.param("vit_s16", {"pooling": "attention"}, BF16, id="attention pooling, bf16"),
         pytest.param(
             "vit_s16",
@@ -56,7 +57,7 @@ TINY_BYTES = 64  # sums of the loss
             id="attention pooling, fp32, registers, hidden layer",
         ),
         pytest.param(
-            "vit_s16", {"pooling": "attention"}, replace(BF16, is_recomputed=True), id="attention pooling, recomputed"
+            "vit_s16", {"pooling": "attention"}, replace(BF16, recomputed="full"), id="attention pooling, recomputed"
         ),
         pytest.param(
             "vit_s16", {"pooling": "attention"}, replace(BF16, is_frozen=True), id="attention pooling, frozen"
@@ -67,7 +68,21 @@ TINY_BYTES = 64  # sums of the loss
         pytest.param("vit_s16", {"registers": 4, "pooling": "average"}, FP32, id="registers, mean"),
         pytest.param("vit_s16", AXIAL, BF16, id="axial"),
         pytest.param("vit_s16", AXIAL | {"position_at": "layers_shared"}, FP32, id="axial in fp32"),
-        pytest.param("vit_s16", AXIAL, replace(BF16, is_recomputed=True), id="axial with checkpointing"),
+        pytest.param("vit_s16", AXIAL, replace(BF16, recomputed="full"), id="axial with checkpointing"),
+        *(
+            pytest.param(name, changed, replace(how, recomputed="selective"), id=f"selective, {words}")
+            for name, changed, how, words in [
+                ("vit_h14", {}, BF16, "H/14"),
+                ("vit_s16", {}, FP32, "fp32"),
+                ("vit_s16", {"dropout": 0.1}, BF16, "dropout keeps the hidden layer"),
+                ("vit_s16", {"layer_scale": 1e-4, "stochastic_depth": 0.1}, BF16, "LayerScale"),
+                ("vit_s16", {"qk_norm": True}, FP32, "norms of queries and keys"),
+                ("vit_s16", {"position": "rope2d", "qk_norm": True}, BF16, "rotary positions after norms"),
+                ("vit_s16", {"pooling": "attention"}, BF16, "attention pooling keeps all"),
+                ("vit_s16", AXIAL, BF16, "axial"),
+                ("r50_vit_b16", {}, BF16, "a hybrid's ResNet keeps all"),
+            ]
+        ),
         pytest.param("vit_s16", AXIAL | {"image_size": 416}, BF16, id="axial above 640 tokens"),
         pytest.param("vit_s16", MASKED | {"num_classes": 512}, replace(BF16, loss="softmax"), id="masked, means"),
         pytest.param(
@@ -85,7 +100,7 @@ TINY_BYTES = 64  # sums of the loss
         pytest.param("vit_s16", {}, replace(BF16, is_frozen=True), id="frozen"),
         pytest.param("vit_s16", {"representation": True}, replace(BF16, is_frozen=True), id="frozen, hidden layer"),
         pytest.param("vit_s16", {"representation": True}, replace(FP32, is_frozen=True), id="frozen in fp32"),
-        pytest.param("bit_r50x1", {}, replace(FP32, is_frozen=True, is_recomputed=True), id="frozen bit"),
+        pytest.param("bit_r50x1", {}, replace(FP32, is_frozen=True, recomputed="full"), id="frozen bit"),
     ],
 )
 def test_it_is_what_autograd_saves(name: str, changed: dict[str, Any], how: Pass) -> None:
@@ -112,8 +127,10 @@ def saved_bytes(config: ModelConfig, how: Pass, *, num_images: int) -> int:
             model = unfilled_model(config)
         finally:
             torch.set_default_dtype(torch.float32)
-        if how.is_recomputed:
+        if how.recomputed == "full":
             checkpoint_blocks(model)
+        elif how.recomputed == "selective":
+            recompute_selectively(model)
         for part, parameter in model.named_parameters():
             parameter.requires_grad_(not how.is_frozen or part.startswith(("head.", "representation.")))
         images = torch.empty(num_images, config.image_size, config.image_size, 3, dtype=torch.uint8)

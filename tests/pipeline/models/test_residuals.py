@@ -38,11 +38,12 @@ def kept_and_gradients(
         return compile_fx.compile_fx(gm, inputs, inner_compile=uncompiled)
 
     torch.compiler.reset()
-    model = build_model(ModelConfig(name="vit_b16", **SMALL, **more)).to(torch.bfloat16).train()
+    model = build_model(ModelConfig(name="vit_b16", **SMALL | more)).to(torch.bfloat16).train()
     (block,) = blocks_of(model)
     z_BND = torch.randn(3, 5, 24, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16).requires_grad_()
     with inductor_config.patch(joint_custom_pre_pass=keep, force_disable_caches=True):
         block.compile(backend=backend, dynamic=False)
+        torch.manual_seed(0)  # dropout
         out_BND = block(z_BND, factors_B2)
         towards_BND = torch.randn(out_BND.shape, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
         return kept, list(torch.autograd.grad(out_BND, (z_BND, *block.parameters()), towards_BND))
@@ -72,6 +73,28 @@ def num_elements(nodes: list[Node]) -> int:
     return sum(node.meta["val"].numel() for node in nodes)
 
 
+@pytest.mark.parametrize("keeps_sums", [False, True], ids=["on a CPU", "on a GPU"])
+@pytest.mark.parametrize(
+    ("more", "most"),
+    [
+        pytest.param({}, 9.2, id="ViT: q, k, v, attention, a sum or product, and the hidden layer's 4"),
+        pytest.param({"layer_scale": 0.1, "qk_norm": True}, 10.3, id="LayerScale reads both branches' products"),
+        pytest.param({"dropout": 0.1}, 15.3, id="dropout's masks"),
+    ],
+)
+def test_recomputing_blocks_keep_products_and_change_no_bit(
+    more: dict[str, Any], most: float, keeps_sums: bool
+) -> None:
+    """The same bits, although norms and the GELU are computed again; sizes are multiples of [B, N, D]."""
+    more = more | {"mlp_width": 4 * 24}
+    all_kept, expected = kept_and_gradients(KeepResiduals(keeps_sums=keeps_sums), more, None)
+    kept, gradients = kept_and_gradients(KeepResiduals(keeps_sums=keeps_sums, recomputes=True), more, None)
+    assert num_elements(kept) <= most * 3 * 5 * 24
+    assert num_elements(all_kept) - num_elements(kept) >= 5.9 * 3 * 5 * 24
+    for gradient, same in zip(gradients, expected, strict=True):
+        assert torch.equal(gradient, same)
+
+
 def test_a_second_model_shares_the_code_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_fx, "compile_fx", lambda gm, _, **__: gm)
     z_BND = torch.randn(3, 5, 24).to(torch.bfloat16)
@@ -87,5 +110,6 @@ def test_a_second_model_shares_the_code_of_the_first(monkeypatch: pytest.MonkeyP
 
 def test_a_pass_that_changes_is_another_key_of_the_cache() -> None:
     assert KeepResiduals() == KeepResiduals() != "another"
-    assert KeepResiduals().uuid() == KeepResiduals().uuid()
+    assert KeepResiduals().uuid() == KeepResiduals().uuid() != KeepResiduals(recomputes=True).uuid()
+    assert KeepResiduals() != KeepResiduals(recomputes=True) != KeepResiduals(keeps_sums=False, recomputes=True)
     assert len(KeepResiduals().uuid()) == 32

@@ -37,7 +37,7 @@ def test_vit_h14_on_64_h100() -> None:
 
 
 def test_checkpointing_costs_a_forward_pass() -> None:
-    recomputed = forecast_of(engine={"activation_checkpointing": True})
+    recomputed = forecast_of(engine={"activation_checkpointing": "full"})
     assert recomputed.step.compute / forecast_of().step.compute == pytest.approx(4 / 3)
     assert recomputed.fit.memory.activations < forecast_of().fit.memory.activations
 
@@ -45,7 +45,7 @@ def test_checkpointing_costs_a_forward_pass() -> None:
 def test_a_frozen_backbone_is_faster_smaller_and_never_recomputed() -> None:
     frozen = replace(pretrain.RECIPES["vit_h14_jft"]().optimizer, freeze_backbone=True)
     found = forecast_of(optimizer=frozen)
-    recomputed = forecast_of(optimizer=frozen, engine={"activation_checkpointing": True})
+    recomputed = forecast_of(optimizer=frozen, engine={"activation_checkpointing": "full"})
     assert found.images_per_second == recomputed.images_per_second > 2.7 * forecast_of().images_per_second
     assert found.fit.memory.moments < 0.05 * forecast_of().fit.memory.moments
 

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from jobs.recipes.paper_jft import vit_h14_jft
+from pipeline.models.flops import training_flops
 from pipeline.planning.rates import PACKAGED, PLANNED_MFU, Rates, Speeds, rates_from, speeds_of, steps_in
-from pipeline.planning.step_time import GPUS, SLOWEST_HOST, host_seconds
+from pipeline.planning.step_time import EIGHT_A_NODE, GPUS, SLOWEST_HOST, host_seconds, step_time
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.zero.batch_plan import plan_batch
 from shards.errors import UserError
 
 RATES = [436.0, 428.0, 432.0]
@@ -133,6 +135,17 @@ def test_a_part_with_settings_counts_for_the_job_that_has_them(measured: Callabl
     assert speeds(rates, job_of(attention="flash")).usual.mfu == pytest.approx(390 * TERAFLOPS / 989, rel=1e-3)
     assert "attention flash" in speeds(rates, job_of(attention="flash")).source
     assert speeds(rates).usual.mfu == pytest.approx(432 * TERAFLOPS / 989, rel=1e-3)
+
+
+def test_a_rate_that_was_measured_with_recomputed_blocks_is_what_a_plan_of_them_says(
+    measured: Callable[..., Rates],
+) -> None:
+    job = job_of(activation_checkpointing="full")
+    rates = measured(part(settings={"engine.activation_checkpointing": "full"}, images_per_second=[330.0]))
+    plan = plan_batch(256, micro_batch=256, num_ranks=1, lanes=1)
+    speed, flops = speeds(rates, job).usual, training_flops(job.model)
+    step = step_time(job, plan, gpu=GPUS["h200"], network=EIGHT_A_NODE, train_flops=flops, speed=speed)
+    assert 256 / step.seconds == pytest.approx(330, rel=1e-3)
 
 
 def test_what_no_run_does_is_left_out(measured: Callable[..., Rates]) -> None:

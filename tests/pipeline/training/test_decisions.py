@@ -163,6 +163,7 @@ def test_a_start_records_what_it_decided_and_why(digits_url: str, tmp_path: Path
     assert [(one["setting"], one["value"], one["why"]) for one in line["decided"]] == [
         ("model.num_classes", 10, "as the data has"),
         ("engine.precision", line["decided"][1]["value"], line["decided"][1]["why"]),
+        ("engine.activation_checkpointing", "off", "as the job says"),
         ("micro_batch", 32, "the whole share"),
         ("engine.attention", "auto", "PyTorch chooses"),
         ("engine.compile", "off", "on GPUs with ZeRO-1 and 2, if it works"),

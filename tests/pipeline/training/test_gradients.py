@@ -74,7 +74,7 @@ def test_the_recipe_is_the_papers() -> None:
 def test_a_run_is_the_same_on_any_topology_after_a_kill_and_is_fine_tuned(digits_url: str, tmp_path: Path) -> None:
     """Micro-batches, ranks, ZeRO stages and recomputation change results to rounding; a continuation no bit."""
     whole, other, third, again, tuned = (tmp_path / name for name in ("whole", "other", "third", "again", "tuned"))
-    parts = ("--micro-batch", "4", "--engine.zero-stage", "2", "--engine.activation-checkpointing")
+    parts = ("--micro-batch", "4", "--engine.zero-stage", "2", "--engine.activation-checkpointing", "full")
     for run_dir, num_ranks, more in ((whole, 1, ()), (other, 2, parts), (third, 2, ("--engine.zero-stage", "3"))):
         words = pretrain_words(digits_url, run_dir, *MASKED, *more)
         assert run(words, num_ranks=num_ranks, log_dir=tmp_path) == exit_codes.DONE

@@ -161,6 +161,10 @@ def float8(_: Path, fields: dict[str, Any]) -> None:
     EngineConfig(float8="rowwise", **fields)
 
 
+def selective_of_bit(_: Path) -> None:
+    TrainingJob(model=ModelConfig(name="bit_r50x1"), engine=EngineConfig(activation_checkpointing="selective"))
+
+
 def fused_mlp(_: Path, fields: dict[str, Any]) -> None:
     EngineConfig(fused_mlp=True, **fields)
 
@@ -222,7 +226,7 @@ def too_little_memory(_: Path, has: float) -> None:
 
 def memory_of_more_ranks(_: Path) -> None:
     job = recipe(ema_decay=0.9)
-    job = replace(job, engine=replace(job.engine, zero_stage=2, activation_checkpointing=True))
+    job = replace(job, engine=replace(job.engine, zero_stage=2, activation_checkpointing="full"))
     fitted(job, whole(job, 8), budget(3e9), is_on_gpu=True)
 
 
@@ -670,6 +674,15 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "stages 1 and 2 (stage 3 gathers weights layer by layer, and here two layers are one), bf16, and float8 'off': "
         "give --engine.zero-stage 2 --engine.precision bf16 --engine.float8 off, or --engine.no-fused-mlp"
     ),
+    row("fused MLPs with selective", fused_mlp, {"activation_checkpointing": "selective"}).says(
+        "engine.fused_mlp is on with engine.activation_checkpointing 'selective'; allowed: off, full and auto (fused "
+        "MLPs keep their GELU, which is most of what selective would save): give --engine.activation-checkpointing "
+        "full, or --engine.no-fused-mlp"
+    ),
+    row("selective recomputation of BiT", selective_of_bit).says(
+        "engine.activation_checkpointing is 'selective' with model.name 'bit_r50x1'; allowed: off, full and auto "
+        "(selective is for Transformer blocks, which a ResNet lacks): give --engine.activation-checkpointing full"
+    ),
     row("fused MLPs in fp32", fused_mlp, {"precision": "fp32"}).says("engine.fused_mlp is on with …precision fp32…"),
     row("fused MLPs in float8", fused_mlp, {"float8": "rowwise"}).says("engine.fused_mlp is on with …'rowwise'; …"),
     row("fused MLPs without MLPs", fused_mlp_of, {"name": "bit_r50x1"}).says(
@@ -747,7 +760,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     row("a higher stage", too_little_memory, 5.0e9).says(
         "a micro-batch of 1 image needs 5.9 GB on each of 8 ranks (weights and states 2.3 GB, gradients 3.0 GB, "
         "activations 436 MB), but a device has 5.0 GB for it (5.0 GB minus a reserve of 0 MB); these plans fit: "
-        "--engine.zero-stage 2; --engine.zero-stage 2 --engine.activation-checkpointing; --engine.zero-stage 3"
+        "--engine.zero-stage 2; --engine.zero-stage 2 --engine.activation-checkpointing full; --engine.zero-stage 3"
     ),
     row("hopeless", too_little_memory, 1e9).says(
         "a micro-batch of 1 image needs 5.9 GB on each of 8 ranks (weights and states 2.3 GB, gradients 3.0 GB, "

@@ -14,6 +14,7 @@ from torch import nn
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World
+from pipeline.shared_settings import Recomputed
 from pipeline.training.fitting.first_pass import FirstPass, engine_that_fits, one_pass
 from pipeline.training.settings.job import EngineConfig, TrainingJob
 from pipeline.training.start import stand_in_model, starting_model
@@ -28,7 +29,7 @@ NUM_RANKS, SHARE = 2, 16
 CPU = torch.device("cpu")
 
 
-def job_of(stage: Any = 1, *, recomputed: bool = False) -> TrainingJob:
+def job_of(stage: Any = 1, *, recomputed: Recomputed = "off") -> TrainingJob:
     job = digits_smoke()
     model = replace(job.model, num_classes=10, width=32, depth=2, mlp_width=64, num_heads=2)
     engine = EngineConfig(
@@ -151,7 +152,7 @@ def test_local_rank_0_compiles_first_and_the_others_find_its_kernels(tmp_path: P
     assert second == ["0-16"]
 
 
-def tried_alone(world: World, stage: int, recomputed: bool) -> tuple[float, float]:
+def tried_alone(world: World, stage: int, recomputed: Recomputed) -> tuple[float, float]:
     """The gradient's norm in a step of two engines, of which rank 0 alone has tried the first."""
     job = job_of(stage, recomputed=recomputed)
     plan, norms = whole(job), []
@@ -164,8 +165,8 @@ def tried_alone(world: World, stage: int, recomputed: bool) -> tuple[float, floa
     return norms[0], norms[1]
 
 
-@pytest.mark.parametrize(("stage", "recomputed"), [(1, False), (2, True), (3, False)])
-def test_a_trial_waits_for_no_other_rank_and_leaves_no_trace(stage: int, recomputed: bool) -> None:
+@pytest.mark.parametrize(("stage", "recomputed"), [(1, "off"), (2, "full"), (3, "selective")])
+def test_a_trial_waits_for_no_other_rank_and_leaves_no_trace(stage: int, recomputed: Recomputed) -> None:
     for found, reference in run_ranks(tried_alone, stage, recomputed, num_ranks=NUM_RANKS):
         assert found == reference > 0
 

@@ -11,7 +11,17 @@ from jobs.recipes import pretrain
 from pipeline.data.config import MixupConfig
 from pipeline.planning.step_time import GPUS
 from pipeline.ranks.host import available_bytes
-from pipeline.training.fitting.fit import Budget, budget_of, fitted, gpu_budget, halved, host_budget, with_micro_batch
+from pipeline.training.fitting.fit import (
+    Budget,
+    budget_of,
+    fitted,
+    gpu_budget,
+    halved,
+    host_budget,
+    least_recomputed,
+    with_micro_batch,
+    with_recomputed,
+)
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
@@ -107,9 +117,48 @@ def test_the_jobs_own_micro_batch_is_taken_and_doubted() -> None:
     assert not fitted(job, whole(job, 8), budget(100e9), is_on_gpu=True).is_warning
 
 
+def recorded(how: str, micro_batch: int, num_ranks: int = 8) -> dict[str, Any]:
+    engine = {"activation_checkpointing": how, "micro_batch": micro_batch}
+    return {"topology": {"num_ranks": num_ranks}, "engine": engine}
+
+
+@pytest.mark.parametrize(
+    ("name", "micro_batch", "has", "record", "expected"),
+    [
+        pytest.param("vit_h14_jft", 0, 76.1, {}, "off", id="smaller micro-batches cost less than recomputation"),
+        pytest.param("vit_h14_jft", 128, 76.1, {}, "off", id="the job's own micro-batch fits"),
+        pytest.param("vit_h14_jft", 256, 76.1, {}, "selective", id="256 images in the 80 GB of an H100"),
+        pytest.param("vit_h14_jft", 512, 76.1, {}, "full", id="512 images keep 108 GB with selective"),
+        pytest.param("vit_h14_jft", 512, 9.0, {}, "full", id="nothing fits: as little as possible"),
+        pytest.param("vit_h14_jft", 0, 135.3, recorded("selective", 256), "selective", id="a resumed run keeps it"),
+        pytest.param("vit_h14_jft", 0, 76.1, recorded("off", 256), "selective", id="its micro-batch is kept"),
+        pytest.param("vit_h14_jft", 0, 20.0, recorded("off", 256), "full", id="even by full recomputation"),
+        pytest.param("vit_h14_jft", 0, 76.1, recorded("off", 256, 4), "off", id="other ranks: no micro-batch to keep"),
+        pytest.param("vit_h14_jft", 256, 135.3, recorded("full", 256), "full", id="a resumed run keeps full, too"),
+        pytest.param("vit_h14_jft", 0, 76.1, {"engine": {"activation_checkpointing": True}}, "off", id="unusable"),
+        pytest.param("bit_r152x2_jft", 512, 76.1, {}, "full", id="BiT has no selective recomputation"),
+    ],
+)
+def test_auto_recomputes_as_little_as_fits(
+    name: str, micro_batch: int, has: float, record: dict[str, Any], expected: str
+) -> None:
+    job = with_auto(recipe(name, micro_batch=micro_batch))
+    found = least_recomputed(job, whole(job, 8), budget(has * 1e9), is_on_gpu=True, record=record)
+    assert found == expected
+    if expected == "selective":
+        fused = replace(job, engine=replace(job.engine, fused_mlp=True))
+        assert least_recomputed(fused, whole(job, 8), budget(has * 1e9), is_on_gpu=True, record=record) != "selective"
+    asked = with_recomputed(job, "off")
+    assert least_recomputed(asked, whole(job, 8), budget(1), is_on_gpu=True, record=record) == "off", "as the job says"
+
+
+def with_auto(job: TrainingJob) -> TrainingJob:
+    return replace(job, engine=replace(job.engine, activation_checkpointing="auto"))
+
+
 def test_a_host_has_no_more_memory_for_more_ranks() -> None:
     job = recipe(ema_decay=0.9)
-    job = replace(job, engine=replace(job.engine, zero_stage=2, activation_checkpointing=True))
+    job = replace(job, engine=replace(job.engine, zero_stage=2, activation_checkpointing="full"))
     with pytest.raises(UserError, match=r"these plans fit: .*16 ranks on 2 times as many hosts"):
         fitted(job, whole(job, 8), budget(3e9), is_on_gpu=False)
     with pytest.raises(UserError, match="take hosts with more memory, or fewer ranks on each, or a smaller model"):

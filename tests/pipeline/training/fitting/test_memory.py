@@ -44,7 +44,7 @@ LARGE_HEAD: dict[str, Any] = SMALL | {"num_classes": 20_000}
             job_of(images=4, engine=BF16), 2, 1, id="ViT-S/16, bf16, two passes", marks=[NEEDS_BF16, pytest.mark.long]
         ),
         pytest.param(
-            job_of(images=4, engine={"activation_checkpointing": True}),
+            job_of(images=4, engine={"activation_checkpointing": "full"}),
             4,
             1,
             id="ViT-S/16 with checkpointing",

@@ -451,7 +451,8 @@ def test_what_changed_is_said(gpu: World, changes: dict[str, Any], expected: str
         ({"zero_stage": 3}, "engine.zero_stage 3, now 1"),
         ({"reduce_precision": "bf16"}, "engine.reduce_precision bf16, now fp32"),
         ({"micro_batch": 4, "is_compiled": True}, "images per pass 4, now 8; compiled blocks True, now False"),
-        ({"activation_checkpointing": True}, ""),
+        ({"activation_checkpointing": "full"}, ""),
+        ({"is_selective": True}, "selective recomputation in compiled blocks True, now False"),
         ({"is_tuned": True}, ""),  # the same bits on a CPU
     ],
 )

@@ -14,6 +14,7 @@ from jobs.ranks import start_ranks
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models.build import blocks_of
 from pipeline.ranks.world import World, current_world
+from pipeline.shared_settings import Recomputed
 from pipeline.training.decisions import will_compile
 from pipeline.training.reporting.metrics import read_metrics
 from pipeline.training.saving.save import describe
@@ -62,14 +63,29 @@ def test_compiling_changes_results_to_rounding(finished_runs: FinishedRuns, stag
     assert found[1] == pytest.approx(expected[1], rel=1e-4)
 
 
+@pytest.mark.long
+@needs_compiler
+def test_recomputing_selectively_changes_no_bit_of_compiled_blocks(finished_runs: FinishedRuns) -> None:
+    """In fp32; the gate compares the graphs that the compiler is given (tests/pipeline/models/test_residuals.py)."""
+    options = ("--engine.zero-stage", "1", *FP32, "--engine.compile", "on")
+    expected = losses_and_norms(finished_runs.get(2, *options))
+    selective = ("--engine.activation-checkpointing", "selective")
+    assert losses_and_norms(finished_runs.get(2, *options, *selective)) == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "stage", [pytest.param("1", marks=pytest.mark.long), "2", pytest.param("3", marks=pytest.mark.long)]
+    ("stage", "recomputed"),
+    [
+        pytest.param("1", "selective", marks=pytest.mark.long),
+        ("2", "full"),
+        pytest.param("3", "selective", marks=pytest.mark.long),
+    ],
 )
-def test_recomputing_changes_no_bit_under_dropout(finished_runs: FinishedRuns, stage: str) -> None:
+def test_recomputing_changes_no_bit_under_dropout(finished_runs: FinishedRuns, stage: str, recomputed: str) -> None:
     options = ("--engine.zero-stage", stage, *FP32, *DROPOUT)
     expected = losses_and_norms(finished_runs.get(2, *options))
-    assert losses_and_norms(finished_runs.get(2, *options, "--engine.activation-checkpointing")) == expected
+    assert losses_and_norms(finished_runs.get(2, *options, "--engine.activation-checkpointing", recomputed)) == expected
     assert expected != losses_and_norms(finished_runs.get(2, "--engine.zero-stage", stage, *FP32)), "no dropout at all"
 
 
@@ -79,7 +95,7 @@ def test_a_killed_run_of_compiled_blocks_continues_bit_by_bit(
     digits_url: str, finished_runs: FinishedRuns, run_dir: Path, tmp_path: Path
 ) -> None:
     """In bf16, with recomputation and with masks that inductor draws: compiling again in mid-run draws none of them."""
-    compiled = ("--engine.compile", "on", "--engine.activation-checkpointing")
+    compiled = ("--engine.compile", "on", "--engine.activation-checkpointing", "selective")
     options = ("--engine.zero-stage", "2", "--engine.precision", "bf16", *DROPOUT, *compiled)
     unbroken = finished_runs.get(2, *options)
     words = pretrain_words(digits_url, run_dir, *options)
@@ -103,7 +119,7 @@ def test_a_run_may_compile_after_its_continuation_only(
     words += ["--evaluation.every-steps", "4", "--evaluation.batch-size", "250"]
     assert run([*words, "--steps", "8", "--schedule.decay", "constant"], num_ranks=1, log_dir=tmp_path) == 0
     capfd.readouterr()
-    words += ["--engine.compile", "on", "--engine.activation-checkpointing", "--schedule.decay", "constant"]
+    words += ["--engine.compile", "on", "--engine.activation-checkpointing", "full", "--schedule.decay", "constant"]
     assert run([*words, "--extend"], num_ranks=1, log_dir=tmp_path) == 0
     said = capfd.readouterr().err
     assert said.count("compiling the model's blocks: the first step takes longer") == 1
@@ -183,17 +199,19 @@ def test_where_compiling_fails_auto_goes_on_and_on_does_not(
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
-@pytest.mark.parametrize("is_recomputed", [False, True])
-def test_the_model_runs_its_blocks_as_asked(is_compiled: bool, is_recomputed: bool) -> None:
-    engine = EngineConfig(activation_checkpointing=is_recomputed)
+@pytest.mark.parametrize("recomputed", ["off", "selective", "full"])
+def test_the_model_runs_its_blocks_as_asked(is_compiled: bool, recomputed: Recomputed) -> None:
+    engine = EngineConfig(activation_checkpointing=recomputed)
     job = replace(digits_smoke(), engine=engine)
     job = replace(job, model=replace(job.model, num_classes=10))
     model = starting_model(job, is_compiled=is_compiled)
-    assert model.checkpoint_blocks is is_recomputed
+    assert model.checkpoint_blocks is (recomputed == "full")
+    has_hooks = recomputed == "selective" and not is_compiled
+    assert {block.recompute is not None for block in blocks_of(model)} == {has_hooks}
     assert {block._compiled_call_impl is not None for block in blocks_of(model)} == {is_compiled}
     plan = plan_batch(job.global_batch, micro_batch=0, num_ranks=1, lanes=job.data.lanes)
     record = describe(job, one_world(), plan=plan, is_compiled=is_compiled)["engine"]
-    assert (record["is_compiled"], record["activation_checkpointing"]) == (is_compiled, is_recomputed)
+    assert (record["is_compiled"], record["activation_checkpointing"]) == (is_compiled, recomputed)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

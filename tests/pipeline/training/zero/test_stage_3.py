@@ -11,6 +11,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pipeline.models import Model, ModelConfig, checkpoint_blocks, compile_blocks
 from pipeline.models.build import unfilled_model
+from pipeline.models.recompute import recompute_selectively
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig
 from pipeline.training.zero import engine as engines
@@ -149,13 +150,15 @@ def reduced_both_ways(world: World) -> list[bool]:
 
 
 def compiled_and_recomputed(world: World) -> list[tuple[list[float], int, int, int]]:
-    """Of blocks as they are, compiled and recomputed: the losses of three steps, how many gathered blocks are in memory
-    after the last forward pass, how often blocks are called in a step, and the number of graphs."""
-    plain, compiled, recomputed = (unfilled_model(VIT) for _ in range(3))
+    """Of blocks as they are, compiled, recomputed and recomputed selectively: the losses of three steps, how many
+    gathered blocks are in memory after the last forward pass, how often blocks are called in a step, and the number of
+    graphs."""
+    plain, compiled, recomputed, selective = (unfilled_model(VIT) for _ in range(4))
     compile_blocks(compiled, hooks_outside=True, backend="aot_eager")
     checkpoint_blocks(recomputed)
+    recompute_selectively(selective)
     found = []
-    for model in (plain, compiled, recomputed):
+    for model in (plain, compiled, recomputed, selective):
         engine = engine_of(world, model=model)
         called, left = list[StorageWeakRef](), list[int]()
 
@@ -183,11 +186,12 @@ def compiled_and_recomputed(world: World) -> list[tuple[list[float], int, int, i
 
 def test_compiled_and_recomputed_blocks_free_their_gathered_weights() -> None:
     """After a forward pass, only the last block is gathered. All blocks share one graph, which is compiled once."""
-    for plain, compiled, recomputed in run_ranks(compiled_and_recomputed, num_ranks=2):
+    for plain, compiled, recomputed, selective in run_ranks(compiled_and_recomputed, num_ranks=2):
         assert plain[1:] == (1, 4, 0)
         assert compiled[1:] == (1, 4, 1)
         assert compiled[0] == pytest.approx(plain[0], rel=1e-4)
         assert recomputed == (plain[0], 1, 8, 1)
+        assert selective == (plain[0], 1, 4, 1)
 
 
 def test_our_sum_of_gradients_has_the_bits_of_deepspeeds() -> None:
