@@ -164,6 +164,7 @@ def main() -> None:
             "sums kept, MLP fused": lowered(KeepResiduals(), is_mlp_fused=True),
             "sums kept, biases' sums and MLP fused": lowered(KeepResiduals(), FuseBiasSums(), is_mlp_fused=True),
             "sums kept, gradients of q, k, v packed": lowered(KeepResiduals(), attend=packed),
+            "sums kept, norms and GELU recomputed": lowered(KeepResiduals(recomputes=True)),
             "all": lowered(KeepResiduals(), FuseBiasSums(), is_mlp_fused=True, attend=packed),
         }
     has_quack = find_spec("quack") is not None

@@ -156,6 +156,8 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
     rates = (found.images_per_second, found.least_images_per_second, found.most_images_per_second)
     rate = _with_range("{:,.0f} images/s", *rates)
     rate += f" at {_percent(found.mfu_reached)} of nominal operations"
+    if found.hfu > found.mfu_reached:
+        rate += f" (MFU; {_percent(found.hfu)} with the recomputed ones)"
     days = _with_range("{}", *(_days(found.days * rates[0] / each) for each in (rates[0], rates[2], rates[1])))
     shares = (step.compute / step.seconds, step.host / step.seconds, step.communication / step.seconds)
     compute, host, exchange = (_percent(share) for share in shares)
@@ -177,6 +179,7 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
             "micro-batch",
             f"{plan.micro_batch:,} x {plural(plan.accumulation, 'pass')} x {plural(plan.num_ranks, 'rank')}{doubt}",
         ),
+        *([("recomputed", _recomputed_words(found))] if found.choices else []),
         ("predicted rate", rate),
         ("  source", sources_of([found])),
         ("a step", of_step),
@@ -190,6 +193,16 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
             f"{stall} for the copy of a rank's state at {COPY_BYTES_PER_SECOND / 1e9:.0f} GB/s",
         ),
     ]
+
+
+def _recomputed_words(found: Forecast) -> str:
+    """Returns what the backward pass computes again, and what each choice would cost in memory and operations."""
+    each = [
+        f"{_gigabytes(activations)} with {how}" + (f", at {share:.2f} times the operations" if share > 1 else "")
+        for how, (activations, share) in found.choices.items()
+    ]
+    setting = "--training.engine.activation-checkpointing"
+    return f"{found.recomputed} ({setting}); activations take {', '.join(each)}"
 
 
 def _with_range(form: str, usual: object, least: object, most: object) -> str:

@@ -6,10 +6,28 @@ from dataclasses import dataclass, replace
 from pipeline.models.flops import forward_flops, num_parameters, training_flops
 from pipeline.planning.host_cores import HostCores, host_cores
 from pipeline.planning.rates import Rates, Speeds, speeds_of
-from pipeline.planning.step_time import EIGHT_A_NODE, Network, StepTime, gpu_named, host_seconds, step_time
-from pipeline.training.fitting.fit import Budget, Fit, fitted, gpu_budget, least_recomputed, with_recomputed
+from pipeline.planning.step_time import (
+    EIGHT_A_NODE,
+    Network,
+    StepTime,
+    computed_share,
+    gpu_named,
+    host_seconds,
+    step_time,
+)
+from pipeline.shared_settings import Recomputed
+from pipeline.training.fitting.fit import (
+    Budget,
+    Fit,
+    fitted,
+    gpu_budget,
+    least_recomputed,
+    recomputations_of,
+    with_recomputed,
+)
+from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.zero.batch_plan import plan_batch
+from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from shards.errors import UserError
 from shards.output.quantities import DAY_SECONDS
 
@@ -77,10 +95,13 @@ class Forecast:
     """The forecast of a job on a number of GPUs. `fit`: the plan and its memory on one GPU, within `budget`. `speeds`:
     what the GPUs and their hosts reach, at least and at most, and where that is from; `step`, `images_per_second` and
     `days` are those of the usual speed. `mfu`: the share of nominal operations that the GPUs reach while they compute.
-    `mfu_reached`: the same share, over the whole step. `launch_seconds`: how long the host takes to launch a
-    micro-batch, usually and at most. `checkpoint_bytes`: the size of a checkpoint, over all ranks. `stall_seconds`: how
-    long training waits for the copy of a rank's state. `cores`: the cores that a host needs to feed its GPUs, or None
-    if the cost of such images is not known."""
+    `mfu_reached`: the share that the model's own operations are of the nominal ones over the whole step, without
+    recomputed ones. `hfu`: the same with them. `recomputed`: what the backward pass computes again, decided if the job
+    says auto. `choices`: each way to recompute that the job may take, with the bytes of activations and the operations
+    of a step relative to the model's own; empty if the backbone is frozen. `launch_seconds`: how long the host takes to
+    launch a micro-batch, usually and at most. `checkpoint_bytes`: the size of a checkpoint, over all ranks.
+    `stall_seconds`: how long training waits for the copy of a rank's state. `cores`: the cores that a host needs to
+    feed its GPUs, or None if the cost of such images is not known."""
 
     gpu: str
     budget: Budget
@@ -88,6 +109,9 @@ class Forecast:
     speeds: Speeds
     mfu: float
     mfu_reached: float
+    hfu: float
+    recomputed: Recomputed
+    choices: dict[Recomputed, tuple[int, float]]
     step: StepTime
     images_per_second: float
     least_images_per_second: float
@@ -157,7 +181,10 @@ def forecast(
         fit=fit,
         speeds=speeds,
         mfu=speeds.usual.mfu,
-        mfu_reached=speeds.usual.mfu * step.compute_share,
+        mfu_reached=speeds.usual.mfu * step.compute_share / computed_share(decided),
+        hfu=speeds.usual.mfu * step.compute_share,
+        recomputed=recomputed,
+        choices=_choices(decided, fit.plan),
         step=step,
         images_per_second=images_per_second,
         least_images_per_second=job.global_batch / slowest.seconds,
@@ -170,6 +197,17 @@ def forecast(
             images_per_second * on_host / num_gpus, num_ranks=on_host, gpu=gpu, image_size=decided.model.image_size
         ),
     )
+
+
+def _choices(job: TrainingJob, plan: BatchPlan) -> dict[Recomputed, tuple[int, float]]:
+    """Returns the bytes of activations and the share of operations with each way to recompute."""
+    if job.optimizer.freeze_backbone:
+        return {}
+    topology, found = Topology(num_ranks=plan.num_ranks, is_on_gpu=True), {}
+    for how in recomputations_of(job):
+        other = with_recomputed(job, how)
+        found[how] = memory_of(other, topology, micro_batch=plan.micro_batch).activations, computed_share(other)
+    return found
 
 
 def _decided(job: TrainingJob, *, num_classes: int) -> TrainingJob:

@@ -133,7 +133,7 @@ def least_recomputed(
     if job.engine.activation_checkpointing != "auto":
         return job.engine.activation_checkpointing
     recorded, topology = record or {}, Topology(num_ranks=whole.num_ranks, is_on_gpu=is_on_gpu)
-    choices = [each for each in _RECOMPUTED if each != "selective" or _has_selective(job)]
+    choices = recomputations_of(job)
     before = recorded.get("engine")
     before = before.get("activation_checkpointing") if isinstance(before, Mapping) else None
     choices.sort(key=lambda each: each != before)  # the checkpoint's first, the others in their order
@@ -147,9 +147,11 @@ def least_recomputed(
     return "full"
 
 
-def _has_selective(job: TrainingJob) -> bool:
-    """Returns whether the job may recompute selectively; see the refusals of TrainingJob and EngineConfig."""
-    return not (job.model.is_bit or job.engine.fused_mlp)
+def recomputations_of(job: TrainingJob) -> list[Recomputed]:
+    """Returns the ways to recompute that the job may take, the fastest first. Without Transformer blocks and with fused
+    MLPs, "selective" is refused (TrainingJob, EngineConfig)."""
+    has_selective = not (job.model.is_bit or job.engine.fused_mlp)
+    return [each for each in _RECOMPUTED if each != "selective" or has_selective]
 
 
 def with_recomputed(job: TrainingJob, recomputed: Recomputed) -> TrainingJob:
@@ -213,7 +215,7 @@ def _others(job: TrainingJob, whole: BatchPlan, *, is_on_gpu: bool) -> Iterator[
     higher: tuple[Literal[2, 3], ...] = (2, 3)
     stages = [stage for stage in higher if stage > engine.zero_stage]
     recomputations: tuple[Recomputed, ...] = {
-        "off": ("selective", "full") if _has_selective(job) else ("full",),
+        "off": tuple(recomputations_of(job)[1:]),
         "selective": ("full",),
     }.get(engine.activation_checkpointing, ())
     for recomputed in recomputations:

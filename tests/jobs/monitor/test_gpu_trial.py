@@ -329,6 +329,19 @@ def test_steps_with_fused_mlps_are_measured_where_a_gpu_has_them() -> None:
     assert {parts[name].job(precision="bf16").engine.fused_mlp for name in more} == {True}
 
 
+def test_selective_recomputation_is_measured_at_its_own_largest_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = parts_of("cuda", num_gpus=1)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: SimpleNamespace(total_memory=int(85e9)))
+    place = replace(world.current_world("cpu"), device=torch.device("cuda"))
+    found = {
+        (part.image_size, job.engine.activation_checkpointing): job.global_batch
+        for name in ("step vit_h14 compiled", "step vit_h14 at 518 px compiled")
+        for part in (parts[name], parts[f"{name}, selective"])
+        for job in (gpu_parts._job(part, place),)
+    }
+    assert found == {(224, "off"): 128, (224, "selective"): 256, (518, "off"): 32, (518, "selective"): 32}
+
+
 def test_kernels_of_attention_are_measured_where_their_packages_are() -> None:
     without = parts_of("cuda", num_gpus=1)
     for name in ("flash3", "cudnn_packed"):

@@ -17,8 +17,10 @@ JFT = paper_images.JFT
 JFT_MODEL: dict[str, Any] = {"num_images": paper_images.JFT.num_images, "num_classes": paper_images.JFT.num_classes}
 
 
-def forecast_of(name: str = "vit_h14_jft", *, engine: Any = None, optimizer: Any = None, **changed: Any) -> Forecast:
-    job = {**pretrain.RECIPES, **finetune.RECIPES}[name]()
+def forecast_of(
+    name: str = "vit_h14_jft", *, engine: Any = None, optimizer: Any = None, micro_batch: int = 0, **changed: Any
+) -> Forecast:
+    job = replace({**pretrain.RECIPES, **finetune.RECIPES}[name](), micro_batch=micro_batch)
     job = replace(job, engine=replace(job.engine, **(engine or {})), optimizer=optimizer or job.optimizer)
     cost = cost_of(job, num_images=JFT.num_images, num_classes=JFT.num_classes, days=7)
     values: dict[str, Any] = {"gpu": "h100", "num_gpus": 64, "rates": Rates(mfu=0.5), "num_classes": JFT.num_classes}
@@ -40,6 +42,21 @@ def test_checkpointing_costs_a_forward_pass() -> None:
     recomputed = forecast_of(engine={"activation_checkpointing": "full"})
     assert recomputed.step.compute / forecast_of().step.compute == pytest.approx(4 / 3)
     assert recomputed.fit.memory.activations < forecast_of().fit.memory.activations
+    assert recomputed.mfu_reached == pytest.approx(0.75 * recomputed.hfu), "not all are the model's own operations"
+    assert recomputed.mfu_reached == pytest.approx(1.0039 * recomputed.images_per_second / (989 * 64), rel=1e-3)
+
+
+def test_the_choices_of_recomputation_are_planned_beside_each_other() -> None:
+    """256 images of ViT-H/14 fit the 80 GB of an H100 if norms and GELUs are recomputed."""
+    found = forecast_of(num_gpus=16, engine={"activation_checkpointing": "auto"}, micro_batch=256)
+    assert (found.recomputed, found.fit.plan.micro_batch, found.fit.is_warning) == ("selective", 256, False)
+    assert {how: share for how, (_, share) in found.choices.items()} == {"off": 1, "selective": 1, "full": 4 / 3}
+    off, selective, full = (num_bytes for num_bytes, _ in found.choices.values())
+    assert off / selective == pytest.approx(339 / 212, rel=0.05)
+    assert full < selective / 5
+    assert found.fit.memory.activations == selective
+    assert found.mfu_reached == found.hfu
+    assert found.fit.memory.peak < 60e9 < found.budget.bytes
 
 
 def test_a_frozen_backbone_is_faster_smaller_and_never_recomputed() -> None:

@@ -5,6 +5,7 @@ import logging
 import platform
 import shutil
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,19 @@ import yaml
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
 
+from jobs.recipes.pretrain import digits_smoke
 from pipeline.models import ModelConfig, build_model, compile_blocks
 from pipeline.ranks.host import Bf16
+from pipeline.ranks.world import World
 from pipeline.runs.starts import read_start_times
+from pipeline.shared_settings import Recomputed
 from pipeline.training import kernels
-from pipeline.training.decisions import choose_precision
+from pipeline.training.decisions import Undecided, choose_precision, decide_engine
+from pipeline.training.fitting.fit import Budget, with_recomputed
+from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.kernels import KernelWatch
-from tests.rigs.processes import Ended, one_world, patchline, program
+from pipeline.training.zero.batch_plan import plan_batch
+from tests.rigs.processes import Ended, one_world, patchline, program, run_ranks
 from tests.rigs.training import pretrain_words
 
 FAST = Bf16(is_native=True, reason="this CPU computes bf16 natively (AMX)")
@@ -153,6 +160,50 @@ def test_a_run_records_it_with_its_checkpoints(digits_url: str, run_dir: Path) -
     assert "USDT" not in ended.errors, "a line of the profiler's"
     manifests = [json.loads(path.read_text()) for path in run_dir.glob("checkpoints/step-*/*/MANIFEST.json")]
     assert [manifest["record"]["engine"]["attention"] for manifest in manifests] == ["flash"] * 2
+
+
+# The least recomputation that fits, the checkpoint's, and what is decided.
+RECOMPUTATIONS: list[tuple[Recomputed, str, Recomputed]] = [
+    ("off", "", "off"),
+    ("selective", "", "selective"),
+    ("full", "", "full"),
+    ("off", "selective", "selective"),  # a resumed run recomputes as before
+    ("full", "selective", "full"),  # unless that does not fit
+]
+
+
+def recomputation_decided(world: World) -> list[list[Any]]:
+    """The first two decisions of a start, in memory for 32 images and not a byte more."""
+    job = digits_smoke()
+    job = replace(job, model=MODEL, micro_batch=32, engine=replace(job.engine, precision="fp32"))
+    plan = plan_batch(job.global_batch, micro_batch=32, num_ranks=1, lanes=job.data.lanes)
+    found = []
+    for fits, recorded, _ in RECOMPUTATIONS:
+        topology = Topology(num_ranks=1, is_on_gpu=False)
+        has = memory_of(with_recomputed(job, fits), topology, micro_batch=32).peak
+        undecided = Undecided(
+            job=replace(job, engine=replace(job.engine, activation_checkpointing="auto")),
+            plan=plan,
+            budget=Budget(total_bytes=has, reserve_bytes=0, where="a host"),
+            world=world,
+            is_compiled=False,
+            record={"engine": {"activation_checkpointing": recorded}} if recorded else None,
+        )
+        decided, _, decisions = decide_engine(undecided)
+        assert decisions[0].value == decided.engine.activation_checkpointing
+        found.append([(one.setting, one.value, one.why) for one in decisions[:2]])
+    return found
+
+
+def test_recomputation_is_decided_by_memory_before_the_micro_batch() -> None:
+    (found,) = run_ranks(recomputation_decided, num_ranks=1)
+    assert found == [
+        [
+            ("engine.activation_checkpointing", expected, "the least that fits the memory"),
+            ("micro_batch", 32, "as the job says"),
+        ]
+        for _, _, expected in RECOMPUTATIONS
+    ]
 
 
 def test_a_start_records_what_it_decided_and_why(digits_url: str, tmp_path: Path) -> None:

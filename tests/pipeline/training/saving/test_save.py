@@ -59,7 +59,7 @@ PLAN = plan_batch(JOB.global_batch, micro_batch=16, num_ranks=1, lanes=JOB.data.
 GPU_WORLD = replace(one_world(8, 16), device=torch.device("cuda", 0), local_rank=0, num_local_ranks=8)
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024"
 ENGINE = {"zero_stage": 1, "precision": "bf16", "reduce_precision": "fp32", "micro_batch": 8, "is_compiled": False}
-ENGINE |= {"is_tuned": False}
+ENGINE |= {"is_tuned": False, "is_selective": False}
 NOW: dict[str, Any] = {"engine": ENGINE | {"reduce_bucket": 7_500_000}, "versions": {"deepspeed": "0.19.8"}}
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 from safetensors.torch import load_file
 
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.models import fused_mlp
+from pipeline.models import fused_mlp, recompute
 from pipeline.models.build import compile_blocks, shapes_of
 from pipeline.models.config import ModelConfig
 from pipeline.ranks.world import World
@@ -48,6 +48,11 @@ def compiled(job: TrainingJob) -> TrainingJob:
     return replace(job, engine=replace(job.engine, compile="on"))
 
 
+def selective(job: TrainingJob) -> TrainingJob:
+    """The job whose blocks recompute norms and GELUs."""
+    return replace(job, engine=replace(job.engine, activation_checkpointing="selective"))
+
+
 def trained(job: TrainingJob, **fields: Any) -> TrainingJob:
     """The job with other fields of its optimiser."""
     return replace(job, optimizer=replace(job.optimizer, **fields))
@@ -77,6 +82,7 @@ def refusal(world: World, job: TrainingJob, accumulation: int, plant: Callable[[
         pytest.param(job_of(3, "bf16", model=SIGMOID), 2, 3, marks=pytest.mark.long),
         (job_of(1, "fp32", model=replace(VIT, num_classes=1)), 2, 1),
         (compiled(job_of(3, "fp32", model=MODERN)), 2, 2),
+        (selective(job_of(3, "bf16")), 1, 2),
         # Without rotations, a constant added to all keys changes no share: k_norm.bias has no gradient but noise.
         pytest.param(job_of(1, "bf16", model=replace(VIT, qk_norm=True)), 2, 2, marks=pytest.mark.long),  # as 1-bf16
         (trained(job_of(2, "fp32"), layer_decay=0.5, first_moment="bf16"), 1, 2),
@@ -88,7 +94,7 @@ def refusal(world: World, job: TrainingJob, accumulation: int, plant: Callable[[
     ],
     ids=[
         *("1-fp32", "2-fp32-no-bucket", "3-fp32", "1-bf16", "2-bf16-buckets", "3-bf16-sigmoid", "alone"),
-        *("3-all-options-compiled", "1-bf16-qk-norm"),
+        *("3-all-options-compiled", "3-bf16-selective", "1-bf16-qk-norm"),
         *("2-layer-decay", "3-frozen"),
     ],
 )
@@ -126,6 +132,11 @@ def drop_a_bucket(_: World) -> None:
 def double_one_tensor(_: World) -> None:
     """As in DeepSpeed #8224, gradients are added twice: those of the head, the first of each bucket."""
     change_reductions(lambda tensor, _: tensor.view(-1)[:85].mul_(2))
+
+
+def recompute_wrongly(_: World) -> None:
+    """The backward pass leaves out the norms' weights and biases."""
+    recompute._normalised = lambda shape, epsilon, x, *_: F.layer_norm(x, shape, eps=epsilon)
 
 
 def leave_out_the_mean(world: World) -> None:
@@ -307,6 +318,7 @@ def change_reductions(change: Callable[[torch.Tensor, int], object]) -> None:
         (leave_out_the_mean, job_of(3, "fp32"), 2, 2),
         (lose_a_micro_batch, job_of(2, "bf16"), 2, 2),
         (keep_the_last_update, job_of(1, "fp32"), 1, 2),
+        (recompute_wrongly, selective(job_of(1, "fp32")), 1, 2),
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
