@@ -73,7 +73,12 @@ def start_engine(
     class_weights = None
     if job.class_weights == "balanced":
         class_weights = balanced_weights(prepared.stream.data.class_shares, job.model.num_classes)
-    return Gradients(prepared.job, plan, engine, world, times=controls.times, class_weights=class_weights)
+    # Memory is planned for what was decided, and the checkpoint's record has it.
+    decided = replace(
+        prepared.job,
+        engine=replace(prepared.job.engine, activation_checkpointing=job.engine.activation_checkpointing),
+    )
+    return Gradients(decided, plan, engine, world, times=controls.times, class_weights=class_weights)
 
 
 def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool) -> tuple[Engine, BatchPlan]:

@@ -208,13 +208,16 @@ def test_recomputation_is_decided_by_memory_before_the_micro_batch() -> None:
 
 def test_a_start_records_what_it_decided_and_why(digits_url: str, tmp_path: Path) -> None:
     """In the order of the decisions, on a CPU, where nothing is measured."""
-    ended = patchline(*pretrain_words(digits_url, tmp_path, "--steps", "2", "--schedule.warmup-steps", "0"))
+    words = ("--steps", "2", "--schedule.warmup-steps", "0", "--engine.activation-checkpointing", "auto")
+    ended = patchline(*pretrain_words(digits_url, tmp_path, *words))
     assert ended.code == 0, ended.errors
+    (manifest,) = tmp_path.glob("checkpoints/step-00000002/*/MANIFEST.json")
+    assert json.loads(manifest.read_text())["record"]["engine"]["activation_checkpointing"] == "off"
     (line,) = read_start_times(tmp_path)
     assert [(one["setting"], one["value"], one["why"]) for one in line["decided"]] == [
         ("model.num_classes", 10, "as the data has"),
         ("engine.precision", line["decided"][1]["value"], line["decided"][1]["why"]),
-        ("engine.activation_checkpointing", "off", "as the job says"),
+        ("engine.activation_checkpointing", "off", "the least that fits the memory"),
         ("micro_batch", 32, "the whole share"),
         ("engine.attention", "auto", "PyTorch chooses"),
         ("engine.compile", "off", "on GPUs with ZeRO-1 and 2, if it works"),
