@@ -184,7 +184,7 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
         ("  source", sources_of([found])),
         ("a step", of_step),
         ("  host", host_limit(found)),
-        ("cores of a host", cores_of_host(found.cores, image_size=job.training.model.image_size)),
+        ("cores of a host", cores_of_host(found.cores, job.training)),
         ("predicted time", f"{days}, without evaluation, checkpoints and restarts"),
         *([("dataset read", reads)] if times > 1 else []),
         ("checkpoint", f"{size(found.checkpoint_bytes)}, {_gigabytes(memory.saved)} per rank"),

@@ -179,16 +179,20 @@ def _compute_share(job: PlanJob, cost: Cost, training: TrainingJob, num_gpus: in
         return 0.0
 
 
-def cores_of_host(cores: HostCores | None, *, image_size: int) -> str:
+def cores_of_host(cores: HostCores | None, training: TrainingJob) -> str:
     """Returns the cores that a host needs to feed its GPUs, with the source, and whether known hosts have as many."""
+    image_size, data = training.model.image_size, training.data
     if cores is None:
         return f"not known: decoding was measured at {MEASURED_PIXELS} px, and costs much less at {image_size} px"
     low, high = (f"{1e3 * seconds:.2f}" for seconds in IMAGE_SECONDS)
-    said = f"{cores.least:,} to {cores.most:,} for {cores.images_per_second:,.0f} images/s: {low} ms of CPU time each "
+    needed = f"{cores.least:,} to {cores.most:,}" if cores.least < cores.most else f"{cores.most:,}"
+    said = f"{needed} for {cores.images_per_second:,.0f} images/s: {low} ms of CPU time each "
     said += f"(photographs of ImageNet, on an AMD EPYC) to {high} (generated pictures, on an H200's host), and one "
     said += "core for each rank's process."
     if image_size > MEASURED_PIXELS:
         said += f" Measured at {MEASURED_PIXELS} px: {image_size} px cost more."
+    if data.randaugment.num_ops or data.augment.three_augment or data.augment.color_jitter:
+        said += " Measured with crops and flips: this recipe's augmentation costs more."
     if cores.is_process_slower:
         said += f" No process has yet prepared more than {PROCESS_IMAGES_PER_SECOND:,} images/s for its rank."
     if not cores.known_host:
@@ -217,7 +221,7 @@ def _time_table(job: PlanJob, rows: Sequence[NodesPlan]) -> Table:
         told = ", ".join(f"{least} to {most} on {num_nodes:,}" for num_nodes, (least, most) in ranges.items())
         caption += f" From the least to the most: {told}."
     busiest = max(rows, key=lambda plan: plan.images_per_second / plan.num_nodes)
-    caption += f" Cores of a host: {cores_of_host(busiest.cores, image_size=job.training.model.image_size)}"
+    caption += f" Cores of a host: {cores_of_host(busiest.cores, job.training)}"
     columns = {
         "nodes": [f"{plan.num_nodes:,}" for plan in rows],
         "GPUs": [f"{plan.num_gpus:,}" for plan in rows],

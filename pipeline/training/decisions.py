@@ -30,14 +30,12 @@ from pipeline.data.evaluation import label_map
 from pipeline.data.training_data import TrainingData
 from pipeline.models.attention import (
     BY_NAME_ALONE,
-    FLEX,
     KERNELS,
     best_kernel,
     kernel_seconds,
     use_kernel,
 )
 from pipeline.models.build import compile_fault
-from pipeline.models.packed_attention import CUDNN_PACKED
 from pipeline.models.vit import AttentionAlone
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.host import Bf16
@@ -290,11 +288,6 @@ def with_attention(
     # A deterministic run cannot depend on measured times, which differ from start to start.
     if model.is_bit or (wanted == "auto" and job.engine.deterministic):
         return job
-    if wanted in (FLEX, CUDNN_PACKED) and (model.qk_norm or model.position in ("relative", "rope2d")):
-        raise UserError(
-            f"engine.attention is {wanted!r} with model.qk_norm {model.qk_norm} and model.position {model.position!r}; "
-            "allowed: neither qk_norm nor positions within attention (relative, rope2d): give another kernel, or auto"
-        )
     height, width = model.grid
     num_tokens = max(model.grid) if model.attention == "axial" else model.num_prefix_tokens + height * width
     num_images, num_heads = max(1, _TRIED_TOKENS // num_tokens), model.size.num_heads

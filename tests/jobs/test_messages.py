@@ -1,6 +1,7 @@
 """What commands say when they refuse, each message once: flags, files of jobs, recipes, chains and sweeps."""
 
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -220,6 +221,15 @@ def plan_at_sizes(_: Path) -> None:
 
 def index_job(_: Path, fields: dict[str, object]) -> None:
     index(IndexJob(**fields))  # type: ignore[arg-type]
+
+
+SQUEUE_SAYS = (
+    "squeue does not answer: squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host squeue: "
+    "error: fetch_config: DNS SRV lookup failed squeue: error: _establish_config_source: failed to fetch "
+    "config squeue: fatal: Could not establish a configuration source; try again when Slurm does"
+    if shutil.which("squeue")
+    else "cannot run squeue: No such file or directory; it comes with Slurm, as sbatch does"
+)
 
 
 @table(
@@ -718,10 +728,8 @@ def index_job(_: Path, fields: dict[str, object]) -> None:
         for words in ([], ["a", "b"])
     ),
     row("a folder that is neither", lambda folder: ask.cancel([str(folder)], environ={})).says(
-        "'DIR' is neither a run nor a chain that was submitted; give its folder. If a job is to write it: squeue "
-        "does not answer: squeue: error: resolve_ctls_from_dns_srv: res_nsearch error: Unknown host squeue: "
-        "error: fetch_config: DNS SRV lookup failed squeue: error: _establish_config_source: failed to fetch "
-        "config squeue: fatal: Could not establish a configuration source; try again when Slurm does"
+        "'DIR' is neither a run nor a chain that was submitted; give its folder. "
+        f"If a job is to write it: {SQUEUE_SAYS}"
     ),
     # gpu_trial
     row("doctor --gpu without a GPU", doctor_without_a_gpu).says(

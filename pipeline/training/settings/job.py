@@ -432,6 +432,20 @@ class TrainingJob:
             )
         if self.model.masked_patches:
             self._refuse_labels()
+        wanted, model = self.engine.attention, self.model
+        if wanted in ("flex", "cudnn_packed") and (model.qk_norm or model.position in ("relative", "rope2d")):
+            raise UserError(
+                f"engine.attention is {wanted!r} with model.qk_norm {model.qk_norm} and model.position "
+                f"{model.position!r}; allowed: neither qk_norm nor positions within attention (relative, rope2d): give "
+                "another kernel, or auto"
+            )
+        recomputed = self.engine.activation_checkpointing
+        if self.optimizer.freeze_backbone and (recomputed in ("selective", "full") or self.engine.fused_mlp):
+            raise UserError(
+                f"optimizer.freeze_backbone is on with engine.activation_checkpointing {recomputed!r} and "
+                f"engine.fused_mlp {self.engine.fused_mlp}; allowed: off, auto, and no fused MLPs, since frozen blocks "
+                "have no backward pass: give --engine.activation-checkpointing off --engine.no-fused-mlp"
+            )
         if self.engine.compile in ("on", "tuned") and self.engine.zero_stage == 3 and self.optimizer.freeze_backbone:
             raise UserError(
                 f'engine.compile is "{self.engine.compile}" with engine.zero_stage 3 and optimizer.freeze_backbone; '

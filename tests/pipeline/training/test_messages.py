@@ -94,6 +94,14 @@ def muon(_: Path, fields: dict[str, Any]) -> None:
     TrainingJob(optimizer=MUON, **fields)
 
 
+def attending(_: Path, kernel: Any, fields: dict[str, Any]) -> None:
+    TrainingJob(model=ModelConfig(**fields), engine=EngineConfig(attention=kernel))
+
+
+def frozen(_: Path, engine: dict[str, Any]) -> None:
+    TrainingJob(engine=EngineConfig(**engine), optimizer=OptimizerConfig(freeze_backbone=True))
+
+
 def compiled_and_frozen(_: Path) -> None:
     TrainingJob(engine=EngineConfig(compile="on", zero_stage=3), optimizer=OptimizerConfig(freeze_backbone=True))
 
@@ -419,6 +427,29 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "ValueError: engine.precision is 'auto'; the engine needs the resolved one, bf16 or fp32"
     ),
     row("empty buckets", lambda _: EngineConfig(reduce_bucket=0)).says("engine.reduce_bucket is 0; allowed: 1 or more"),
+    row("attention of norms by flex", attending, "flex", {"qk_norm": True}).says(
+        "engine.attention is 'flex' with model.qk_norm True and model.position 'learned_1d'; allowed: neither qk_norm "
+        "nor positions within attention (relative, rope2d): give another kernel, or auto"
+    ),
+    *(
+        row(
+            f"attention with {position} positions by cudnn_packed", attending, "cudnn_packed", {"position": position}
+        ).says(
+            f"engine.attention is 'cudnn_packed' with model.qk_norm False and model.position '{position}'; allowed: …"
+        )
+        for position in ("relative", "rope2d")
+    ),
+    *(
+        row(f"frozen blocks, recomputed: {how}", frozen, {"activation_checkpointing": how}).says(
+            f"optimizer.freeze_backbone is on with engine.activation_checkpointing '{how}' and engine.fused_mlp False; "
+            "allowed: off, auto, and no fused MLPs, since frozen blocks have no backward pass: give "
+            "--engine.activation-checkpointing off --engine.no-fused-mlp"
+        )
+        for how in ("selective", "full")
+    ),
+    row("frozen blocks with fused MLPs", frozen, {"fused_mlp": True}).says(
+        "optimizer.freeze_backbone is on with …fused_mlp True; allowed: …"
+    ),
     # engine_blocks
     row("compiling under stage 3 with frozen blocks", compiled_and_frozen).says(
         'engine.compile is "on" with engine.zero_stage 3 and optimizer.freeze_backbone; allowed: stages 1 and 2 (stage '

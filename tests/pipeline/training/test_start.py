@@ -239,15 +239,6 @@ def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
     assert used == ["efficient", "math", "math", "math", *by_name]
 
 
-@pytest.mark.parametrize("fields", [{"qk_norm": True}, {"position": "relative"}, {"position": "rope2d"}], ids=str)
-@pytest.mark.parametrize("kernel", ["flex", "cudnn_packed"])
-def test_a_kernel_is_refused_for_attention_that_it_does_not_compute(kernel: Any, fields: dict[str, Any]) -> None:
-    job = with_classes(digits_smoke())
-    job = replace(job, model=replace(job.model, **fields), engine=EngineConfig(attention=kernel, precision="bf16"))
-    with pytest.raises(UserError, match=rf"'{kernel}' with model.qk_norm .*; allowed: neither qk_norm nor "):
-        decisions.with_attention(job, replace(one_world(), device=torch.device("cuda")))
-
-
 @pytest.mark.parametrize(
     ("device", "is_compiled", "why"),
     [("cpu", True, "a CPU has none"), ("cuda", False, "the blocks are not compiled"), ("cuda", True, "")],
