@@ -226,7 +226,8 @@ def test_a_plan_on_a_gpu_that_was_measured() -> None:
     shown = " ".join(ended.output.replace("│", " ").split())
     for text in (
         "435 images/s (429 to 438) at 44.2% of nominal operations",
-        "source vit_h14 compiled, attention cudnn, 256 images a pass, measured on NVIDIA H200 (torch 2.11.0+cu130): Patchline's h200",
+        "source vit_h14 compiled, attention cudnn, 256 images a pass, measured on NVIDIA H200 (torch 2.11.0+cu130): "
+        "Patchline's h200",
         "112.78 days (112.08 to 114.51 days)",
     ):
         assert text in shown, ended.output
