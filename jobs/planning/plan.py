@@ -23,7 +23,6 @@ from jobs.planning.scaling import (
 from jobs.recipes import pretrain
 from jobs.recipes.of_training import plan_of
 from jobs.settings.runs import PlanJob
-from pipeline.models.config import ModelConfig
 from pipeline.models.flops import attention_tiles
 from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Cost, Forecast, cost_of
 from pipeline.training.settings.schedule import steps_of
@@ -34,6 +33,8 @@ from shards.output.terminal import printable_name
 
 __all__ = ["PlanJob", "forecast_rows", "operations", "rows_of", "run"]
 
+_SELECTIVE = ", about 1% slower by the lowering for an H200, which the rate leaves out"
+"""What selective recomputation costs: 8 ms of ViT-H/14's step of 588 ms (docs/benchmarks.md)."""
 _LEAST_SHOWN = 0.001
 _LEAST_GIGABYTES, _LEAST_DAYS = 10**7, 0.1
 Rows = list[tuple[str, str]]
@@ -85,7 +86,7 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
     )
     return [
         ("model", f"{model.name} at {model.image_size} px"),
-        *([("tokens", said)] if job.gpu and (said := _tile_of_class_token(model)) else []),
+        *([("tokens", said)] if job.gpu and (said := _tile_of_class_token(job)) else []),
         ("dataset", f"{job.dataset or 'yours'}: {images}, {labels}"),
         ("parameters", f"{cost.num_parameters:,} ({head})"),
         ("forward, per image", _flops_of_forward(cost.forward_flops)),
@@ -98,17 +99,24 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
     ]
 
 
-def _tile_of_class_token(model: ModelConfig) -> str:
+def _tile_of_class_token(job: PlanJob) -> str:
     """Returns advice about a class token that fills one more tile of attention; empty if it fills none."""
+    model = job.training.model
     if model.is_bit or model.attention == "axial" or model.pooling != "token":
         return ""
     num_tokens = model.num_prefix_tokens + math.prod(model.grid)
     tiles, without = attention_tiles(num_tokens), attention_tiles(num_tokens - 1)
     if tiles == without:
         return ""
+    advice = "--training.model.pooling average has no class token, and may need another learning rate"
+    if make := pretrain.RECIPES.get(f"{job.recipe}_average"):
+        rate = make().schedule.learning_rate
+        advice = (
+            f"the recipe {job.recipe}_average has no class token, a linear classifier and a learning rate of {rate:g}"
+        )
     return (
         f"{num_tokens:,} fill {plural(tiles, 'tile')} of 128 in a GPU's attention, {num_tokens - 1:,} would fill "
-        f"{without:,}: --training.model.pooling average has no class token, and may need another learning rate"
+        f"{without:,}: {advice}"
     )
 
 
@@ -197,12 +205,12 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
 
 def _recomputed_words(found: Forecast) -> str:
     """Returns what the backward pass computes again, and what each choice would cost in memory and operations."""
-    each = [
-        f"{_gigabytes(activations)} with {how}" + (f", at {share:.2f} times the operations" if share > 1 else "")
-        for how, (activations, share) in found.choices.items()
-    ]
+    each = []
+    for how, (activations, share) in found.choices.items():
+        cost = f", at {share:.2f} times the operations" if share > 1 else ""
+        each.append(f"{_gigabytes(activations)} with {how}{_SELECTIVE if how == 'selective' else cost}")
     setting = "--training.engine.activation-checkpointing"
-    return f"{found.recomputed} ({setting}); activations take {', '.join(each)}"
+    return f"{found.recomputed} ({setting}); activations take {'; '.join(each)}"
 
 
 def _with_range(form: str, usual: object, least: object, most: object) -> str:
