@@ -101,28 +101,40 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
         return []
     size, num_tokens = config.size, _num_tokens(config)
     d, m = size.width, size.mlp_width
-    has_own_q_and_k = config.qk_norm or config.position == "rope2d"
+    is_relative = config.position == "relative"
+    has_own_q_and_k = config.position == "rope2d" or (config.qk_norm and not is_relative)
     num_seen = max(config.grid) if config.attention == "axial" else num_tokens
     is_by_pytorch = has_own_q_and_k or _keeps_softmax_sums(num_seen, how)  # its kernels keep the softmax's sums
-    sums = _FP32 * size.num_heads if is_by_pytorch else 0
+    sums = _FP32 * size.num_heads if is_by_pytorch and not is_relative else 0
     masks = (2 * d + m) * _mask_bytes(config, how)
     factors = 2 * how.element_bytes if config.stochastic_depth else 0
-    if config.position == "relative":  # the logits' relative term before and after its gather, and the weights
-        factors += 4 * size.num_heads * num_tokens**2 * how.element_bytes
     # LayerScale keeps what it scales. If attention has its own q and k, it keeps them beside the q and k of the
     # product.
     num_wide = 8 + (2 if config.layer_scale else 0) + (2 if has_own_q_and_k else 0)
+    fixed = 0
+    if is_relative:
+        # Plain products keep the weights, q, k and v in fp32, also in bf16. The relative term keeps the scaled q, the
+        # embeddings, which are copied for each image, the logits of all distances, and the distance of each pair.
+        # The product of q, k and v is kept for its norms alone, which keep no outputs.
+        num_distances = 2 * num_tokens - 1
+        num_wide += 1 if config.qk_norm else -2
+        factors += how.element_bytes * num_distances * (size.num_heads * num_tokens + d)
+        factors += _FP32 * num_tokens * (size.num_heads * num_tokens + 3 * d)
+        fixed = _INT64 * num_tokens**2
     num_statistics = 4 + (4 * size.num_heads if config.qk_norm else 0)
     each_token = how.element_bytes * (num_wide * d + 2 * m) + num_statistics * _statistic_bytes(how) + sums + masks
     layer = _Kept(
         image_bytes=num_tokens * each_token + factors,
+        fixed_bytes=fixed,
         input_bytes=how.element_bytes * num_tokens * d,
         gradient_bytes=how.element_bytes * num_tokens * (2 * d + m),
     )
     if how.recomputed != "selective":
         return [layer] * config.num_blocks
     hidden, each = 0 if config.dropout else m, how.element_bytes * num_tokens
-    lost = hidden + (4 if config.qk_norm and config.position != "rope2d" else 2) * d
+    # Attention reads the norms of q and k as they are, unless positions make new tensors of them.
+    is_normed_last = config.qk_norm and config.position not in ("rope2d", "relative")
+    lost = hidden + (4 if is_normed_last else 2) * d
     by_row = replace(
         layer,
         image_bytes=layer.image_bytes - each * lost,

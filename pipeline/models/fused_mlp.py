@@ -15,7 +15,7 @@ the rounded gradient.
 Shape letters: B images, N tokens, T = B N, D width, M MLP width. u: the sums of the first product, h: their GELU.
 """
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 
@@ -39,7 +39,10 @@ def fused_mlp_fault(device: torch.device) -> str:
     if capability < _LEAST_CAPABILITY:
         least, found = (".".join(map(str, each)) for each in (_LEAST_CAPABILITY, capability))
         return f"{name} has compute capability {found}, and the kernels begin with {least}"
-    found = version(_PACKAGE) if find_spec("quack") else ""
+    try:
+        found = version(_PACKAGE) if find_spec("quack") else ""
+    except PackageNotFoundError:  # another package named quack
+        found = ""
     if found.startswith(_QUACK):
         return ""
     what = f"{_PACKAGE} is {found}, not {_QUACK}x" if found else f"{_PACKAGE} is not installed"

@@ -232,7 +232,7 @@ def _decide_recomputation(now: Undecided) -> tuple[Undecided, str]:
     recomputed = agreed_recomputation(now.job, now.plan, now.budget, now.world, record=now.record)
     if now.world.is_first and recomputed != "off":
         log.info("the backward pass recomputes: %s (engine.activation_checkpointing auto)", recomputed)
-    return replace(now, job=with_recomputed(now.job, recomputed)), "the least that fits the memory"
+    return replace(now, job=with_recomputed(now.job, recomputed)), "by what fits the memory"
 
 
 def _decide_micro_batch(now: Undecided) -> tuple[Undecided, str]:

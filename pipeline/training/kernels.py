@@ -86,7 +86,7 @@ def refuse_missing_float8(job: TrainingJob, world: World, *, is_compiled: bool) 
     wanted = job.engine.float8
     if wanted == "off":
         return
-    _refuse_faults(f"engine.float8 is {wanted!r}", float8_fault(world.device), world)
+    _refuse_faults(f"engine.float8 is {wanted!r}", float8_fault(world.device), world, allowed="--engine.float8 off")
     if job.engine.precision != "bf16":
         raise UserError(
             f"engine.float8 is {wanted!r}, but the run's precision is {job.engine.precision}; allowed: bf16: give "
@@ -105,7 +105,8 @@ def refuse_missing_fused_mlp(job: TrainingJob, world: World) -> None:
     precision is not bf16. The job's precision must be decided. Collective."""
     if not job.engine.fused_mlp:
         return
-    _refuse_faults("engine.fused_mlp is on", fused_mlp_fault(world.device), world)
+    fault = fused_mlp_fault(world.device)
+    _refuse_faults("engine.fused_mlp is on", fault, world, allowed="--engine.no-fused-mlp")
     if job.engine.precision != "bf16":
         raise UserError(
             f"engine.fused_mlp is on, but the run's precision is {job.engine.precision}; allowed: bf16: give "
@@ -113,15 +114,15 @@ def refuse_missing_fused_mlp(job: TrainingJob, world: World) -> None:
         )
 
 
-def _refuse_faults(asked: str, fault: str, world: World) -> None:
+def _refuse_faults(asked: str, fault: str, world: World, *, allowed: str) -> None:
     """Raises UserError on every rank if any rank has a fault. `asked`: what the job says. `fault`: why this rank cannot
-    compute it; empty if it can. Collective."""
+    compute it; empty if it can. `allowed`: the flag that turns it off. Collective."""
     faults: list[str] = gather_json(fault, device=world.device)
     if any(faults):
         lacking = [rank for rank, fault in enumerate(faults) if fault]
         why = "; ".join(dict.fromkeys(filter(None, faults)))
         raise UserError(
-            f"{asked}, which {ranks_words(lacking)} of {world.num_ranks} cannot compute: {why}; allowed here: off"
+            f"{asked}, which {ranks_words(lacking)} of {world.num_ranks} cannot compute: {why}; allowed here: {allowed}"
         )
 
 
@@ -129,7 +130,7 @@ def refuse_missing_graphs(job: TrainingJob, world: World, *, is_compiled: bool) 
     """Raises UserError, the same on every rank, if the job asks for CUDA graphs on a CPU or without compiled blocks."""
     if job.engine.cuda_graphs and not (world.device.type == "cuda" and is_compiled):
         what = "a CPU has none" if world.device.type != "cuda" else "the blocks are not compiled"
-        raise UserError(f"engine.cuda_graphs is on, but {what}; allowed here: off")
+        raise UserError(f"engine.cuda_graphs is on, but {what}; allowed here: --engine.no-cuda-graphs")
 
 
 def set_up_blocks(model: Model, config: EngineConfig, *, is_compiled: bool, device: torch.device) -> None:

@@ -32,6 +32,9 @@ _GPU_CONTEXT_BYTES, _GPU_FRAGMENTED = 2_000_000_000, 0.08
 # in addition to their tensors.
 _LIBRARIES_BYTES, _HOST_FRAGMENTED = 500_000_000, 0.05
 _MOST_PROPOSED = 3
+# Tokens of a pass with which a GPU has enough to do. [unverified]: an H200's steps were measured with 50,000 and more;
+# with 8 images, launching its kernels of attention took longer than the kernels (docs/benchmarks.md).
+_FULL_SPEED_TOKENS = 1 << 14
 _RECOMPUTED: tuple[Recomputed, ...] = ("off", "selective", "full")  # the fastest first
 log = logging.getLogger(__name__)
 
@@ -125,7 +128,12 @@ def least_recomputed(
     job: TrainingJob, whole: BatchPlan, budget: Budget, *, is_on_gpu: bool, record: Mapping[str, Any] | None = None
 ) -> Recomputed:
     """Returns the least recomputation with which a micro-batch fits: the job's own or the checkpoint's, or else any; if
-    none fits, "full". This function is pure. The job's precision must be decided.
+    none fits, the most that the job may take. This function is pure. The job's precision must be decided.
+
+    A GPU with 16,384 tokens in a pass gains little by more of them, so a larger micro-batch alone is no reason to
+    recompute. With fewer tokens, "selective" is taken instead of "off" if its micro-batch is larger, since it costs
+    about 1 % of a step (docs/benchmarks.md). "full" costs a third more operations, so it is taken only if nothing else
+    fits.
 
     `record`: the record of the checkpoint to continue. Its choice is kept if it fits. With the same number of ranks,
     its micro-batch is kept, too, since another one would change results by rounding, which recomputation does not.
@@ -134,22 +142,35 @@ def least_recomputed(
         return job.engine.activation_checkpointing
     recorded, topology = record or {}, Topology(num_ranks=whole.num_ranks, is_on_gpu=is_on_gpu)
     choices = recomputations_of(job)
+    most = choices[-1]
     before = recorded.get("engine")
     before = before.get("activation_checkpointing") if isinstance(before, Mapping) else None
     choices.sort(key=lambda each: each != before)  # the checkpoint's first, the others in their order
     sizes = list(_micro_batches(whole, pairs=job.data.mixup.is_on))
+
+    def fits(recomputed: Recomputed, size: int) -> bool:
+        return memory_of(with_recomputed(job, recomputed), topology, micro_batch=size).peak <= budget.bytes
+
     wanted = whole.micro_batch if job.micro_batch else recorded_micro_batch(recorded, whole)
-    for some in ([wanted] if wanted in sizes else [], [] if job.micro_batch else sizes):
-        for each in choices:
-            tried = with_recomputed(job, each)
-            if any(memory_of(tried, topology, micro_batch=size).peak <= budget.bytes for size in some):
-                return each
-    return "full"
+    if wanted in sizes:
+        kept = next((each for each in choices if fits(each, wanted)), None)
+        if kept or job.micro_batch:
+            return kept or most
+    largest = {each: next((size for size in sizes if fits(each, size)), 0) for each in choices}
+    least = next((each for each in choices if largest[each]), most)
+    if is_on_gpu and least == "off" != before and largest.get("selective", 0) > largest["off"]:
+        height, width = job.model.grid
+        tokens_of_image = job.model.num_prefix_tokens + height * width
+        return "selective" if largest["off"] * tokens_of_image < _FULL_SPEED_TOKENS else "off"
+    return least
 
 
 def recomputations_of(job: TrainingJob) -> list[Recomputed]:
     """Returns the ways to recompute that the job may take, the fastest first. Without Transformer blocks and with fused
-    MLPs, "selective" is refused (TrainingJob, EngineConfig)."""
+    MLPs, "selective" is refused (TrainingJob, EngineConfig). A frozen backbone keeps nothing that could be
+    recomputed."""
+    if job.optimizer.freeze_backbone:
+        return ["off"]
     has_selective = not (job.model.is_bit or job.engine.fused_mlp)
     return [each for each in _RECOMPUTED if each != "selective" or has_selective]
 

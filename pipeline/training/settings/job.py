@@ -115,8 +115,9 @@ class EngineConfig:
     activation_checkpointing: Literal["off", "selective", "full", "auto"] = "off"
     """What the backward pass computes again to save memory. selective: the norms, GELUs and sums of Transformer blocks,
     while products and attention are kept. full: all of each block but its input, which costs one more forward pass.
-    auto: the first of off, selective and full that fits the memory; a checkpoint's choice is kept if it fits. The bits
-    stay the same, with selective in compiled blocks up to rounding."""
+    auto: the first of off, selective and full that fits the memory, even with small micro-batches; but selective
+    rather than off if a GPU would get less than 16,384 tokens in a pass, and gets more with it. A checkpoint's choice
+    is kept if it fits. The bits stay the same, with selective in compiled blocks up to rounding."""
     deterministic: bool = False
     """On GPUs, use only kernels that compute the same bits every time, which may be slower; CPUs always do."""
     skip_branches: bool = True
@@ -432,13 +433,8 @@ class TrainingJob:
             )
         if self.model.masked_patches:
             self._refuse_labels()
-        wanted, model = self.engine.attention, self.model
-        if wanted in ("flex", "cudnn_packed") and (model.qk_norm or model.position in ("relative", "rope2d")):
-            raise UserError(
-                f"engine.attention is {wanted!r} with model.qk_norm {model.qk_norm} and model.position "
-                f"{model.position!r}; allowed: neither qk_norm nor positions within attention (relative, rope2d): give "
-                "another kernel, or auto"
-            )
+        if self.engine.attention in ("flex", "cudnn_packed"):
+            self._refuse_for_attention()
         recomputed = self.engine.activation_checkpointing
         if self.optimizer.freeze_backbone and (recomputed in ("selective", "full") or self.engine.fused_mlp):
             raise UserError(
@@ -480,6 +476,24 @@ class TrainingJob:
             raise UserError(
                 f"{what}, of width {width} and MLP width {mlp_width}; allowed: multiples of {_FLOAT8_MULTIPLE} (GPUs "
                 "have no other products of float8): give such widths, or --engine.float8 off"
+            )
+
+    def _refuse_for_attention(self) -> None:
+        """Raises UserError if the kernel that the job names would not be used, or would be built again for each number
+        of images that a branch is computed for."""
+        kernel, model = self.engine.attention, self.model
+        if model.qk_norm or model.position in ("relative", "rope2d"):
+            raise UserError(
+                f"engine.attention is {kernel!r} with model.qk_norm {model.qk_norm} and model.position "
+                f"{model.position!r}; allowed: neither qk_norm nor positions within attention (relative, rope2d): give "
+                "another kernel, or auto"
+            )
+        if self.engine.skip_branches and any(model.skipped_rates):
+            raise UserError(
+                f"engine.attention is {kernel!r} with model.stochastic_depth {model.stochastic_depth:g} and "
+                "engine.skip_branches, whose blocks compute another number of images in each step, for each of which "
+                "this kernel would be built anew; allowed: one number: give --engine.no-skip-branches, or "
+                "--engine.attention auto"
             )
 
     def _refuse_for_fused_mlp(self) -> None:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +141,8 @@ def test_what_a_device_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused_mlp, "find_spec", lambda _: None)
     assert fused_mlp_fault(GPU) == "quack-kernels is not installed (pip install 'patchline[quack]')"
     monkeypatch.setattr(fused_mlp, "find_spec", lambda _: True)
+    monkeypatch.setattr(fused_mlp, "version", lambda _: version("no-such-package"))
+    assert fused_mlp_fault(GPU).startswith("quack-kernels is not installed ("), "another package has this module"
     monkeypatch.setattr(fused_mlp, "version", lambda _: "0.7.1")
     assert fused_mlp_fault(GPU) == "quack-kernels is 0.7.1, not 0.6.x (pip install 'patchline[quack]')"
     monkeypatch.setattr(fused_mlp, "version", lambda _: "0.6.5")

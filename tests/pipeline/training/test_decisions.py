@@ -199,7 +199,7 @@ def test_recomputation_is_decided_by_memory_before_the_micro_batch() -> None:
     (found,) = run_ranks(recomputation_decided, num_ranks=1)
     assert found == [
         [
-            ("engine.activation_checkpointing", expected, "the least that fits the memory"),
+            ("engine.activation_checkpointing", expected, "by what fits the memory"),
             ("micro_batch", 32, "as the job says"),
         ]
         for _, _, expected in RECOMPUTATIONS
@@ -217,10 +217,29 @@ def test_a_start_records_what_it_decided_and_why(digits_url: str, tmp_path: Path
     assert [(one["setting"], one["value"], one["why"]) for one in line["decided"]] == [
         ("model.num_classes", 10, "as the data has"),
         ("engine.precision", line["decided"][1]["value"], line["decided"][1]["why"]),
-        ("engine.activation_checkpointing", "off", "the least that fits the memory"),
+        ("engine.activation_checkpointing", "off", "by what fits the memory"),
         ("micro_batch", 32, "the whole share"),
         ("engine.attention", "auto", "PyTorch chooses"),
         ("engine.compile", "off", "on GPUs with ZeRO-1 and 2, if it works"),
         ("engine.overlap", "off", "on GPUs, if gradients are checked and the check passes with it"),
     ]
     assert f"precision {line['decided'][1]['value']}" in line["decided"][1]["why"]
+
+
+def test_a_run_resumed_with_auto_recomputes_as_its_checkpoint_did(digits_url: str, run_dir: Path) -> None:
+    """Although nothing would have to be recomputed."""
+
+    def trained(recomputed: str) -> str:
+        ended = patchline(*words(digits_url, run_dir, "--engine.activation-checkpointing", recomputed))
+        assert ended.code == 0, ended.errors
+        (manifest,) = run_dir.glob("checkpoints/step-00000002/*/MANIFEST.json")
+        found: dict[str, Any] = json.loads(manifest.read_text())
+        assert found["record"]["engine"]["activation_checkpointing"] == "selective"
+        assert found["job"]["job"]["engine"]["activation_checkpointing"] == "selective"
+        return ended.errors
+
+    trained("selective")
+    cut_back(run_dir)
+    assert "the backward pass recomputes: selective (engine.activation_checkpointing auto)" in trained("auto")
+    decided = {one["setting"]: one["value"] for one in read_start_times(run_dir)[-1]["decided"]}
+    assert decided["engine.activation_checkpointing"] == "selective"

@@ -657,6 +657,18 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "another number of images in each step; allowed: one number, as a graph has: give "
         "--engine.no-skip-branches, or --engine.no-cuda-graphs"
     ),
+    *(
+        row(
+            f"{kernel} for a number of images that varies",
+            refusals,
+            {"engine": EngineConfig(attention=kernel), "model": ModelConfig(name="vit_b16", stochastic_depth=0.2)},
+        ).says(
+            f"engine.attention is '{kernel}' with model.stochastic_depth 0.2 and engine.skip_branches, whose blocks "
+            "compute another number of images in each step, for each of which this kernel would be built anew; "
+            "allowed: one number: give --engine.no-skip-branches, or --engine.attention auto"
+        )
+        for kernel in ("flex", "cudnn_packed")
+    ),
     row("scores beside nothing", refusals, {"evaluation": EvaluationConfig(also=("a",))}).says(
         "evaluation.also says nothing without evaluation.url or data.held_out; give one, too"
     ),
@@ -729,7 +741,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "since the kernels load 16 bytes at once: give such widths, or --engine.no-fused-mlp"
     ),
     row("a rank without fused MLPs", fused_mlp_here, "bf16", ["", *3 * ["no QuACK"]]).says(
-        "engine.fused_mlp is on, which ranks 1-3 of 4 cannot compute: no QuACK; allowed here: off"
+        "engine.fused_mlp is on, which ranks 1-3 of 4 cannot compute: no QuACK; allowed here: --engine.no-fused-mlp"
     ),
     row("fused MLPs on a device that takes fp32", fused_mlp_here, "fp32", ["", ""]).says(
         "engine.fused_mlp is on, but the run's precision is fp32; allowed: bf16: give --engine.precision bf16, or "
@@ -785,7 +797,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     # float8
     row("a rank without float8", rank_without_float8).says(
         "engine.float8 is 'rowwise', which ranks 2-4 of 5 cannot compute: A100 is too old; no torchao; allowed "
-        "here: off"
+        "here: --engine.float8 off"
     ),
     # fit
     row("a higher stage", too_little_memory, 5.0e9).says(

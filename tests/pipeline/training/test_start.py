@@ -247,7 +247,7 @@ def test_graphs_are_refused_where_there_are_none(device: str, is_compiled: bool,
     world = replace(one_world(), device=torch.device(device))
     job = replace(with_classes(digits_smoke()), engine=EngineConfig(cuda_graphs=True))
     with (
-        pytest.raises(UserError, match=f"engine.cuda_graphs is on, but {why}; allowed here: off")
+        pytest.raises(UserError, match=f"engine.cuda_graphs is on, but {why}; allowed here: --engine.no-cuda-graphs")
         if why
         else nullcontext()
     ):

@@ -152,6 +152,42 @@ def test_auto_recomputes_as_little_as_fits(
     assert least_recomputed(asked, whole(job, 8), budget(1), is_on_gpu=True, record=record) == "off", "as the job says"
 
 
+@pytest.mark.parametrize(
+    ("pixels", "has", "is_on_gpu", "record", "expected"),
+    [
+        pytest.param(1022, 21.2, True, {}, "selective", id="2 images of 5,330 tokens instead of 1"),
+        pytest.param(1022, 21.2, False, {}, "off", id="a CPU gains nothing by larger passes"),
+        pytest.param(1022, 21.2, True, recorded("off", 1), "off", id="a resumed run keeps it"),
+        pytest.param(1022, 21.2, True, recorded("off", 1, 4), "off", id="even with other ranks"),
+        pytest.param(1022, 48, True, {}, "off", id="4 images are enough"),
+        pytest.param(518, 60, True, {}, "off", id="16 images at 518 px are enough"),
+    ],
+)
+def test_auto_recomputes_where_passes_are_too_small_for_a_gpu(
+    pixels: int, has: float, is_on_gpu: bool, record: dict[str, Any], expected: str
+) -> None:
+    job = with_auto(recipe())
+    job = replace(job, model=replace(job.model, image_size=pixels))
+    plan, memory = whole(job, 8), budget(has * 1e9)
+    found = least_recomputed(job, plan, memory, is_on_gpu=is_on_gpu, record=record)
+    assert found == expected
+    sizes = {
+        how: fitted(with_recomputed(job, how), plan, memory, is_on_gpu=is_on_gpu).plan.micro_batch
+        for how in ("off", "selective")
+    }
+    assert sizes["selective"] > sizes["off"]
+
+
+def test_a_frozen_backbone_is_never_recomputed() -> None:
+    """Not even if nothing fits: a job with both is refused."""
+    job = with_auto(recipe())
+    job = replace(job, optimizer=replace(job.optimizer, freeze_backbone=True))
+    for has in (76e9, 1e9):
+        assert least_recomputed(job, whole(job, 8), budget(has), is_on_gpu=True) == "off"
+    with pytest.raises(UserError, match=r"needs .* on each of 8 ranks"):
+        fitted(with_recomputed(job, "off"), whole(job, 8), budget(1e9), is_on_gpu=True)
+
+
 def with_auto(job: TrainingJob) -> TrainingJob:
     return replace(job, engine=replace(job.engine, activation_checkpointing="auto"))
 
