@@ -15,6 +15,7 @@ the rounded gradient.
 Shape letters: B images, N tokens, T = B N, D width, M MLP width. u: the sums of the first product, h: their GELU.
 """
 
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
@@ -52,6 +53,7 @@ def fused_mlp_fault(device: torch.device) -> str:
 def fuse_mlps(model: nn.Module) -> None:
     """Makes the MLP of each block compute its gradients by fused products, in place; parameters keep their names. Call
     it before blocks are compiled. The model must have no dropout."""
+    _define_operators()
     for module in model.modules():
         if isinstance(module, Block):
             module.mlp.fused = _fused
@@ -127,14 +129,16 @@ def _fake_hidden_gradients(
     return dy_TD.new_empty(u_TM.shape), dy_TD.new_empty(weight_DM.shape[1:])
 
 
-_hidden = torch.library.custom_op("patchline::mlp_hidden", hidden_by_pytorch, mutates_args=())
-_hidden_gradients = torch.library.custom_op(
-    "patchline::mlp_hidden_gradients", hidden_gradients_by_pytorch, mutates_args=()
-)
-_hidden.register_kernel("cuda", hidden_by_quack)
-_hidden_gradients.register_kernel("cuda", hidden_gradients_by_quack)
-_hidden.register_fake(_fake_hidden)
-_hidden_gradients.register_fake(_fake_hidden_gradients)
+@cache
+def _define_operators() -> None:
+    """Defines the operators patchline::mlp_hidden and patchline::mlp_hidden_gradients: QuACK's on a GPU, PyTorch's on a
+    CPU. They are defined when a job asks for fused MLPs, since that takes some milliseconds."""
+    hidden = torch.library.custom_op("patchline::mlp_hidden", hidden_by_pytorch, mutates_args=())
+    gradients = torch.library.custom_op("patchline::mlp_hidden_gradients", hidden_gradients_by_pytorch, mutates_args=())
+    hidden.register_kernel("cuda", hidden_by_quack)
+    gradients.register_kernel("cuda", hidden_gradients_by_quack)
+    hidden.register_fake(_fake_hidden)
+    gradients.register_fake(_fake_hidden_gradients)
 
 
 class _FusedMLP(torch.autograd.Function):
@@ -145,7 +149,7 @@ class _FusedMLP(torch.autograd.Function):
         """Returns the MLP's result, [B, N, D]. `weights`: the weight and the bias of each layer, in order."""
         weight1_MD, bias1_M, weight2_DM, bias2_D = weights
         x_TD = z_BND.reshape(-1, z_BND.shape[-1])
-        u_TM, h_TM = _hidden(x_TD, weight1_MD, bias1_M, is_tanh)
+        u_TM, h_TM = torch.ops.patchline.mlp_hidden(x_TD, weight1_MD, bias1_M, is_tanh)
         ctx.save_for_backward(x_TD, weight1_MD, weight2_DM, u_TM, h_TM)
         ctx.is_tanh = is_tanh
         return F.linear(h_TM, weight2_DM, bias2_D).reshape(z_BND.shape)
@@ -156,7 +160,7 @@ class _FusedMLP(torch.autograd.Function):
         """Returns the gradients of the MLP's input and of each weight."""
         x_TD, weight1_MD, weight2_DM, u_TM, h_TM = ctx.saved_tensors
         dy_TD = dy_BND.reshape(-1, dy_BND.shape[-1])
-        du_TM, dbias1_M = _hidden_gradients(dy_TD, weight2_DM, u_TM, ctx.is_tanh)
+        du_TM, dbias1_M = torch.ops.patchline.mlp_hidden_gradients(dy_TD, weight2_DM, u_TM, ctx.is_tanh)
         dx_BND = (du_TM @ weight1_MD).reshape(dy_BND.shape)
         return dx_BND, None, du_TM.mT @ x_TD, dbias1_M, dy_TD.mT @ h_TM, dy_TD.sum(0)
 

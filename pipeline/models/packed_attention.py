@@ -79,7 +79,11 @@ def flash3_switched_on() -> Iterator[None]:
 
 def _flash3(qkv_BN3hd: torch.Tensor) -> Tensors:
     q_BNhd, k_BNhd, v_BNhd = qkv_BN3hd.unbind(2)
-    a_BNhd, lse_BhN, *_ = torch.ops.flash_attn_3.fwd(q_BNhd, k_BNhd, v_BNhd, softmax_scale=_scale(qkv_BN3hd))
+    # As torch's switch does: several splits of the keys may add up in another order. 0: the kernel chooses.
+    num_splits = 1 if torch.are_deterministic_algorithms_enabled() else 0
+    a_BNhd, lse_BhN, *_ = torch.ops.flash_attn_3.fwd(
+        q_BNhd, k_BNhd, v_BNhd, softmax_scale=_scale(qkv_BN3hd), num_splits=num_splits
+    )
     return a_BNhd, lse_BhN
 
 

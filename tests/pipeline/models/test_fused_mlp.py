@@ -4,6 +4,7 @@ the long part, QuACK compiles them."""
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -36,7 +37,9 @@ def values_of(*size: int, seed: int) -> torch.Tensor:
 
 
 def layer() -> tuple[torch.Tensor, ...]:
-    """The input of an MLP, its first weight and bias, its second weight, and the gradient of its result."""
+    """The input of an MLP, its first weight and bias, its second weight, and the gradient of its result. The operators
+    are defined."""
+    fused_mlp._define_operators()
     inputs, weight1, weight2 = values_of(200, 128, seed=0), values_of(512, 128, seed=1), values_of(128, 512, seed=3)
     return inputs, weight1 / 16, values_of(512, seed=2), weight2 / 32, values_of(200, 128, seed=4)
 
@@ -147,6 +150,12 @@ def test_what_a_device_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fused_mlp_fault(GPU) == "quack-kernels is 0.7.1, not 0.6.x (pip install 'patchline[quack]')"
     monkeypatch.setattr(fused_mlp, "version", lambda _: "0.6.5")
     assert not fused_mlp_fault(GPU)
+
+
+def test_importing_defines_no_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take milliseconds of every start; a job that asks for them defines them."""
+    monkeypatch.setattr(torch.library, "custom_op", None)
+    assert "fuse_mlps" in runpy.run_path(str(fused_mlp.__file__))
 
 
 @pytest.mark.long

@@ -144,27 +144,31 @@ def test_flash3_is_not_switched_on_without_its_package() -> None:
 
 
 @pytest.fixture
-def flash3_operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Stand-ins for FlashAttention-3's operators, with the arguments that its schema has, on a CPU. Collects whether
-    gradients were to be deterministic."""
-    asked: list[bool] = []
+def flash3_operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Stand-ins for FlashAttention-3's operators, with the arguments that its schema has, on a CPU. Collects the number
+    of splits of each forward pass, and whether gradients were to be deterministic."""
+    asked: list[int] = []
     gradients = "Tensor(a!)? dq=None, Tensor(b!)? dk=None, Tensor(c!)? dv=None"
     options = "float? softmax_scale=None, bool is_causal=False"
     with torch.library._scoped_library("flash_attn_3", "FRAGMENT") as library:
-        library.define(f"fwd(Tensor q, Tensor k, Tensor v, {options}) -> (Tensor, Tensor, Tensor, Tensor)")
+        library.define(
+            f"fwd(Tensor q, Tensor k, Tensor v, {options}, int num_splits=0) -> (Tensor, Tensor, Tensor, Tensor)"
+        )
         library.define(
             f"bwd(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, {gradients}, {options}, "
             "bool deterministic=False) -> Tensor"
         )
 
-        def fwd(q: Any, k: Any, v: Any, softmax_scale: Any = None, is_causal: bool = False) -> Any:
+        def fwd(q: Any, k: Any, v: Any, softmax_scale: Any = None, is_causal: bool = False, num_splits: int = 0) -> Any:
+            asked.append(num_splits)
             result, lse = packed_attention._on_cpu(torch.stack([q, k, v], dim=2))
             assert softmax_scale == pytest.approx(q.shape[-1] ** -0.5)
             return result, lse, lse.new_empty(0), lse.new_empty(0)
 
-        def bwd(*given: Any, deterministic: bool = False) -> Any:
-            dout, q, k, v, out, lse, dq, dk, dv, _ = given
-            asked.append(deterministic)
+        def bwd(*given: Any) -> Any:  # those after the last that is not the default are left out
+            dout, q, k, v, out, lse, dq, dk, dv, *options = given
+            _, _, is_deterministic = (*options, *(False, False))[:3]
+            asked.append(is_deterministic)
             dqkv = packed_attention._on_cpu_backward(dout, torch.stack([q, k, v], dim=2), out, lse)
             for into, each in zip((dq, dk, dv), dqkv.unbind(2), strict=True):
                 into.copy_(each)
@@ -177,7 +181,7 @@ def flash3_operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
 
 @pytest.mark.usefixtures("_as_before")
-def test_flash3_is_called_as_its_library_asks(flash3_operators: list[bool]) -> None:
+def test_flash3_is_called_as_its_library_asks(flash3_operators: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     qkv = made().detach()
     result, lse = packed_attention._flash3(qkv)
     towards = torch.randn(result.shape, generator=torch.Generator().manual_seed(1))
@@ -186,7 +190,9 @@ def test_flash3_is_called_as_its_library_asks(flash3_operators: list[bool]) -> N
     torch.testing.assert_close(result, expected.transpose(1, 2))
     (dqkv,) = torch.autograd.grad(expected, exact, towards.transpose(1, 2))
     torch.testing.assert_close(found, dqkv)
-    assert flash3_operators == [False]
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    packed_attention._flash3_backward(towards, qkv, *packed_attention._flash3(qkv))
+    assert flash3_operators == [0, False, 1, True]
     use_kernel("flash3")  # PyTorch finds all that it needs
     assert current_flash_attention_impl() == "FA3"
     use_kernel("math")

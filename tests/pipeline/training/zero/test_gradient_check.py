@@ -257,12 +257,13 @@ def test_a_run_that_compiles_is_checked_with_compiled_blocks(precision: Precisio
 
 def fuse_wrongly(_: World) -> None:
     """The gradient of a fused MLP's hidden layer is wrong, in the engine and beside it."""
-    real = fused_mlp._hidden_gradients
+    real: Any = fused_mlp._FusedMLP.backward
 
-    def gradients(*arguments: Any) -> tuple[torch.Tensor, ...]:
-        return tuple(-3 * each for each in real(*arguments))
+    def backward(ctx: Any, dy_BND: torch.Tensor) -> tuple[Any, ...]:
+        dx_BND, is_tanh, dweight1_MD, dbias1_M, *others = real(ctx, dy_BND)
+        return dx_BND, is_tanh, -3 * dweight1_MD, -3 * dbias1_M, *others
 
-    fused_mlp._hidden_gradients = gradients  # type: ignore[assignment]
+    fused_mlp._FusedMLP.backward = staticmethod(backward)  # type: ignore[method-assign]
 
 
 def test_a_run_with_fused_mlps_is_checked_with_them() -> None:
