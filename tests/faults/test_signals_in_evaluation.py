@@ -1,6 +1,7 @@
 """Real signals to ranks that evaluate: a run gives the evaluation up before the next batch and saves, and `evaluate`
 ends."""
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_the_ranks_of_evaluate_end_while_a_read_hangs(
     number: signal.Signals,
     code: int,
 ) -> None:
-    weights = finished_runs.get(2, *FP32) / "weights"
+    weights = shutil.copytree(finished_runs.get(2, *FP32) / "weights", tmp_path / "weights")
     with behind_a_proxy(digits_url, s3_bucket) as (url, proxy):
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         words = ["evaluate", "--weights", str(weights), "--data.url", url, "--device", "cpu"]

@@ -19,7 +19,7 @@ SCRIPTS = ("bash", "zsh", "fish")
     [
         ([""], [*COMMANDS, "--help", "--version"]),
         (["pretr"], ["pretrain"]),
-        (["show", "vit_h14"], ["vit_h14_jft", "vit_h14_i21k"]),
+        (["show", "vit_h14"], ["vit_h14_jft", "vit_h14_i21k", "vit_h14_jft_average"]),
         (["show", "e"], ["evaluate", "export"]),
         (
             ["diff", "finetune", "digits_48", "cifar10_"],

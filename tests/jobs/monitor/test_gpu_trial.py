@@ -383,6 +383,7 @@ def test_the_step_of_one_rank_of_many_is_measured_with_its_exchanges() -> None:
     assert f" measured) = {number(time['classes']['products'])} products + " in said
 
 
+@pytest.mark.long
 def test_all_gpus_of_a_machine_are_measured_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here on two ranks through gloo, which may not overlap."""
     name, part = next((name, part) for name, part in parts_of("cpu", num_gpus=2).items() if part.kind == "together")
