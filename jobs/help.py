@@ -1,10 +1,12 @@
 """Makes the text of --help from the table of stages and the sentences of the fields. It is plain text, as wide as the
 terminal."""
 
+import inspect
 import re
 import shutil
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from jobs.arguments import run_flags_of, shown_run_flags
@@ -15,6 +17,7 @@ from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE, commands_of
 
 _PIPE_COLUMNS = 100
 _LEAST_COLUMNS, _MOST_COLUMNS = 60, 140  # longer lines are hard to read
+_FIRST_SENTENCE = re.compile(r"\.\s")
 _MOST_LEFT = 34  # if a flag is longer, its sentence begins on the next line
 
 Recipes = Mapping[str, Callable[[], Any]]
@@ -59,11 +62,11 @@ def second_words(name: str, recipes: Recipes, width: int) -> str:
     usage = _filled(f"usage: patchline {name} {stage.usage}{flags}", width, indent=" " * len("usage: "))
     blocks = [usage, f"{_sentence(stage.summary)}"]
     if recipes:
-        rows = [(recipe, _first_line(function)) for recipe, function in recipes.items()]
-        blocks.append(_rows(rows, width))
-        hints = [f"patchline {name} RECIPE{SUFFIX} runs any of them at a size that takes seconds on a CPU"] * (
-            name in WITH_SMOKE
-        )
+        blocks += _groups(recipes, width)
+        hints = [
+            f"patchline {name} RECIPE{SUFFIX} trains a tiny model, of 24 to 500 thousand parameters, with the recipe's "
+            "other settings, in seconds on a CPU"
+        ] * (name in WITH_SMOKE)
         hints.append(f"patchline {name} RECIPE --help lists the usual flags with their values, --help-all every flag")
         blocks.append("\n".join(_filled(hint, width) for hint in hints))
     blocks.append(_examples(stage.examples, width))
@@ -130,6 +133,21 @@ def _indent(lefts: Iterable[str]) -> int:
     return 2 + max((len(left) for left in lefts if len(left) <= _MOST_LEFT), default=_MOST_LEFT) + 2
 
 
+def _groups(recipes: Recipes, width: int) -> Iterator[str]:
+    """Yields the recipes of each file below the first sentence of its docstring, which names the paper. If there are
+    several files, each recipe has one line, which is cut off where the line ends."""
+    by_file = [list(group) for _, group in groupby(recipes.items(), key=lambda item: item[1].__module__)]
+    indent = _indent(name for name in recipes)
+    for group in by_file:
+        rows = [(name, _first_line(function)) for name, function in group]
+        if len(by_file) == 1:
+            yield _rows(rows, width)
+            return
+        heading = _FIRST_SENTENCE.split(_first_line(inspect.getmodule(group[0][1])))[0].rstrip(".")
+        short = [(name, textwrap.shorten(about, width - indent, placeholder=" ...")) for name, about in rows]
+        yield f"{_filled(f'{heading}:', width)}\n{_rows(short, width, indent=indent)}"
+
+
 def _rows(rows: Sequence[Row], width: int, *, indent: int = 0) -> str:
     """Formats two columns. A left side that is too long gets a separate line."""
     indent = indent or _indent(left for left, _ in rows)
@@ -163,8 +181,8 @@ def _wrapped(command: str, width: int) -> list[str]:
     return pieces
 
 
-def _first_line(function: Callable[[], Any]) -> str:
-    return " ".join((function.__doc__ or "").strip().split("\n\n")[0].split())
+def _first_line(documented: object) -> str:
+    return " ".join((documented.__doc__ or "").strip().split("\n\n")[0].split())
 
 
 def _sentence(summary: str) -> str:

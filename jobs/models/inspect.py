@@ -4,6 +4,7 @@ import json
 import logging
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jobs import exit_codes
 from jobs.models.predict import KINDS, images_below
@@ -12,14 +13,19 @@ from jobs.settings.models import InspectJob
 from pipeline.runs.facts import read_facts
 from pipeline.shared_settings import METRICS_FILE
 from shards.errors import UserError
+from shards.output.quantities import plural
 from shards.output.terminal import printable_name
+
+if TYPE_CHECKING:
+    from pipeline.evaluation.predictor import Predictor
 
 log = logging.getLogger(__name__)
 _FACTS, FOLDER = "inspect.json", "inspect"
 
 
 def run(job: InspectJob) -> int:
-    """Writes the figures and inspect.json, and prints their paths."""
+    """Writes the figures and inspect.json, and prints their paths. Returns 0, or 1 if some images could not be used.
+    Each image that could not be used is logged."""
     paths = image_files(job)
     from pipeline.evaluation.predictor import load_model  # help must not load torch  # noqa: PLC0415
     from pipeline.inspection.model_figures import (  # noqa: PLC0415
@@ -37,6 +43,7 @@ def run(job: InspectJob) -> int:
             f"{job.weights!r} is a {predictor.config.name}, which has neither patches nor attention to show; give "
             "--images DIR for how much its output changes when images move, or a transformer"
         )
+    given, paths = len(paths), _usable(predictor, paths)
     folder = _folder(job)
     if isinstance(model, ViT):
         found = [draw_filters(model, folder), draw_positions(model, folder, resample_to=job.resample_to)]
@@ -52,7 +59,24 @@ def run(job: InspectJob) -> int:
     if _is_of_run(folder):
         _show_in_tensorboard(folder, [name for name in files if name.endswith(".png")])
     put("".join(f"{printable_name(str(folder / name))}\n" for name in (*files, _FACTS)))
-    return exit_codes.DONE
+    return exit_codes.FAULTS_FOUND if len(paths) < given else exit_codes.DONE
+
+
+def _usable(predictor: "Predictor", paths: list[Path]) -> list[Path]:
+    """Returns the images that can be used, and logs the others. Raises UserError if there are none among them."""
+    usable = []
+    for path in paths:
+        try:
+            predictor.view(path)
+        except UserError as error:
+            log.error("%s", printable_name(str(error)))
+        else:
+            usable.append(path)
+    if len(usable) < len(paths):
+        log.warning("%d of %s could not be used", len(paths) - len(usable), plural(len(paths), "image"))
+    if paths and not usable:
+        raise UserError("none of the images can be used", todo="give --images a folder of other images")
+    return usable
 
 
 def _is_of_run(folder: Path) -> bool:

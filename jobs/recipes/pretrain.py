@@ -1,4 +1,5 @@
-"""Small pre-training recipes for any machine. The papers' recipes are in paper_jft.py, paper_imagenet.py,
+"""Small pre-training recipes for any machine, and masked patch prediction ("An Image is Worth 16x16 Words", appendix
+B.1.2). The papers' other recipes are in paper_jft.py, paper_imagenet.py,
 paper_ablations.py, augreg.py, plain_vit.py, bit_imagenet.py, deit3.py and scaling.py, and those for your own
 photographs in photos.py.
 

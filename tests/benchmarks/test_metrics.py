@@ -29,8 +29,8 @@ def test_both_arms_are_measured_in_every_pair(tmp_path: Path) -> None:
         assert {arm: len(values) for arm, values in found[figure].items()} == {"with": 5, "without": 5}
         assert min(value for values in found[figure].values() for value in values) > 0
     assert min(found[name] for name in ("own_seconds", "norms_seconds", "picture_seconds")) > 0
-    assert "perf/mfu_of_measured_peak" in with_metrics
-    assert "perf/mfu_of_measured_peak" not in without
+    assert "memory/resident_bytes" in with_metrics
+    assert "memory/resident_bytes" not in without
 
 
 def test_no_pair_begins_when_the_time_is_over(tmp_path: Path) -> None:

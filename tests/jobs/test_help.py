@@ -50,6 +50,19 @@ def test_every_page_fits_its_width() -> Iterator[str]:
                     yield f"{command} --help has {len(line)} letters on a line of {width}: {line}"
 
 
+def test_recipes_are_listed_below_their_paper_with_a_line_each() -> None:
+    recipes = recipes_of("pretrain")
+    lines = pages.second_words("pretrain", recipes, 100).splitlines()
+    listed = [line.split()[0] for line in lines if line.startswith("  ") and line.split()[0] in recipes]
+    assert listed == list(recipes)
+    place = lines.index('DeiT III: "DeiT III: Revenge of the ViT" (Touvron et al., 2022), README_revenge.md of')
+    assert lines[place + 1] == "facebookresearch/deit:"
+    assert lines[place + 2].split()[0].startswith("deit3_")
+    first, last = lines.index(next(line for line in lines if "digits_smoke " in line)), lines.index("")
+    assert first > last
+    assert not [line for line in lines if line.startswith(" " * 12)], "no recipe has a second line"
+
+
 def test_required_flags_come_first_then_the_usual_then_how_to_see_all() -> None:
     text = page("pretrain", "digits_smoke")
     places = [

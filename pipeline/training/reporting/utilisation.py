@@ -3,7 +3,8 @@
 Model FLOP utilisation (MFU) is the number of operations that a model needs in a step, relative to the peak of the
 devices, as in PaLM (Chowdhery et al., 2022, appendix B). A block that is computed again in the backward pass counts
 once. There are two peaks: the data sheet's, which is known for some GPUs in bf16, and what a product of matrices
-reaches on this device in the run's precision.
+reaches on this GPU in the run's precision. A CPU has none: what a product reaches there depends on what else runs on
+its cores, so at equal speed the share fell from 60 to 13 % from one start to the next.
 
 All ranks end a step together, so the wall time does not show which rank is slow. A slow rank works while the others
 wait for it in an exchange, so its own time, the step without `communication`, is longer than theirs. Every rank writes
@@ -12,7 +13,6 @@ its times into its places in a row of zeros, which joins the reduction of the st
 
 import resource
 import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -27,9 +27,7 @@ from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.step_times import StepTimes
 
-_SIDE_ON_GPU, _SIDE_ON_CPU = 4096, 512
-_PRODUCTS_ON_GPU, _MOST_PRODUCTS_ON_CPU = 20, 10
-_MOST_SECONDS_ON_CPU = 0.04
+_SIDE, _PRODUCTS = 4096, 20
 _DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 _STATM = Path("/proc/self/statm")
 SLOW_FACTOR, SLOW_SECONDS = 1.3, 300.0  # times the median of all ranks, for at least this long
@@ -66,33 +64,21 @@ def nominal_peak(device: torch.device, precision: str) -> float:
 
 
 def measured_peak(device: torch.device, precision: Literal["bf16", "fp32"]) -> float:
-    """Returns the operations per second of a product of two matrices, the best of a few. The measurement takes some
-    hundredths of a second."""
-    side = _SIDE_ON_GPU if device.type == "cuda" else _SIDE_ON_CPU
+    """Returns the operations per second of a product of two matrices on a GPU, the best of a few. The measurement takes
+    some hundredths of a second. Returns 0 for CPUs."""
+    if device.type != "cuda":
+        return 0.0
     generator = torch.Generator(device).manual_seed(0)  # leaves the run's own random numbers as they are
-    factors = [torch.randn(side, side, device=device, generator=generator).to(_DTYPES[precision]) for _ in range(2)]
+    factors = [torch.randn(_SIDE, _SIDE, device=device, generator=generator).to(_DTYPES[precision]) for _ in range(2)]
     product = torch.mm(*factors)
-    seconds = _on_gpu(factors, product) if device.type == "cuda" else _on_cpu(factors, product)
-    return 2 * side**3 / seconds
-
-
-def _on_cpu(factors: list[torch.Tensor], product: torch.Tensor) -> float:
-    found, began = list[float](), time.perf_counter()
-    while len(found) < _MOST_PRODUCTS_ON_CPU and time.perf_counter() - began < _MOST_SECONDS_ON_CPU:
-        before = time.perf_counter()
-        torch.mm(*factors, out=product)
-        found.append(time.perf_counter() - before)
-    return min(found)
-
-
-def _on_gpu(factors: list[torch.Tensor], product: torch.Tensor) -> float:
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(_PRODUCTS_ON_GPU + 1)]  # type: ignore[no-untyped-call]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(_PRODUCTS + 1)]  # type: ignore[no-untyped-call]
     events[0].record()
     for event in events[1:]:
         torch.mm(*factors, out=product)
         event.record()
     events[-1].synchronize()
-    return min(float(first.elapsed_time(last)) for first, last in pairwise(events)) / 1000
+    seconds = min(float(first.elapsed_time(last)) for first, last in pairwise(events)) / 1000
+    return 2 * _SIDE**3 / seconds
 
 
 class Utilisation:
@@ -111,17 +97,16 @@ class Utilisation:
     def values(self, step_seconds: float) -> dict[str, float]:
         """Returns the metrics for the steps since the last call. `step_seconds`: the seconds of a step, without saves
         and evaluations."""
-        found = {"perf/mfu_of_measured_peak": self._mfu(step_seconds, self.measured_peak)}
-        if self.nominal_peak:
-            found["perf/mfu"] = self._mfu(step_seconds, self.nominal_peak)
+        peaks = {"perf/mfu_of_measured_peak": self.measured_peak, "perf/mfu": self.nominal_peak}
+        found = {name: self._mfu(step_seconds, peak) for name, peak in peaks.items() if peak}
         return found | self.times.since_line() | memory(self._world.device)
 
     def words(self, step_seconds: float) -> str:
         """Returns the MFU for the live line, relative to the nominal peak if that is known, otherwise to the measured
-        one."""
+        one. Empty on a CPU."""
         if self.nominal_peak:
             return f"MFU {100 * self._mfu(step_seconds, self.nominal_peak):.0f} %"
-        return f"{100 * self._mfu(step_seconds, self.measured_peak):.0f} % of peak"
+        return f"{100 * self._mfu(step_seconds, self.measured_peak):.0f} % of peak" if self.measured_peak else ""
 
     def _mfu(self, step_seconds: float, peak: float) -> float:
         return mfu(

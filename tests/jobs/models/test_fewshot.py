@@ -51,7 +51,7 @@ def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, url: str
     assert (facts["data_url"], facts["test_url"], facts["l2"]) == (url, f"{url}-test", 1024.0)
     first, second, head, *rows = ended.output.splitlines()
     assert first == f"{weights} on {url}-test"
-    assert second == "10 classes, 359 test images, representation of 32"
+    assert second == "10 classes (chance 0.1000), 359 test images, representation of 32"
     assert head == "shots     images         accuracy     linear probe"
     for row, result in zip(rows, facts["results"], strict=True):
         assert len(result["ridge"]) == len(result["probe"]) == 3

@@ -54,6 +54,22 @@ def test_figures_and_numbers_of_a_run(finished_runs: FinishedRuns, images: Path,
             assert min(picture.size) > 200
 
 
+def test_an_image_that_cannot_be_used_is_left_out(tmp_path: Path, images: Path) -> None:
+    weights = weights_that_say(tmp_path / "weights", 7)
+    first = sorted(path for path in images.iterdir() if path.suffix != ".txt")[0]
+    first.write_bytes(first.read_bytes()[:100])
+    ended = inspected(weights, "--images", images, "--out", tmp_path / "out")
+    assert ended.code == 1, ended.errors
+    assert "Traceback" not in ended.errors
+    assert first.name in ended.errors
+    assert "1 of 5 images could not be used" in ended.errors
+    assert json.loads((tmp_path / "out" / "inspect.json").read_text())["attention"]["num_images"] == 4
+    for path in images.iterdir():
+        path.write_bytes(b"no image")
+    ended = inspected(weights, "--images", images, "--out", tmp_path / "none")
+    assert (ended.code, "none of the images can be used; give --images a folder" in ended.errors) == (2, True)
+
+
 @pytest.mark.long
 def test_the_figures_are_in_the_runs_tensorboard(finished_runs: FinishedRuns, images: Path, tmp_path: Path) -> None:
     """In a folder of their own, and in place of those of an earlier look at the same step."""

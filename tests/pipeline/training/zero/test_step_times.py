@@ -450,8 +450,7 @@ def test_parts_of_a_runs_steps_sum_to_their_wall_time(finished_runs: FinishedRun
     assert any(line["time/checkpoint"] > 0 for line in lines)
     assert sum(line["time/other"] for line in lines) < 0.5 * sum(line["time/step"] for line in lines)
     assert all(line["memory/resident_bytes"] > 1e8 for line in read_metrics(run_dir))
-    assert all(0 < line["perf/mfu_of_measured_peak"] < 1 for line in read_metrics(run_dir))
-    assert not any("perf/mfu" in line for line in read_metrics(run_dir)), "a CPU has no nominal peak"
+    assert not any(name.startswith("perf/mfu") for line in read_metrics(run_dir) for name in line), "a CPU has no peak"
 
 
 def traced(path: Path) -> list[dict[str, Any]]:
