@@ -1,7 +1,6 @@
 """Small pre-training recipes for any machine, and masked patch prediction ("An Image is Worth 16x16 Words", appendix
-B.1.2). The papers' other recipes are in paper_jft.py, paper_imagenet.py,
-paper_ablations.py, augreg.py, plain_vit.py, bit_imagenet.py, deit3.py and scaling.py, and those for your own
-photographs in photos.py.
+B.1.2). The papers' other recipes are in paper_jft.py, paper_imagenet.py, paper_ablations.py, augreg.py, plain_vit.py,
+bit_imagenet.py, deit3.py and scaling.py, and those for your own photographs in photos.py.
 
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """

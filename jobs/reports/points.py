@@ -44,9 +44,6 @@ from shards.files.local_files import Line, is_finite, read_local_file
 from shards.files.looks import is_a_file, is_there
 from shards.files.typed_json import parse_json
 
-_FEWSHOT, _SHOTS = "fewshot/", "_shots"
-_RAW, _AVERAGED = "test_accuracy", "test_ema_accuracy"
-_FOLDER, _RESULTS, _MOST_BYTES = "fewshot", "fewshot.json", 16 << 20
 _LOSS_COLUMNS = 200
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
 _BEFORE = "pretrained_by"  # this key in `sizes` has the optimiser that pre-trained the weights
@@ -104,7 +101,7 @@ class Point:
     @property
     def line(self) -> str:
         """The name of the plot line that the point belongs to. Points with the same label and stage are joined by a
-        line. Points whose compute includes that of their pre-training are not joined with others."""
+        line. A point whose pre-training compute is not known belongs to a line of its own compute."""
         tuned = f"{self.label}, fine-tuned" if self.stage == "finetune" else self.label
         return f"{tuned}, its own compute" if self.exaflops is None else tuned
 

@@ -1,10 +1,10 @@
 """Scaled-dot-product attention ("An Image is Worth 16x16 Words", appendix A) with the fastest kernels of each device.
 
-On a GPU, a run calls `use_kernel` with the kernel of `engine.attention`, by default the fastest of PyTorch's own that
-it has measured when it started. Without that call, as in a deterministic run that names no kernel, PyTorch chooses. On
-a CPU, PyTorch's forward pass is fast enough, but it computes bf16 gradients in pieces too small for the matrix units.
-Here they are computed as whole matrices, for as many heads and images at a time as fit the cache. On a Xeon, this
-takes half to two thirds of PyTorch's time for up to 577 tokens and 7 % more for 1025
+On a GPU, a run calls `use_kernel` with the kernel of `engine.attention`. By default, this is the fastest of PyTorch's
+own kernels, which the run measures when it starts. Without that call, as in a deterministic run that names no kernel,
+PyTorch chooses. On a CPU, PyTorch's forward pass is fast enough, but it computes bf16 gradients in pieces too small for
+the matrix units. Here they are computed as whole matrices, for as many heads and images at a time as fit the cache. On
+a Xeon, this takes half to two thirds of PyTorch's time for up to 577 tokens and 7 % more for 1025
 (benchmarks/results/kernels.json), and is as exact.
 
 Shape letters: B images, h heads, N tokens, d width of a head, S = B x h.

@@ -4,7 +4,7 @@ Model FLOP utilisation (MFU) is the number of operations that a model needs in a
 devices, as in PaLM (Chowdhery et al., 2022, appendix B). A block that is computed again in the backward pass counts
 once. There are two peaks: the data sheet's, which is known for some GPUs in bf16, and what a product of matrices
 reaches on this GPU in the run's precision. A CPU has none: what a product reaches there depends on what else runs on
-its cores, so at equal speed the share fell from 60 to 13 % from one start to the next.
+its cores, so the share would differ from start to start at equal speed.
 
 All ranks end a step together, so the wall time does not show which rank is slow. A slow rank works while the others
 wait for it in an exchange, so its own time, the step without `communication`, is longer than theirs. Every rank writes
