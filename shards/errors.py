@@ -2,6 +2,7 @@
 wrong and what to do about it. jobs/exit_codes.py gives each family of errors its exit code."""
 
 import errno
+from contextlib import ContextDecorator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -95,6 +96,20 @@ class WillNotSucceedError(PrintableError):
 
 class ImageRefusedError(PrintableError):
     """The bytes of an image cannot go into a shard. The message is the reason in the quarantine list."""
+
+
+class one_traceback(ContextDecorator):  # noqa: N801 - a context, used like a function
+    """Raises the errors of this module without the tracebacks below this block, and without those of the libraries'
+    errors that caused them: the message has what a caller needs. An OSError stays as the cause, since exit codes follow
+    from it."""
+
+    def __enter__(self) -> None:
+        """Begins the block."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, PrintableError):
+            cause = error.__cause__ if isinstance(error.__cause__, OSError) else None
+            raise error.with_traceback(None) from cause
 
 
 def disk_fault(error: BaseException) -> OSError | None:

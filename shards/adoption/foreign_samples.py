@@ -1,12 +1,10 @@
 """Finds the samples in existing tars by webdataset's rules, so that its readers and ours find the same samples.
 
-The rules are those of `webdataset/tariterators.py`: a member's key is its path up to the first dot of the file's name;
-consecutive members with the same key are one sample; within a sample, the suffix after that dot, in lower case, tells
-the members apart.
+The rules are those of `webdataset/tariterators.py`: a member's key and suffix are those of `split_name`; consecutive
+members with the same key are one sample; within a sample, the suffix in lower case tells the members apart.
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,13 +15,18 @@ from shards.errors import ImageRefusedError, UserError
 from shards.output.terminal import printable_name
 from shards.sources.entry import printable
 from shards.sources.tables import written_labels
-from shards.sources.tar_members import AmbiguousMemberError, BrokenOffTarError, DamagedTarError, Member, is_hidden
+from shards.sources.tar_members import (
+    AmbiguousMemberError,
+    BrokenOffTarError,
+    DamagedTarError,
+    Member,
+    is_hidden,
+    split_name,
+)
 
 NO_LABEL = "no label"
 MOST_LABEL_BYTES = 4 << 20  # parsed JSON takes thirty times its size in memory
 _MOST_SHOWN = 8
-_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
-_METADATA = re.compile(r"__[^/]*__($|/)")
 
 
 class RefusalCause(StrEnum):
@@ -93,12 +96,6 @@ class TarFault:
 
     reason: str
     is_fatal: bool
-
-
-def split_name(name: str) -> tuple[str, str] | None:
-    """Returns the key and the suffix in a member's name; None if the member belongs to no sample."""
-    found = _NAME.match(name)
-    return (found.group(1), found.group(2)) if found and not _METADATA.match(name) else None
 
 
 def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[Sample | TarFault]:

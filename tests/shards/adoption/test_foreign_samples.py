@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
-from shards.adoption.foreign_samples import Sample, SampleRules, TarFault, find_samples, split_name
+from shards.adoption.foreign_samples import Sample, SampleRules, TarFault, find_samples
 from shards.errors import ImageRefusedError
-from shards.sources.tar_members import BrokenOffTarError, DamagedTarError, Member
+from shards.sources.tar_members import BrokenOffTarError, DamagedTarError, Member, split_name
 
 RULES = SampleRules()
 
