@@ -15,7 +15,7 @@ from isal.isal_zlib import crc32
 from shards.adoption.foreign_samples import (
     NO_LABEL,
     RefusalCause,
-    Sample,
+    FoundSample,
     SampleRules,
     TarFault,
     cause_of,
@@ -295,7 +295,7 @@ class _Rows:
         self._fault = ""  # the first fault; other readers find no sample after it
         self._is_lost = False  # whether other readers fail on this tar, so that all samples are refused
 
-    def add(self, found: Sample | TarFault) -> None:
+    def add(self, found: FoundSample | TarFault) -> None:
         """Adds one sample or fault, in the order of the tar."""
         if isinstance(found, TarFault):
             self._rows.append({"source": self._task.path, "reason": found.reason})

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
-from shards.adoption.foreign_samples import Sample, SampleRules, TarFault, find_samples
+from shards.adoption.foreign_samples import FoundSample, SampleRules, TarFault, find_samples
 from shards.errors import ImageRefusedError
 from shards.sources.tar_members import BrokenOffTarError, DamagedTarError, Member, split_name
 
@@ -19,7 +19,7 @@ def member(name: str, data: bytes | ImageRefusedError = b"x") -> Member:
     return Member(name, 512, 1, data)
 
 
-def found_in(*members: Member, rules: SampleRules = RULES) -> list[Sample | TarFault]:
+def found_in(*members: Member, rules: SampleRules = RULES) -> list[FoundSample | TarFault]:
     return list(find_samples(members, rules))
 
 
@@ -63,7 +63,9 @@ def test_samples_are_those_of_webdataset(parts: list[tuple[str, str]]) -> None:
 
 def test_a_sample_with_all_it_can_have() -> None:
     (sample,) = found_in(member("d.e/a.txt"), Member("d.e/a.JPEG", 99, 5, b"image"), member("d.e/a.cls", b" 7\n"))
-    assert sample == Sample(key="d.e/a", name="d.e/a.JPEG", suffix="JPEG", image=b"image", offset=99, labels=("7",))
+    assert sample == FoundSample(
+        key="d.e/a", name="d.e/a.JPEG", suffix="JPEG", image=b"image", offset=99, labels=("7",)
+    )
 
 
 def test_the_first_image_key_that_is_there() -> None:
