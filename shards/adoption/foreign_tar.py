@@ -14,8 +14,8 @@ from isal.isal_zlib import crc32
 
 from shards.adoption.foreign_samples import (
     NO_LABEL,
-    RefusalCause,
     FoundSample,
+    RefusalCause,
     SampleRules,
     TarFault,
     cause_of,
@@ -328,7 +328,7 @@ class _Rows:
             later.add(key)
         return self._rows
 
-    def _facts(self, sample: Sample) -> dict[str, object]:
+    def _facts(self, sample: FoundSample) -> dict[str, object]:
         header = read_header(sample.image, self._task.spec.limits)
         if header.ext not in PACKED_FORMATS:
             raise ImageRefusedError(f"a {header.ext} image; allowed in shards are {', '.join(PACKED_FORMATS)}")

@@ -56,7 +56,7 @@ def test_samples_are_those_of_webdataset(parts: list[tuple[str, str]]) -> None:
         assert any(isinstance(item, TarFault) and item.is_fatal for item in found)
         return
     expected = [(item["__key__"], item["jpg"], item["cls"]) for item in by_webdataset if {"jpg", "cls"} <= set(item)]
-    good = [item for item in found if isinstance(item, Sample) and not item.reason]
+    good = [item for item in found if isinstance(item, FoundSample) and not item.reason]
     assert [(item.key, item.image, item.labels[0].encode()) for item in good] == expected
     assert len(found) == len(by_webdataset)
 
@@ -72,7 +72,7 @@ def test_the_first_image_key_that_is_there() -> None:
     members = (member("a.png", b"png"), member("a.jpg", b"jpg"), member("a.cls", b"0"))
     for keys, image in ((("jpg", "png"), b"jpg"), (("png", "jpg"), b"png"), (("webp", "png"), b"png")):
         (sample,) = found_in(*members, rules=SampleRules(image_keys=keys))
-        assert isinstance(sample, Sample)
+        assert isinstance(sample, FoundSample)
         assert sample.image == image
 
 
@@ -89,7 +89,7 @@ def test_the_first_image_key_that_is_there() -> None:
 )
 def test_labels_of_a_json_field(data: bytes, labels: tuple[str, ...]) -> None:
     (sample,) = found_in(member("a.json", data), member("a.jpg"), rules=SampleRules(label_field="label"))
-    assert isinstance(sample, Sample)
+    assert isinstance(sample, FoundSample)
     assert sample.labels == labels
 
 
