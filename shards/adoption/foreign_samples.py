@@ -76,7 +76,7 @@ class SampleRules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class FoundSample:
     """One sample, or the reason why it is refused. `suffix` and `labels` are as written in the tar."""
 
     key: str
@@ -98,7 +98,7 @@ class TarFault:
     is_fatal: bool
 
 
-def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[Sample | TarFault]:
+def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[FoundSample | TarFault]:
     """Yields the samples and the faults of a tar, in the order of the tar."""
     group: _Group | None = None
     for member in members:
@@ -117,7 +117,7 @@ def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[Samp
         split = split_name(member.name)
         if split is None:
             if isinstance(member.data, ImageRefusedError):
-                yield Sample(key="", name=member.name, reason=str(member.data))
+                yield FoundSample(key="", name=member.name, reason=str(member.data))
             continue
         if group is None or group.key != split[0]:
             yield from _finished(group, rules)
@@ -138,7 +138,7 @@ class _Group:
     members: dict[str, Member] = field(default_factory=dict)
 
 
-def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
+def _finished(group: _Group | None, rules: SampleRules) -> Iterator[FoundSample]:
     if group is None or all(is_hidden(member.name) for member in group.members.values()):
         return
     image_key = next((key for key in rules.image_keys if key in group.members), "")
@@ -152,7 +152,7 @@ def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
             found += f" and {more} more" if (more := len(group.members) - _MOST_SHOWN) > 0 else ""
             raise SampleRefusedError(f"no image: its members are {found}", RefusalCause.NO_IMAGE)
         image = group.members[image_key]
-        yield Sample(
+        yield FoundSample(
             key=group.key,
             name=name,
             suffix=name[len(group.key) + 1 :],
@@ -161,7 +161,7 @@ def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
             labels=_labels(group.members, rules),
         )
     except ImageRefusedError as error:
-        yield Sample(key=group.key, name=name, reason=str(error), cause=cause_of(error))
+        yield FoundSample(key=group.key, name=name, reason=str(error), cause=cause_of(error))
 
 
 def _labels(members: dict[str, Member], rules: SampleRules) -> tuple[str, ...]:
