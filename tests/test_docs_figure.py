@@ -35,7 +35,7 @@ def ids_shown() -> dict[str, int]:
 
 
 def test_the_figure_shows_todays_order() -> None:
-    assert ids_in(FIGURE) == ids_shown(), "draw it again: python -m docs.order_figure"
+    assert ids_in(FIGURE) == ids_shown(), "draw it again: python -m docs.pictures order"
 
 
 def test_it_is_drawn_from_the_order_alone(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def curve_in(figure: Path, mode: str) -> list[float]:
 def test_the_figure_says_how_far_the_modes_are_apart() -> None:
     shown = pos_embed_figure.example()
     expected = {f"{one}-{other}": shown.says(one, other) for one, other in pos_embed_figure.PAIRS}
-    assert distances_in(POSITIONS) == expected, "draw it again: python -m docs.pos_embed_figure"
+    assert distances_in(POSITIONS) == expected, "draw it again: python -m docs.pictures pos_embed"
     assert len(set(expected.values())) == 3
 
 
@@ -86,7 +86,7 @@ def test_its_curves_are_the_first_rows_of_the_maps() -> None:
     rows = np.array([shown.resampled[mode][pos_embed_figure.ROW] for mode in pos_embed_figure.MODES])
     slope, offset = np.polyfit(rows.reshape(-1), drawn.reshape(-1), 1)
     assert slope < 0, "up is more"
-    assert np.allclose(slope * rows + offset, drawn, atol=1e-3), "draw it again: python -m docs.pos_embed_figure"
+    assert np.allclose(slope * rows + offset, drawn, atol=1e-3), "draw it again: python -m docs.pictures pos_embed"
 
 
 def test_it_is_drawn_from_the_maps_alone(tmp_path: Path) -> None:
