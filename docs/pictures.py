@@ -35,7 +35,7 @@ DOCS = Path(__file__).resolve().parent
 ROWS, DEADLINE_SECONDS = 24, 900.0
 # A page is photographed as narrow as a small tablet, so that its text can be read at the width of a telephone.
 PAGE_WIDTH, PAGE_SCALE, NUM_COLOURS, MOST_BYTES = 700, 1.5, 128, 250_000
-HERO_COLUMNS = 60
+HERO_COLUMNS, HERO_ROWS = 64, 26
 KILLED_AT, DRAINED_AT = 160, 150  # steps of digits_smoke, which has 300
 NUM_INSPECTED = 64
 SHARES = (0.1, 0.3, 1)
@@ -47,9 +47,9 @@ SHORT = "--evaluation.every-steps 100 --steps 600 --global-batch 128"
 PLAN = "plan vit_h14_jft --gpu h200 --nodes 1 8 16 32 64 --max-time 24 --price 2.5"
 SUBMIT = "submit pretrain digits_smoke --cluster cluster.yaml --nodes 2 --time 10 --data.url data/digits"
 TRAIN = """\
-patchline pretrain digits_smoke --data.url data/digits \\
-  --evaluation.url data/digits-test --run-dir runs/digits \\
-  --evaluation.every-steps 100"""
+patchline pretrain digits_smoke --run-dir runs/digits \\
+  --data.url data/digits --evaluation.url data/digits-test \\
+  --global-batch 64 --evaluation.every-steps 100"""
 # Leaves the header and some sections of a page, and the first sheets of each.
 CROP = """(([kept, sheets]) => {
   for (const one of document.querySelectorAll("main > section")) {
@@ -121,7 +121,9 @@ class Studio:
 
     @property
     def _digits(self) -> str:
-        return f"digits_smoke {self.dataset('digits')} --evaluation.every-steps 50 --log-every-steps 1"
+        return (
+            f"digits_smoke {self.dataset('digits')} --evaluation.every-steps 50 --log-every-steps 1 --global-batch 64"
+        )
 
     def cifar10_run(self) -> Path:
         """Returns the folder of an evaluated run on CIFAR-10, which is far shorter than its recipe."""
@@ -132,8 +134,8 @@ class Studio:
         return folder
 
     def photograph(self, page: Path, name: str, kept: Sequence[str], *, sheets: int = 99, height: int = 0) -> None:
-        """Writes docs/NAME.png: the sections `kept` of a page, with the first `sheets` plots and tables of each, cut off
-        below `height` pixels of the page (0: whole)."""
+        """Writes docs/NAME.png: the sections `kept` of a page, with the first `sheets` plots and tables of each.
+        `height`: cuts it off below so many pixels of the page (0: nowhere)."""
         with tempfile.TemporaryDirectory() as profile, browser(Path(profile)) as opened:
             asks = (CROP % [list(kept), sheets],)
             seen = opened.open(page, width=PAGE_WIDTH, is_dark=False, asks=asks, scale=PAGE_SCALE)
@@ -208,9 +210,10 @@ def terminal(studio: Studio) -> None:
     own = Studio(work=folder)
     own.dataset("digits")
     with session.terminal(folder, own.environ, columns=HERO_COLUMNS) as screen:
-        screen.run(TRAIN, while_it_runs=r"\n1[2-4]\d/300 ", keys="C-c")
+        screen.run(TRAIN, while_it_runs=r"\n1[1-9]\d/300 ", keys="C-c")
         screen.run(TRAIN, clear=False)
-        _draw("terminal", screen.screen(), title="patchline", columns=HERO_COLUMNS)
+        rows = screen.screen().splitlines()[-HERO_ROWS:]
+        _draw("terminal", "\n".join(rows), title="patchline", columns=HERO_COLUMNS)
 
 
 def on_slurm(_: Studio) -> None:
