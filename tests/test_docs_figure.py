@@ -1,6 +1,6 @@
 """docs/order.svg shows the real order: its sample ids are those of SampleOrder.
 
-docs/pos_embed.svg shows the real results of the three modes.
+docs/pos_embed.svg shows the real results of the three modes. docs/pictures.py draws every picture.
 """
 
 import re
@@ -11,6 +11,7 @@ import pytest
 
 from docs import pos_embed_figure
 from docs.order_figure import BATCH, LANES, STEPS, WINDOW_BLOCKS, draw, example
+from docs.pictures import MOST_BYTES, PICTURES
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FIGURE, POSITIONS = DOCS / "order.svg", DOCS / "pos_embed.svg"
@@ -94,3 +95,9 @@ def test_it_is_drawn_from_the_maps_alone(tmp_path: Path) -> None:
     assert distances_in(tmp_path / "pos_embed.svg") == distances_in(POSITIONS)
     for mode in pos_embed_figure.MODES:
         assert curve_in(tmp_path / "pos_embed.svg", mode) == pytest.approx(curve_in(POSITIONS, mode), abs=1e-3)
+
+
+def test_one_command_draws_every_picture() -> None:
+    pictures = [path for path in DOCS.iterdir() if path.suffix in (".png", ".svg")]
+    assert sorted(path.stem for path in pictures) == sorted(name for name in PICTURES if name != "session")
+    assert [path.name for path in pictures if path.stat().st_size > MOST_BYTES] == []
