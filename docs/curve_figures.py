@@ -74,13 +74,14 @@ def draw_losses(shown: Losses) -> None:
     steps = sorted(shown.unbroken)
     after = [step for step in sorted(shown.resumed) if step > shown.resumed_from]
     axes.plot(steps, [shown.unbroken[step] for step in steps], color=BLUE, linewidth=1.6, label="unbroken run")
-    name = f"killed with SIGKILL, resumed from step {shown.resumed_from}"
+    name = f"resumed from step {shown.resumed_from}"
     dots = {"color": ORANGE, "linestyle": (0, (1.5, 2.5)), "linewidth": 2.6}
     axes.plot(after, [shown.resumed[step] for step in after], label=name, **dots)
     axes.axvline(shown.resumed_from, color=FAINT, linewidth=0.8, linestyle="--")
-    _title(axes, f"{shown.num_identical} of {len(after)} losses after the kill are bit-identical")
-    axes.set(xlim=(0, max(steps)), ylim=(0, None))
-    _name(axes, "step", "training loss")
+    _title(axes, f"After SIGKILL, {shown.num_identical} of {len(after)} losses are bit-identical")
+    axes.set(xlim=(0, max(steps)), yscale="log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    _name(axes, "step", "training loss (log scale)")
     _legend(axes, loc="upper right")
     _save(figure, "loss", "Loss of two runs")
 

@@ -57,6 +57,7 @@ CROP = """(([kept, sheets]) => {
     [...one.querySelectorAll(".columns > *")].slice(sheets).forEach(sheet => sheet.remove());
   }
   document.querySelector("footer").hidden = true;
+  document.body.style.paddingBottom = "28px";
   if (kept[0] !== "header") document.body.querySelector("header").hidden = true;
   for (const one of document.querySelectorAll("section:not([hidden])")) { one.style.marginTop = "28px"; }
   return true;
@@ -158,7 +159,7 @@ def report(studio: Studio) -> None:
     """The report of a run that was killed and resumed."""
     studio.killed()
     studio.patchline("report runs/digits --out report.html")
-    studio.photograph(studio.work / "report.html", "report", ("header", "curves", "time", "restarts"), sheets=2)
+    studio.photograph(studio.work / "report.html", "report", ("header", "curves", "time", "restarts"), sheets=1)
 
 
 def loss(studio: Studio) -> None:
@@ -170,7 +171,7 @@ def report_cifar10(studio: Studio) -> None:
     """The report of a run on CIFAR-10."""
     studio.cifar10_run()
     studio.patchline("report runs/cifar10 --out cifar10.html")
-    studio.photograph(studio.work / "cifar10.html", "report-cifar10", ("header", "curves", "time"), sheets=3)
+    studio.photograph(studio.work / "cifar10.html", "report-cifar10", ("header", "curves", "time"), sheets=2)
 
 
 def scores(studio: Studio) -> None:
@@ -187,7 +188,7 @@ def study(studio: Studio) -> None:
         for name, model in MODELS.items():
             studio.run(f"study/{name}-{round(100 * share)}", job, "--data.subset.share", str(share), *model)
     studio.patchline("compare runs/study --out study.html")
-    studio.photograph(studio.work / "study.html", "study", ("header", "curves", "plots"), sheets=2)
+    studio.photograph(studio.work / "study.html", "study", ("header", "plots"), sheets=2)
 
 
 def inspect_distance(studio: Studio) -> None:
@@ -199,7 +200,7 @@ def inspect_distance(studio: Studio) -> None:
     for number in range(NUM_INSPECTED):
         test[number].image.save(images / f"{number}.png")
     studio.patchline(f"inspect runs/digits --images images --max-images {NUM_INSPECTED}")
-    shutil.copyfile(folder / "inspect" / "distance.png", DOCS / "inspect_distance.png")
+    shutil.copyfile(folder / "inspect" / "attention_distance.png", DOCS / "inspect_distance.png")
 
 
 def terminal(studio: Studio) -> None:
