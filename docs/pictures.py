@@ -152,7 +152,7 @@ def card(studio: Studio) -> None:
     """The card of a dataset."""
     studio.dataset("digits")
     studio.patchline("card data/digits")
-    studio.photograph(studio.work / "data" / "digits" / "card.html", "card", ("header", "samples-title"), height=955)
+    studio.photograph(studio.work / "data" / "digits" / "card.html", "card", ("header", "samples-title"), height=944)
 
 
 def report(studio: Studio) -> None:
