@@ -76,11 +76,11 @@ class TrainingData:
     def labels_per_image(self) -> float:
         """The mean number of labels of an image of the mixed datasets. A part of a dataset is assumed to have the mean
         of the whole."""
-        means = [
-            sum(dataset.label_table.column("num_samples").to_pylist()) / max(1, dataset.manifest.num_samples)
-            for dataset in self.datasets
-        ]
-        return sum(quota * mean for quota, mean in zip(self.quotas, means, strict=True)) / sum(self.quotas)
+        mean = 0.0
+        for dataset, quota in zip(self.datasets, self.quotas, strict=True):
+            num_labels = sum(dataset.label_table.column("num_samples").to_pylist())
+            mean += quota / sum(self.quotas) * num_labels / max(1, dataset.manifest.num_samples)
+        return mean
 
     @property
     def part_text(self) -> str:

@@ -20,7 +20,7 @@ from shards.errors import InvalidDataError, UserError
 from shards.manifest import LABELS_PATH, MANIFEST_PATH
 from shards.sample_rows import BlockTable
 from shards.sources.folders import FolderSource
-from tests.rigs.datasets import packed_folders
+from tests.rigs.datasets import packed_folders, packed_with_weights
 from tests.rigs.images import image_bytes
 from tests.rigs.tables import read_table
 
@@ -198,3 +198,10 @@ def test_a_number_of_classes_that_contradicts_the_names_is_refused(
     for config in (config_of(bad), replace(config_of(bad), url="", mix=((str(other), 1), (str(bad), 1)))):
         with pytest.raises(InvalidDataError, match=rf"labels\.parquet .* it has 3 rows; allowed: {num_classes}"):
             _ = open_training_data(config).num_classes
+
+
+def test_the_labels_of_an_image_are_counted_over_the_mix(packed: Path, tmp_path: Path) -> None:
+    several = packed_with_weights(tmp_path, ["a|b,", "a,", "a|b|c,1|0.5|0.5", "c,"])
+    assert open_training_data(DataConfig(url=str(several), lanes=1)).labels_per_image == pytest.approx(7 / 4)
+    mix = DataConfig(mix=((str(packed), 3), (str(several), 1)), lanes=1)
+    assert open_training_data(mix).labels_per_image == pytest.approx((3 * 1 + 7 / 4) / 4)
