@@ -52,7 +52,7 @@ def page(package: str, template: str, values: Mapping[str, object], *, script: s
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"shown": shown, "paragraphs": paragraphs, "data_uri": data_uri}
+    environment.filters |= {"shown": shown, "paragraphs": paragraphs, "whole_words": whole_words, "data_uri": data_uri}
     environment.filters |= {"duration": duration, "number": number, "plural": plural, "share": share, "size": size}
     code = own.joinpath(script).read_text("utf-8") if script else ""
     text = environment.get_template(template).render(
@@ -80,6 +80,11 @@ def paragraphs(text: str) -> list[str]:
     """Returns the lines of a description that are not empty. URLs stay whole, because the author wants them to be
     read."""
     return [_visible(line, kept=_JOINERS) for line in text.split("\n") if line.strip()]
+
+
+def whole_words(command: str) -> Markup:
+    """Returns a command that is wrapped only at spaces, so that no flag is broken behind a hyphen."""
+    return Markup(" ").join(Markup('<span class="word">{}</span>').format(word) for word in command.split(" "))
 
 
 def without_users_and_queries(text: str) -> str:
