@@ -365,7 +365,10 @@ def refused_words(store: Store, dropped: pa.Table) -> str:
 def _left_out(table: pa.Table) -> list[str]:
     counts = {kind: int(pc.sum(pc.equal(table["kind"], kind)).as_py() or 0) for kind in KINDS}
     refused = table.filter(pc.equal(table["kind"], "refused"))
-    return [f"left out: {left_out_words(counts)}", *_examples(refused.slice(0, _EXAMPLES).to_pylist(), refused.num_rows)]
+    return [
+        f"left out: {left_out_words(counts)}",
+        *_examples(refused.slice(0, _EXAMPLES).to_pylist(), refused.num_rows),
+    ]
 
 
 def _examples(rows: Sequence[dict[str, str]], number: int) -> list[str]:

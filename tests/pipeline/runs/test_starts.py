@@ -71,7 +71,7 @@ def test_half_a_line_spoils_no_other(tmp_path: Path) -> None:
     left = left_behind(tmp_path)
     assert left == Left()
     for attempt in ("1", "2"):
-        seconds = {"startup": 1.0, "total": 2.0}
+        seconds = {"startup": 1.0, "paused": 0.0, "total": 2.0}
         add_start(tmp_path, attempt=attempt, resumed_from=None, seconds=seconds, topology=(2, 1, "cpu"), left=left)
         with (tmp_path / "starts.jsonl").open("a") as file:
             file.write('{"attempt": "3", "unix')
