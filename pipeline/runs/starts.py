@@ -238,11 +238,22 @@ def read_starts(run_dir: Path) -> list[Start]:
 
 def last_origin(run_dir: Path) -> Origin:
     """Returns the origin of the run's latest job, or NO_ORIGIN if the end of the file does not name one."""
-    try:
-        tail = read_tail(run_dir / FILE_NAME, most_bytes=_TAIL_BYTES)
-    except (OSError, InvalidDataError):
-        return NO_ORIGIN
+    tail = _tail(run_dir)
     return origin_in(tail) if tail else NO_ORIGIN
+
+
+def last_paused_seconds(run_dir: Path) -> float:
+    """Returns the length of all pauses before the run's latest start; 0 if the end of the file does not have it."""
+    tail = _tail(run_dir)
+    found = tail.last(is_start) if tail else None
+    return start_in(found).paused_seconds if found else 0.0
+
+
+def _tail(run_dir: Path) -> Tail | None:
+    try:
+        return read_tail(run_dir / FILE_NAME, most_bytes=_TAIL_BYTES)
+    except (OSError, InvalidDataError):
+        return None
 
 
 def origin_in(tail: Tail) -> Origin:

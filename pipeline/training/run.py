@@ -31,7 +31,7 @@ from pipeline.ranks.collectives import broadcast_json
 from pipeline.ranks.devices import refuse_missing_kernel
 from pipeline.ranks.host import Bf16
 from pipeline.ranks.world import World, bf16_of, fix_kernels, joined
-from pipeline.runs.starts import Origin, StartTimes, add_start, cause_of, left_behind
+from pipeline.runs.starts import Origin, StartTimes, add_start, cause_of, last_paused_seconds, left_behind
 from pipeline.training.controls import Controls, SaveClock
 from pipeline.training.decisions import decide_precision
 from pipeline.training.fitting.first_pass import refuse_lack_of_memory
@@ -175,8 +175,12 @@ def _start_to_end(prepared: Prepared, writer: Writer | None, controls: Controls,
             if found and world.is_first:
                 controls.ledger.complete(found.id, found.record.get("seconds"))
             resumed_from = found.id.step if found else None
-            if left and cause_of(left, resumed_from=resumed_from, attempt_before=left.attempt).is_pause:
-                controls.ledger.count_as_pause()
+            if left:
+                # The pause before an earlier start that saved nothing is in no line of the ledger.
+                pauses = last_paused_seconds(prepared.run_dir)
+                controls.ledger.count_as_pause(pauses - controls.ledger.seconds["paused"])
+                if cause_of(left, resumed_from=resumed_from, attempt_before=left.attempt).is_pause:
+                    controls.ledger.count_as_pause()
         if left:
             add_start(
                 prepared.run_dir,

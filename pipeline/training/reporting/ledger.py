@@ -2,6 +2,7 @@
 evaluation). It gets one line per save."""
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -44,19 +45,21 @@ class Ledger:
 
     def resume(self, *, says: bool = False) -> None:
         """Continues from the last line. Called when a run starts, and after it has gone back to a checkpoint."""
-        last = last_line(self.run_dir, says=says)
+        last, paused = last_line(self.run_dir, says=says), self.seconds["paused"]
         if last:
             self.seconds |= {account: float(last["seconds"][account]) for account in ACCOUNTS}
             gap = time.time() - float(last["unix_time"])  # meaningless if the clock was set in between
             self._gap_seconds = gap if 0 < gap < _MOST_GAP_SECONDS else 0.0
             self.seconds["restarts"] += self._gap_seconds
+            self.count_as_pause(paused - self.seconds["paused"])  # after a rewind, the pause before this start
 
-    def count_as_pause(self) -> None:
-        """Moves the time between the last line and this start from `restarts` to `paused`. Called if the earlier start
-        saved its last step and stopped."""
-        self.seconds["restarts"] -= self._gap_seconds
-        self.seconds["paused"] += self._gap_seconds
-        self._gap_seconds = 0.0
+    def count_as_pause(self, seconds: float = math.inf) -> None:
+        """Moves the time between the last line and this start, at most `seconds` of it, from `restarts` to `paused`.
+        Called if the earlier start saved its last step and stopped."""
+        moved = max(0.0, min(seconds, self._gap_seconds))
+        self.seconds["restarts"] -= moved
+        self.seconds["paused"] += moved
+        self._gap_seconds -= moved
 
     def complete(self, checkpoint: "CheckpointId", seconds: object) -> None:
         """Adds the missing line of the checkpoint from which the run resumes, if the run was killed between the commit
