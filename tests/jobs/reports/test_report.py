@@ -156,7 +156,7 @@ def test_the_page_has_everything_and_is_only_text(made: Made, tmp_path: Path) ->
     for words in (
         fingerprint,
         "the data steps from 19 to before 22 are left out",
-        "digits_smoke, as the run put on record",
+        "digits_smoke, as the run recorded",
         "killed or crashed",
         "versions.torch",
         "2 ranks, ZeRO-1",
