@@ -14,7 +14,7 @@ from jobs.recipes import pretrain
 from shards.card.facts import CardFacts, gather_facts
 from shards.dataset import open_dataset
 from shards.manifest import MANIFEST_PATH
-from shards.pages.page import whole_words
+from shards.pages.page import whole_flags
 from shards.store import open_store
 from tests.rigs.card_datasets import Sample, write_dataset
 from tests.rigs.datasets import file_hashes, packed_folders
@@ -43,8 +43,8 @@ def test_on_s3(s3_bucket: str) -> None:
     data = f"--data.url {url} --evaluation.url {url}-test --run-dir runs/birds"
     commands = f"pretrain photos_smoke {data}", f"finetune photos --initial.weights WEIGHTS {data}-tuned"
     for command in commands:
-        drawn = whole_words(f"patchline {command}")
-        assert f"<code>{drawn}</code>" in page
+        drawn = whole_flags(f"<code>patchline {command}</code>")
+        assert drawn in page
         page = page.replace(drawn, "")
     assert s3_bucket not in page
 
