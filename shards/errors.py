@@ -2,6 +2,7 @@
 wrong and what to do about it. jobs/exit_codes.py gives each family of errors its exit code."""
 
 import errno
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,13 +21,15 @@ class PrintableError(Exception):
     script, which does not escape its output, can print it.
 
     The message is made of three fields, which are printable too. `what`: what is wrong, with the value. `allowed`: what
-    would be right. `todo`: what to do about it. Fields that do not apply are empty.
+    would be right. `todo`: what to do about it. Fields that do not apply are empty. `flags`: the flags with which the
+    same command works, as words; the command line prints that command.
     """
 
-    def __init__(self, what: object = "", *, allowed: str = "", todo: str = "") -> None:
+    def __init__(self, what: object = "", *, allowed: str = "", todo: str = "", flags: Sequence[str] = ()) -> None:
         ends = [text for text in (f"allowed: {allowed}" if allowed else "", todo) if text]
         super().__init__("; ".join([str(what), *ends]) if ends else what)
         self.what, self.allowed, self.todo = printable(str(what)), printable(allowed), printable(todo)
+        self.flags = tuple(flags)
 
     def __str__(self) -> str:
         return printable(super().__str__())
