@@ -1,7 +1,7 @@
 """The Parquet tables of a dataset, and their readers: the index of each shard, blocks, labels and quarantine."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from shards.config_values import Range
 from shards.files.typed_json import read_record
 from shards.manifest import MOST_CLASSES, MOST_SAMPLES, MOST_SHARD_SAMPLES, MOST_TAR_BYTES
+from shards.output.quantities import plural
 from shards.sample_rows import NO_WEIGHT, ONE_A_SAMPLE, BlockTable, SampleRows
 from shards.tables import (
     MOST_ROWS,
@@ -280,6 +281,18 @@ def read_labels(data: bytes) -> pa.Table:
 def read_quarantine(data: bytes) -> pa.Table:
     """Reads the table of images that were left out."""
     return read_checked(data, QUARANTINE_RULES, most_rows=MOST_ROWS)
+
+
+def left_out_words(counts: Mapping[str, int]) -> str:
+    """Returns how many images were left out, by kind: `4 refused, 7 duplicates, 64 in the other split`."""
+    words = {
+        "refused": f"{counts['refused']:,} refused",
+        "unlabeled": f"{counts['unlabeled']:,} without a label (--unlabeled keep packs them)",
+        "duplicate": plural(counts["duplicate"], "duplicate"),
+        "evaluation": f"{counts['evaluation']:,} of evaluation sets",
+        "split": f"{counts['split']:,} in the other split",
+    }
+    return ", ".join(words[kind] for kind in KINDS if counts[kind])
 
 
 def general_reasons(reasons: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array:

@@ -32,7 +32,7 @@ from pipeline.models.weights.usage import Usage
 from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.saving.finish import read_done
 from shards.errors import InvalidDataError, UserError
-from shards.output.quantities import number
+from shards.output.quantities import flops, number
 from shards.output.terminal import printable_name
 
 log = logging.getLogger(__name__)
@@ -214,8 +214,8 @@ def _training(training: Training | None) -> str:
     point, job = training.point, training.job
     rate = f"learning rate {job.schedule.learning_rate:g} ({job.schedule.decay})"
     included = ", pre-training included" if point.stage == "finetune" else ""
-    alone = f"{number(point.own_exaflops)} exaFLOPs of this run; that of its initial weights is not known"
-    cost = alone if point.exaflops is None else f"{number(point.exaflops)} exaFLOPs{included}"
+    alone = f"{flops(point.own_exaflops)} of this run; that of its initial weights is not known"
+    cost = alone if point.exaflops is None else f"{flops(point.exaflops)}{included}"
     rows = [
         ("Data", f"{_code(_dataset(job.data.url) if job.data.url else 'a mix of datasets')}"),
         ("Stage", "fine-tuning" if point.stage == "finetune" else "pre-training"),

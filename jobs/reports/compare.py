@@ -25,7 +25,7 @@ from jobs.reports.points import Point, gather, point_json, told_apart
 from jobs.stages import usage_of
 from shards.config_values import shown_value
 from shards.errors import UserError
-from shards.output.quantities import number, plural
+from shards.output.quantities import flops_unit, number, plural
 from shards.output.terminal import printable_name
 from shards.pages.page import Axis, Frame, labelled, log_ticks, page, ticks
 
@@ -33,16 +33,9 @@ NUM_COLOURS = 8  # the number of colours in page.css; further lines use the same
 _MOST_RUNS = 2 * NUM_COLOURS
 _LOG_RATIO = 10  # losses that span more than this are drawn on a log scale
 _COLUMNS = (
-    *(
-        ("run", "text"),
-        ("what differs", "text"),
-        ("scored on", "text"),
-        ("accuracy", "number"),
-        ("best", "number"),
-        ("few-shot", "number"),
-    ),
-    ("also scored", "text"),
-    *(("exaFLOPs", "number"), ("images", "number"), ("model", "text"), ("parameters", "number"), ("px", "number")),
+    *(("run", "text"), ("accuracy", "number"), ("best", "number"), ("scored on", "text"), ("what differs", "text")),
+    *(("few-shot", "number"), ("also scored", "text"), ("compute", "number"), ("images", "number"), ("model", "text")),
+    *(("parameters", "number"), ("px", "number")),
 )
 _LOSS = "loss"  # its axis may be logarithmic
 _MOST_SHOTS = 4  # at most this many plots of few-shot accuracy
@@ -120,13 +113,14 @@ def _nothing(folders: Sequence[str], notes: Sequence[str]) -> UserError:
 
 def point_table(points: Sequence[Point]) -> str:
     """Returns a text table with a line for each point."""
+    in_exaflop, unit = _unit(points)
     rows = [
         (
             "run",
             "model",
             "scored on",
             "images",
-            "exaFLOPs",
+            unit,
             "accuracy",
             "best",
             "few-shot",
@@ -140,7 +134,7 @@ def point_table(points: Sequence[Point]) -> str:
             printable_name(one.line),
             printable_name(one.dataset) or "-",
             "-" if one.num_images is None else f"{one.num_images:,}",
-            "-" if one.exaflops is None else f"{one.exaflops:.3g}",
+            "-" if one.exaflops is None else f"{one.exaflops * in_exaflop:.3g}",
             _score(one.accuracy, one.deviation),
             _score(one.best_accuracy, one.best_deviation),
             ", ".join(f"{shots}: {value:.3f}" for shots, value in one.fewshot.items()) or "-",
@@ -156,6 +150,16 @@ def point_table(points: Sequence[Point]) -> str:
         cells = [cell.rjust(width) if at in _NUMBERS else cell.ljust(width) for at, (cell, width) in enumerate(sized)]
         lines.append(f"{'  '.join(cells).rstrip()}\n")
     return "".join(lines)
+
+
+def _unit(points: Sequence[Point]) -> tuple[float, str]:
+    """Returns the unit of compute for all points: how many of it are an exaFLOP, and its name."""
+    return flops_unit(max(_compute(one) for one in points))
+
+
+def _compute(one: Point) -> float:
+    """Returns the exaFLOPs of a point in a plot: those of its own steps if those of its pre-training are not known."""
+    return one.own_exaflops if one.exaflops is None else one.exaflops
 
 
 def _score(value: float | None, deviation: float | None) -> str:
@@ -174,11 +178,16 @@ def _differs(settings: Sequence[str]) -> str:
 def render(points: Sequence[Point], notes: Sequence[str]) -> bytes:
     """Returns the page in UTF-8. Equal points give equal bytes."""
     lines = list(dict.fromkeys(one.line for one in points))
+    in_exaflop, unit = _unit(points)
+    empty = [] if any(one.fewshot for one in points) else ["few-shot"]
+    empty += [] if any(one.also for one in points) else ["also scored"]
     values = {
         "points": points,
         "notes": notes,
         "lines": lines,
-        "columns": _COLUMNS,
+        "columns": [(unit if name == "compute" else name, kind) for name, kind in _COLUMNS],
+        "empty": empty,
+        "in_exaflop": in_exaflop,
         "dots": [dot_class(place) for place in range(len(lines))],
         "plots": _plots(points, lines),
         "curves": [*loss_plots(points), *accuracy_plots(points)],
@@ -213,23 +222,23 @@ def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Mar
     wanted = [(0, dataset, axis) for dataset in datasets for axis in ("compute", "data")]
     wanted += [(shots, name, "data") for shots in few for name in dict.fromkeys(on for n, on in measured if n == shots)]
     made = []
+    in_exaflop, unit = _unit(points)
     for shots, dataset, axis in wanted:
-        marks = list(_marks(points, shots, dataset, axis))
+        marks = list(_marks(points, shots, dataset, axis, in_exaflop=in_exaflop))
         is_repeated = axis == "data" and not shots and len({mark.x for mark in marks}) == 1
         if len(marks) > 1 and not is_repeated:  # a single point says no more than the table
             what = f"{shots}-shot accuracy" if shots else "Accuracy"
             on = f" on {dataset}" if dataset else ""
-            x_name = "exaFLOPs" if axis == "compute" else "images of pre-training"
+            x_name = unit if axis == "compute" else "images of pre-training"
             made.append((f"{what}{on} over {axis}", scatter(marks, x_name=x_name, y_name=f"{what} (%)", lines=lines)))
     return made
 
 
-def _marks(points: Sequence[Point], shots: int, dataset: str, axis: str) -> Iterator[PlotPoint]:
+def _marks(points: Sequence[Point], shots: int, dataset: str, axis: str, *, in_exaflop: float) -> Iterator[PlotPoint]:
     """Yields the points that have a score on a dataset. `shots` is the number of shots of a few-shot accuracy, or 0 for
-    the usual accuracy."""
+    the usual accuracy. `in_exaflop`: how many of the unit of compute are an exaFLOP."""
     for place, one in enumerate(points):
-        compute = one.own_exaflops if one.exaflops is None else one.exaflops
-        x = compute if axis == "compute" else one.num_images
+        x = _compute(one) * in_exaflop if axis == "compute" else one.num_images
         y, spread = _score_on(one, shots, dataset)
         if x and y is not None:
             deviation = 100 * (spread or 0)

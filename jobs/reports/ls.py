@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from jobs.record import Leaves, is_scored, read_leaves
 from jobs.settings.runs import LsJob, SortColumn
 from jobs.stages import WITH_SMOKE
 from pipeline.runs.facts import SIGNS_OF_A_RUN, STATES, RunFacts, read_facts
-from pipeline.shared_settings import RECORD_FILE
+from pipeline.shared_settings import RECORD_FILE, SCORES_FOLDER
 from shards.config_values import whole_number
 from shards.errors import PASSING_FAULTS, Finding, InvalidDataError, UserError
 from shards.files.looks import is_a_folder, is_there
@@ -251,7 +251,8 @@ def _may_be_run(names: set[str]) -> bool:
 
 
 def run_at(root: Path, path: Path, now: float) -> Run | None:
-    """Returns the run in a folder; None if its record belongs to a stage that does not train."""
+    """Returns the run in a folder; None if its record belongs to a stage that does not train. The accuracy of a run
+    that was not scored during its training is that of the newest `patchline evaluate RUN`."""
     reasons: list[str] = []
     leaves: Leaves = {}
     try:
@@ -270,6 +271,11 @@ def run_at(root: Path, path: Path, now: float) -> Run | None:
     if leaves and not num_steps:
         reasons.append(f"{RECORD_FILE} is damaged: it has no number of steps")
     facts = read_facts(path, num_steps=num_steps, is_scored=is_scored(leaves), now=now)
+    if facts.accuracy is None and is_a_folder(path / SCORES_FOLDER):
+        from jobs.reports.run_scores import evaluations_of  # noqa: PLC0415 - most lists need no scores
+
+        kept, _ = evaluations_of(path, step=facts.step or 0)
+        facts = replace(facts, accuracy=kept[0].score if kept else None)
     return Run(
         path=str(path.relative_to(root)) if path != root else path.name or str(path),
         stage=stage,

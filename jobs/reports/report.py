@@ -18,7 +18,7 @@ from jobs.reports.facts import ReportFacts, gather
 from jobs.reports.worth import COLUMNS, CORE_DAYS, TABLE_2, ScoreSheet, Worth, read_scores, worth_of
 from jobs.settings.runs import ReportJob
 from pipeline.runs.curves import Curve
-from pipeline.runs.time import WORDS, Restart
+from pipeline.runs.time import PAUSED, WORDS, Restart
 from shards.files.local_files import is_finite
 from shards.output.quantities import duration, number, percent, plural, share, short_time, size
 from shards.pages.page import Axis, Frame, labelled, log_ticks, page, shown, svg, ticks
@@ -56,7 +56,7 @@ def run(job: ReportJob) -> int:
     if job.out:
         refuse_no_page(out, name=_NAME)
     facts = gather(run_dir)
-    worth = worth_of(run_dir, wall_seconds=facts.time.wall_seconds, curves=facts.curves)
+    worth = worth_of(run_dir, running_seconds=facts.time.running_seconds, curves=facts.curves)
     scores = read_scores(run_dir)
     page = render(facts, worth, scores)
     write_page(out, page)
@@ -91,7 +91,7 @@ def by_cause(restarts: Sequence[Restart]) -> list[tuple[str, list[Restart]]]:
     found: dict[str, list[Restart]] = {}
     for one in restarts:
         found.setdefault(one.cause.kind, []).append(one)
-    return sorted(found.items(), key=lambda item: -sum(one.seconds + one.startup_seconds for one in item[1]))
+    return sorted(found.items(), key=lambda item: -sum(one.lost_seconds + one.startup_seconds for one in item[1]))
 
 
 def _restart_lines(restarts: Sequence[Restart]) -> list[str]:
@@ -100,23 +100,26 @@ def _restart_lines(restarts: Sequence[Restart]) -> list[str]:
     lines = []
     if len(restarts) > _MOST_RESTARTS:
         causes = by_cause(restarts)
-        lines.append(f"{plural(len(restarts), 'restart')}: cost {_cost_of(restarts)}")
-        lines += [f"    {len(own):,} x {kind}: cost {_cost_of(own)}" for kind, own in causes[:_MOST_CAUSES]]
+        lines.append(f"{plural(len(restarts), 'restart')}: {_cost_of(restarts)}")
+        lines += [f"    {len(own):,} x {kind}: {_cost_of(own)}" for kind, own in causes[:_MOST_CAUSES]]
         rest = [one for _, own in causes[_MOST_CAUSES:] for one in own]
-        lines += [f"    {len(rest):,} x other causes: cost {_cost_of(rest)}"] if rest else []
+        lines += [f"    {len(rest):,} x other causes: {_cost_of(rest)}"] if rest else []
     for one in restarts[-_MOST_RESTARTS:]:
         origin = "scratch" if one.step is None else f"step {one.step:,}"
         lines.append(f"restart {one.attempt.partition('-')[0]} from {origin}: {one.cause.words}")
-        lines.append(f"    cost {_cost_of([one])}")
+        lines.append(f"    {_cost_of([one])}")
         lines += [f"    topology {one.topology}"] if one.topology else []
     return lines
 
 
 def _cost_of(restarts: Sequence[Restart]) -> str:
+    """Returns what restarts cost, such as `cost 12 s, 3 steps lost, start-up 4 s`, or how long a pause was."""
+    startup = f"start-up {duration(sum(one.startup_seconds for one in restarts))}"
+    if all(one.cause.is_pause for one in restarts):
+        return f"paused {duration(sum(one.seconds for one in restarts))}, {startup}"
     lost = [one.lost_steps for one in restarts if one.lost_steps is not None]
     steps = f", {plural(sum(lost), 'step')} lost" if lost else ""
-    startup = duration(sum(one.startup_seconds for one in restarts))
-    return f"{duration(sum(one.seconds for one in restarts))}{steps}, start-up {startup}"
+    return f"cost {duration(sum(one.lost_seconds for one in restarts))}{steps}, {startup}"
 
 
 def _outcome(facts: ReportFacts) -> list[str]:
@@ -163,19 +166,21 @@ def _fit(line: str) -> list[str]:
 
 
 def _time(facts: ReportFacts) -> list[str]:
-    wall = facts.time.wall_seconds
+    """Returns lines on where the time went. The shares are of the running time, so a pause has none."""
+    wall, running = facts.time.wall_seconds, facts.time.running_seconds
     if not wall:
         return []
-    parts = [(name, seconds) for name, seconds in facts.time.parts.items() if seconds >= 0.0005 * wall]
-    lines = [f"wall time {duration(wall)}"] + [
-        f"    {WORDS[name]:32}{duration(seconds):>14}{seconds / wall:>8.1%}" for name, seconds in parts
-    ]
+    lines = [f"wall time {duration(wall)}"]
+    for name, seconds in facts.time.parts.items():
+        part = "" if name == PAUSED else f"{seconds / max(running, 1e-9):>8.1%}"
+        lines += [f"    {WORDS[name]:32}{duration(seconds):>14}{part}"] if seconds >= 0.0005 * wall else []
     return [*lines, f"ranks: {facts.run.ranks}"] if facts.run.ranks else lines
 
 
 def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
     """Returns the page in UTF-8. Equal facts give equal bytes."""
     marks = sorted({one.step for one in facts.time.restarts if one.step})
+    running = {name: seconds for name, seconds in facts.time.parts.items() if name != PAUSED}
     values = {
         "facts": facts,
         "worth": worth,
@@ -183,7 +188,9 @@ def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
         "columns": COLUMNS,
         "table_2": TABLE_2,
         "core_days": CORE_DAYS,
-        "bar": time_bar(facts.time.parts, WORDS),
+        "bar": time_bar(running, WORDS),
+        "running": running,
+        "paused_seconds": facts.time.parts[PAUSED],
         "words": WORDS,
         "curves": shown_curves(facts.curves.curves, marks=marks, is_cost=False),
         "costs": shown_curves(facts.curves.curves, marks=marks, is_cost=True),
@@ -311,6 +318,7 @@ def curve_plot(curve: Curve, kind: Kind, *, marks: Sequence[int] = ()) -> Markup
     low, high = curve.extreme(most=False)[1], curve.extreme(most=True)[1]
     is_log = kind.may_be_log and low > 0 and high / low > _LOG_RATIO
     values = labelled(log_ticks(low, high) if is_log else ticks(low, high), kind.text)
+    values = [(value, label.replace(".0 ", " ")) for value, label in values]  # 460.0 MB is too wide for a phone
     frame = Frame(
         x=Axis(name="step", low=first, high=last, ticks=labelled(ticks(first, last, is_whole=True))),
         y=Axis(name=kind.unit, low=low, high=high, ticks=values, is_log=is_log, margin=0.05),

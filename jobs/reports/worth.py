@@ -124,9 +124,10 @@ class Worth:
     reasons: tuple[str, ...]
 
 
-def worth_of(run_dir: Path, *, wall_seconds: float, curves: Curves | None = None) -> Worth:
+def worth_of(run_dir: Path, *, running_seconds: float, curves: Curves | None = None) -> Worth:
     """Returns the cost and the quality of the run, read from its files. If its record or metrics cannot be read, the
-    result has the reason. `curves`: what its metrics contain, if they have been read."""
+    result has the reason. `running_seconds`: the wall time without pauses. `curves`: what its metrics contain, if they
+    have been read."""
     reasons: list[str] = []
     point, url, days = None, "", None
     try:
@@ -134,7 +135,7 @@ def worth_of(run_dir: Path, *, wall_seconds: float, curves: Curves | None = None
         point = point_of(run_dir, name=run_dir.resolve().name, curves=curves)
         reasons += point.reasons
         url = read_leaves(run_dir / RECORD_FILE).get("job.evaluation.url", "")
-        days = device_days(read_starts(run_dir), wall_seconds=wall_seconds)
+        days = device_days(read_starts(run_dir), running_seconds=running_seconds)
     except (OSError, ValueError, UserError, InvalidDataError) as error:
         reasons.append(f"its cost is not known: {error}")
     is_held_out = bool(point and point.scored_on and point.scored_on.part)
@@ -167,13 +168,14 @@ def _accuracy_on(url: str, lines: Sequence[Line]) -> float | None:
     return None
 
 
-def device_days(starts: Sequence[Start], *, wall_seconds: float) -> float | None:
-    """Returns the device-days of a run: for each start, the days until the next start (or until `wall_seconds`) times
-    the number of ranks, summed over all starts. Returns None if no start is recorded."""
+def device_days(starts: Sequence[Start], *, running_seconds: float) -> float | None:
+    """Returns the device-days of a run: for each start, the days without pauses until the next start (or until
+    `running_seconds`) times the number of ranks, summed over all starts. Returns None if no start is recorded."""
     if not starts:
         return None
-    ends = [*(one.total_seconds for one in starts[1:]), wall_seconds]
-    spans = [max(0.0, end - one.total_seconds) * one.num_ranks for one, end in zip(starts, ends, strict=True)]
+    begins = [one.total_seconds - one.paused_seconds for one in starts]
+    ends = [*begins[1:], running_seconds]
+    spans = [max(0.0, end - begin) * one.num_ranks for one, begin, end in zip(starts, begins, ends, strict=True)]
     return sum(spans) / DAY_SECONDS
 
 

@@ -58,11 +58,10 @@ def attention_distances(pixels_Lh: torch.Tensor, *, image_size: int, uniform: fl
     layer = np.repeat(np.arange(1, len(pixels_Lh) + 1), pixels_Lh.shape[1])
     axes.scatter(layer, pixels_Lh.numpy().ravel(), s=16, c=layer, cmap="viridis")
     axes.axhline(uniform, color="grey", linestyle="--", linewidth=0.8, label="uniform attention")
-    axes.legend(loc="lower right", fontsize=_TEXT, frameon=False)
-    most = 1.08 * max(uniform, float(pixels_Lh.max()))
+    figure.legend(loc="outside lower center", fontsize=_TEXT, frameon=False)
     axes.set_xlabel("Layer", fontsize=_TITLE)
     axes.set_ylabel("Mean attention distance (pixels)", fontsize=_TITLE)
-    axes.set_ylim(0, most or 1)
+    axes.set_ylim(*_filled(min(uniform, float(pixels_Lh.min())), max(uniform, float(pixels_Lh.max()))))
     axes.tick_params(labelsize=_TEXT)
     axes.set_title(f"How far each head looks, in images of {image_size} px", fontsize=_TITLE)
     axes.locator_params(axis="x", integer=True)
@@ -73,7 +72,7 @@ def attention_distances(pixels_Lh: torch.Tensor, *, image_size: int, uniform: fl
 def shift_consistency(shifts: Sequence[int], lines: Mapping[str, Sequence[float]], *, stride: int) -> "Figure":
     """Draws a line for each measure over the shift in pixels, with a mark where the image has moved by whole
     patches."""
-    figure = _figure(_WIDTH, 3.6)
+    figure = _figure(_WIDTH, 4.2)
     axes = figure.subplots()
     for name, values in lines.items():
         axes.plot(shifts, values, marker="o", markersize=3, label=_MEASURES[name])
@@ -81,13 +80,19 @@ def shift_consistency(shifts: Sequence[int], lines: Mapping[str, Sequence[float]
         axes.axvline(multiple, color="grey", linestyle="--", linewidth=0.8)
     axes.set_xlabel(f"Shift (pixels); dashed: multiples of {stride} px", fontsize=_TITLE)
     axes.set_ylabel("Share, or cosine", fontsize=_TITLE)
-    axes.set_ylim(min(0.0, *(min(values) for values in lines.values())), 1.05)
+    axes.set_ylim(*_filled(min(min(values) for values in lines.values()), 1.0))
     axes.tick_params(labelsize=_TEXT)
-    axes.legend(loc="lower left", fontsize=_TEXT, frameon=False)
+    figure.legend(loc="outside lower center", fontsize=_TEXT, frameon=False)
     axes.set_title("What stays the same when an image moves", fontsize=_TITLE)
     axes.locator_params(axis="x", integer=True)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _filled(lowest: float, highest: float) -> tuple[float, float]:
+    """Returns the ends of an axis that these values fill. It begins at 0 only if they come near it."""
+    margin = 0.06 * ((highest - lowest) or abs(highest) or 1.0)
+    return 0.0 if 0 <= lowest < 0.3 * highest else lowest - margin, highest + margin
 
 
 def rollouts(images_BHW3: np.ndarray, maps_BHW: torch.Tensor) -> "Figure":

@@ -400,12 +400,13 @@ def _accuracy(reader: _Reader, tail: Tail | None, name: str, *, is_scored: bool)
 
 
 def _goodput(saved: Line) -> float | None:
-    """Returns the share of all seconds that is compute, from the ledger's last line."""
+    """Returns the share of all seconds but pauses that is compute, from the ledger's last line."""
     seconds = saved.get("seconds", {})
-    compute, total = seconds.get("compute"), seconds.get("total")
-    if not (is_finite(compute) and is_finite(total)) or not 0 <= compute <= total or not total:
+    compute, total, paused = (seconds.get(name) for name in ("compute", "total", "paused"))
+    if not (is_finite(compute) and is_finite(total) and is_finite(paused)):
         return None
-    return goodput(compute, total)
+    running = total - paused
+    return goodput(compute, running) if 0 <= compute <= running and running else None
 
 
 def _done_step(reader: _Reader) -> int | None:

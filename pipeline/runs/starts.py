@@ -150,7 +150,8 @@ NO_ORIGIN = Origin()
 @dataclass(frozen=True, kw_only=True)
 class Start:
     """A start: when it was recorded, the time ledger at that moment, the step that it resumed from (None: from
-    scratch), its ranks, what the earlier start left, where its job comes from, and the process of its first rank."""
+    scratch), its ranks, what the earlier start left, where its job comes from, and the process of its first rank.
+    `total_seconds` includes `paused_seconds`."""
 
     attempt: str
     unix_time: _Seconds
@@ -163,6 +164,7 @@ class Start:
     left: Left
     origin: Origin = NO_ORIGIN
     process: ProcessMark = ProcessMark()
+    paused_seconds: _Seconds = 0.0
 
 
 def left_behind(run_dir: Path) -> Left:
@@ -224,6 +226,7 @@ def add_start(
         left=left,
         origin=origin,
         process=own_mark(),
+        paused_seconds=seconds["paused"],
     )
     append_line(run_dir / FILE_NAME, asdict(start))
 
@@ -235,11 +238,22 @@ def read_starts(run_dir: Path) -> list[Start]:
 
 def last_origin(run_dir: Path) -> Origin:
     """Returns the origin of the run's latest job, or NO_ORIGIN if the end of the file does not name one."""
-    try:
-        tail = read_tail(run_dir / FILE_NAME, most_bytes=_TAIL_BYTES)
-    except (OSError, InvalidDataError):
-        return NO_ORIGIN
+    tail = _tail(run_dir)
     return origin_in(tail) if tail else NO_ORIGIN
+
+
+def last_paused_seconds(run_dir: Path) -> float:
+    """Returns the length of all pauses before the run's latest start; 0 if the end of the file does not have it."""
+    tail = _tail(run_dir)
+    found = tail.last(is_start) if tail else None
+    return start_in(found).paused_seconds if found else 0.0
+
+
+def _tail(run_dir: Path) -> Tail | None:
+    try:
+        return read_tail(run_dir / FILE_NAME, most_bytes=_TAIL_BYTES)
+    except (OSError, InvalidDataError):
+        return None
 
 
 def origin_in(tail: Tail) -> Origin:
@@ -307,10 +321,11 @@ def _has_spans(line: Line) -> bool:
 @dataclass(frozen=True)
 class Cause:
     """Why a start ended. `kind` is the same for all starts that ended for the same reason; `words` also name the
-    step."""
+    step. `is_pause`: whether its last step was saved, so that no work was lost until the next start."""
 
     kind: str
     words: str
+    is_pause: bool = False
 
 
 def cause_of(left: Left, *, resumed_from: int | None, attempt_before: str) -> Cause:
@@ -328,9 +343,9 @@ def cause_of(left: Left, *, resumed_from: int | None, attempt_before: str) -> Ca
         said = left.error[:_MOST_WORDS]
         return Cause(f"{error}: {said}", f"{error} {_in_step(left)}: {said}")
     if left.is_done:
-        return Cause("done, and extended", f"done with step {left.step:,}, and extended")
+        return Cause("done, and extended", f"done with step {left.step:,}, and extended", is_pause=True)
     if resumed_from is not None and resumed_from >= left.step:
-        return Cause(f"stopped{by}", f"stopped{by} with step {resumed_from:,} saved")
+        return Cause(f"stopped{by}", f"stopped{by} with step {resumed_from:,} saved", is_pause=True)
     if by:
         return Cause(f"stopped{by}, not saved", f"stopped{by} {_in_step(left)}, which was not saved")
     return Cause(error, f"{error} {_in_step(left)}")

@@ -2,7 +2,8 @@
 
 Wall time runs from the first start to the last sign of the run. Each line of the ledger has the totals of the run up to
 a moment. Three times are in no line: the time of starts that were killed before the run's first save, the time since
-the last line, and what the ledger's accounts do not measure.
+the last line, and what the ledger's accounts do not measure. The running time is the wall time without pauses, in which
+the run had saved and stopped.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from pipeline.runs.starts import Cause, Start, cause_of
 from pipeline.training.reporting.ledger import ACCOUNTS
 from shards.files.local_files import Line
 
+PAUSED = "paused"
 WORDS = {
     "compute": "compute",
     "data_wait": "waiting for data",
@@ -22,15 +24,17 @@ WORDS = {
     "restarts": "restarts: lost work and waiting",
     "unsaved": "since the last save",
     "other": "other",
+    PAUSED: "paused: saved and stopped",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Restart:
-    """A start after the first, or a rewind. `step`: the step that it continued from (None: from scratch). `lost_steps`:
-    the number of steps that were done and lost, according to the metrics (None: unknown). `seconds`: the time of lost
-    work and waiting. `startup_seconds`: the start-up time of the new start, or the part before it was recorded if it
-    saved nothing. `topology`: the change of ranks, ZeRO stage and device, or empty."""
+    """A start after the first, or a rewind. `step`: the step that it continued from (None: from scratch).
+    `lost_steps`: the number of steps that were done and lost, according to the metrics (None: unknown). `seconds`:
+    the time of lost work and waiting or, if `cause.is_pause`, of the pause. `startup_seconds`: the start-up time of
+    the new start, or the part before it was recorded if it saved nothing. `topology`: the change of ranks, ZeRO
+    stage and device, or empty."""
 
     attempt: str
     cause: Cause
@@ -39,6 +43,11 @@ class Restart:
     seconds: float
     startup_seconds: float
     topology: str = ""
+
+    @property
+    def lost_seconds(self) -> float:
+        """The time of lost work and waiting; 0 after a pause."""
+        return 0.0 if self.cause.is_pause else self.seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +59,11 @@ class RunTime:
     parts: dict[str, float]
     restarts: tuple[Restart, ...]
     unix_begin: float | None
+
+    @property
+    def running_seconds(self) -> float:
+        """The wall time without pauses."""
+        return self.wall_seconds - self.parts[PAUSED]
 
 
 def time_of(lines: Sequence[Line], starts: Sequence[Start], *, unix_end: float | None) -> RunTime:
@@ -65,7 +79,9 @@ def time_of(lines: Sequence[Line], starts: Sequence[Start], *, unix_end: float |
     late = [_began(start, lines) for start in starts if start.unix_time > told_at]
     if lines:
         unrecorded = _before_first(lines[0], starts, begin)
-        parts["restarts"] += unrecorded + max(0.0, late[-1] - told_at if late else 0.0)
+        paused = max(0.0, starts[-1].paused_seconds - parts[PAUSED]) if late else 0.0
+        parts[PAUSED] += paused
+        parts["restarts"] += unrecorded + max(0.0, late[-1] - told_at - paused if late else 0.0)
     else:
         unrecorded = 0.0
         parts["restarts"] += max(0.0, late[-1] - begin) if len(late) > 1 else 0.0

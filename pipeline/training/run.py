@@ -31,7 +31,7 @@ from pipeline.ranks.collectives import broadcast_json
 from pipeline.ranks.devices import refuse_missing_kernel
 from pipeline.ranks.host import Bf16
 from pipeline.ranks.world import World, bf16_of, fix_kernels, joined
-from pipeline.runs.starts import Origin, StartTimes, add_start, left_behind
+from pipeline.runs.starts import Origin, StartTimes, add_start, cause_of, last_paused_seconds, left_behind
 from pipeline.training.controls import Controls, SaveClock
 from pipeline.training.decisions import decide_precision
 from pipeline.training.fitting.first_pass import refuse_lack_of_memory
@@ -174,11 +174,18 @@ def _start_to_end(prepared: Prepared, writer: Writer | None, controls: Controls,
             prepared = _without_lost_shards(prepared)
             if found and world.is_first:
                 controls.ledger.complete(found.id, found.record.get("seconds"))
+            resumed_from = found.id.step if found else None
+            if left:
+                # The pause before an earlier start that saved nothing is in no line of the ledger.
+                pauses = last_paused_seconds(prepared.run_dir)
+                controls.ledger.count_as_pause(pauses - controls.ledger.seconds["paused"])
+                if cause_of(left, resumed_from=resumed_from, attempt_before=left.attempt).is_pause:
+                    controls.ledger.count_as_pause()
         if left:
             add_start(
                 prepared.run_dir,
                 attempt=checkpoints.attempt.token,
-                resumed_from=found.id.step if found else None,
+                resumed_from=resumed_from,
                 seconds=controls.ledger.record(),
                 topology=(world.num_ranks, prepared.job.engine.zero_stage, world.device.type),
                 left=left,

@@ -135,13 +135,13 @@ def num_parameters(shapes: Iterable[tuple[int, ...]]) -> int:
 
 
 def closing_words(job: TrainingJob, *, steps: int, seconds: dict[str, float], weights: Path) -> str:
-    """Returns lines that say how long the run took, its accuracy beside chance, where its weights are, which checkpoint
-    was better if one was, and the next command.
+    """Returns lines that say how long the run took without pauses, its accuracy beside chance, where its weights are,
+    which checkpoint was better if one was, and the next command.
 
     `seconds`: the ledger's record of all starts of the run.
     """
     training = seconds["compute"] + seconds["data_wait"]
-    lines = [f"done: {plural(steps, 'step')} in {duration(seconds['total'])}"]
+    lines = [f"done: {plural(steps, 'step')} in {duration(seconds['total'] - seconds['paused'])}"]
     if training > 0:  # unknown if the ledger was lost
         lines[0] += f", {steps * job.global_batch / training:,.0f} images/s while training"
     scores = scores_of(Path(job.run_dir))

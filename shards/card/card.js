@@ -83,4 +83,4 @@ function copying(button, code) {
 
 if (one("#enlarged")) enlarging(one("#enlarged"), [...document.querySelectorAll(".tile")]);
 if (one("#class-search")) searching(one("#class-search input"), one("#class-list").textContent);
-if (one("#command button")) copying(one("#command button"), one("#command code"));
+for (const sheet of document.querySelectorAll(".command")) copying(sheet.querySelector("button"), sheet.querySelector("code"));

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shards.card import plots
 from shards.card.facts import CardFacts
 from shards.card.tally import SIDE_STEPS, Tally, quantile
-from shards.index import KINDS
+from shards.index import KINDS, left_out_words
 from shards.order import ORDER_VERSION
 from shards.output.quantities import plural
 from shards.pages.page import page, shown, without_users_and_queries
@@ -45,11 +45,10 @@ _TURNS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """What to do next with a dataset: a title, a sentence and the command."""
+    """What to do next with a dataset: a title, and commands, each with a sentence about it."""
 
     title: str
-    about: str
-    command: str
+    commands: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +63,7 @@ class BarRow:
 def render(facts: CardFacts, *, use: Use | None = None) -> bytes:
     """Returns the page in UTF-8. Equal facts and use give equal bytes."""
     groups = {kind: [group for group in facts.quarantine if group.kind == kind] for kind in KINDS}
+    counts = {kind: sum(group.count for group in found) for kind, found in groups.items()}
     values = {
         "facts": facts,
         "tally": facts.tally,
@@ -77,7 +77,9 @@ def render(facts: CardFacts, *, use: Use | None = None) -> bytes:
         "refused": groups["refused"] + groups["unlabeled"],
         "duplicates": groups["duplicate"],
         "overlaps": groups["evaluation"],
-        "counts": {kind: sum(group.count for group in found) for kind, found in groups.items()},
+        "of_other_split": groups["split"],
+        "left_out": left_out_words(counts),
+        "num_refused": counts["refused"],
         "settings": [(name, _setting(value)) for name, value in _dotted(facts.plan.settings)],
         "small_pixels": SMALL_PIXELS,
         "use": use,

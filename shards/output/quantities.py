@@ -5,6 +5,7 @@ _TIMES = ((DAY_SECONDS, "d", _HOUR, "h"), (_HOUR, "h", _MINUTE, "min"), (_MINUTE
 _SHORT_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 _BYTES = ((1e15, "PB"), (1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _COUNTS = ((1e9, "B"), (1e6, "M"), (1e3, "k"))
+_FLOPS = ((1.0, "exaFLOPs"), (1e3, "petaFLOPs"), (1e6, "teraFLOPs"), (1e9, "gigaFLOPs"), (1e12, "megaFLOPs"))
 
 
 def duration(seconds: float) -> str:
@@ -57,6 +58,18 @@ def short_count(count: float) -> str:
         if count >= 0.9995 * unit:
             return f"{count / unit:.3g} {name}"
     return f"{count}"
+
+
+def flops_unit(exaflops: float) -> tuple[float, str]:
+    """Returns the largest unit in which a number of operations is at least 1: how many of it are an exaFLOP, and its
+    name."""
+    return next((each for each in _FLOPS if exaflops * each[0] >= 1), _FLOPS[-1])
+
+
+def flops(exaflops: float) -> str:
+    """Returns a number of operations in words: `4,262 exaFLOPs`, `1.3 teraFLOPs`."""
+    factor, unit = flops_unit(exaflops)
+    return f"{number(exaflops * factor)} {unit}"
 
 
 def percent(value: float) -> str:

@@ -31,6 +31,7 @@ from shards.index import (
     LABELS_SCHEMA,
     LeftOut,
     ShardCommit,
+    left_out_words,
     read_commit,
     read_labels,
     read_quarantine,
@@ -377,16 +378,11 @@ def refused_words(store: Store, dropped: pa.Table) -> str:
 
 def _left_out(table: pa.Table) -> list[str]:
     counts = {kind: int(pc.sum(pc.equal(table["kind"], kind)).as_py() or 0) for kind in KINDS}
-    words = {
-        "refused": f"{counts['refused']:,} refused",
-        "unlabeled": f"{counts['unlabeled']:,} without a label (--unlabeled keep packs them)",
-        "duplicate": plural(counts["duplicate"], "duplicate"),
-        "evaluation": f"{counts['evaluation']:,} of evaluation sets",
-        "split": f"{counts['split']:,} in the other split",
-    }
-    said = ", ".join(words[kind] for kind in KINDS if counts[kind])
     refused = table.filter(pc.equal(table["kind"], "refused"))
-    return [f"left out: {said}", *_examples(refused.slice(0, _EXAMPLES).to_pylist(), refused.num_rows)]
+    return [
+        f"left out: {left_out_words(counts)}",
+        *_examples(refused.slice(0, _EXAMPLES).to_pylist(), refused.num_rows),
+    ]
 
 
 def _examples(rows: Sequence[dict[str, str]], number: int) -> list[str]:

@@ -17,7 +17,7 @@ from importlib import resources
 
 from markupsafe import Markup, escape
 
-from shards.output.quantities import duration, number, plural, share, size
+from shards.output.quantities import duration, flops, number, plural, share, size
 
 FRAME, STYLE = "page.html.j2", "page.css"
 NAME_CHARACTERS = 90
@@ -36,6 +36,7 @@ _TURN = 55  # the rotation of column names, in degrees
 _TEXT_SIZE = 12.5  # pixels, as in page.css
 _CELL, _NARROW_CELL = 28, 17  # pixels, for few and for many names
 _MOST_WIDE = 20
+_LEAST_SCALE = 0.8  # of a matrix: its names are then 10 pixels high
 # Values on an axis, with their labels.
 Ticks = Sequence[tuple[float, str]]
 
@@ -55,7 +56,8 @@ def page(package: str, template: str, values: Mapping[str, object], *, script: s
         lstrip_blocks=True,
     )
     environment.filters |= {"shown": shown, "paragraphs": paragraphs, "data_uri": data_uri, "whole_flags": whole_flags}
-    environment.filters |= {"duration": duration, "number": number, "plural": plural, "share": share, "size": size}
+    environment.filters |= {"duration": duration, "flops": flops, "number": number, "plural": plural}
+    environment.filters |= {"share": share, "size": size}
     code = own.joinpath(script).read_text("utf-8") if script else ""
     text = environment.get_template(template).render(
         values,
@@ -227,11 +229,15 @@ class Frame:
         return [*grid, *drawn, *steps, *ends]
 
 
-def svg(about: str, width: int, height: int, body: Iterable[str], *, is_flat: bool = False) -> Markup:
+def svg(
+    about: str, width: int, height: int, body: Iterable[str], *, is_flat: bool = False, least_scale: float = 0.0
+) -> Markup:
     """Returns the picture of the elements `body`. `about` says what it shows, for people who cannot see it. A flat
-    picture is as wide as the page."""
+    picture is as wide as the page. With `least_scale`, the picture does not become smaller than that, so that it
+    scrolls on a narrow screen."""
     # Every text in `body` is either made in this file or was escaped when it was put in.
-    size = 'preserveAspectRatio="none" class="flat"' if is_flat else f'style="max-width:{width * 1.15:.0f}px"'
+    least = f";min-width:{width * least_scale:.0f}px" if least_scale else ""
+    size = 'preserveAspectRatio="none" class="flat"' if is_flat else f'style="max-width:{width * 1.15:.0f}px{least}"'
     head = f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(about)}" {size}>'
     return Markup(f"{head}{''.join(body)}</svg>")  # noqa: S704
 
@@ -275,7 +281,8 @@ def matrix(
                 kind = "value strong" if strength > 0.6 else "value"
                 place = f'class="{kind}" x="{x + (cell - 1) / 2}" y="{y + cell / 2 + 4}" text-anchor="middle"'
                 body.append(f"<text {place}>{escape(_percent(value))}</text>")
-    return svg(about, left + len(columns) * cell + right, top + len(rows) * cell + 4, body)
+    width, height = left + len(columns) * cell + right, top + len(rows) * cell + 4
+    return svg(about, width, height, body, least_scale=_LEAST_SCALE)
 
 
 def _percent(value: float) -> str:

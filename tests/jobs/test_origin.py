@@ -21,7 +21,7 @@ from tests.rigs.training import pretrain_words
 def make(run_dir: Path, *origins: Origin) -> Path:
     write_record(run_dir, stage="pretrain", job=digits_smoke())
     for origin in origins:
-        seconds, topology = {"startup": 1.0, "total": 1.0}, (1, 1, "cpu")
+        seconds, topology = {"startup": 1.0, "paused": 0.0, "total": 1.0}, (1, 1, "cpu")
         add_start(
             run_dir, attempt="1", resumed_from=None, seconds=seconds, topology=topology, left=Left(), origin=origin
         )

@@ -1,7 +1,8 @@
-"""The ledger of a run: where its wall time went (restarts, start-up, compute, data wait, checkpoint stall, evaluation).
-It gets one line per save."""
+"""The ledger of a run: where its wall time went (restarts, pauses, start-up, compute, data wait, checkpoint stall,
+evaluation). It gets one line per save."""
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from pipeline.checkpoints.manifest import CheckpointId
 
 log = logging.getLogger(__name__)
-Account = Literal["restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation"]
-ACCOUNTS: tuple[Account, ...] = ("restarts", "startup", "compute", "data_wait", "checkpoint", "evaluation")
+Account = Literal["restarts", "paused", "startup", "compute", "data_wait", "checkpoint", "evaluation"]
+ACCOUNTS: tuple[Account, ...] = ("restarts", "paused", "startup", "compute", "data_wait", "checkpoint", "evaluation")
 FILE_NAME = "ledger.jsonl"
 COMMIT = "commit_seconds"
 NUM_SAVES = 5
@@ -27,25 +28,38 @@ _ROUNDING_SECONDS = 0.01
 
 
 class Ledger:
-    """The seconds of each account over the whole run. The goodput is the share of `compute`.
+    """The seconds of each account over the whole run. The goodput is the share of `compute` in all accounts but
+    `paused`.
 
     A run that resumes continues from the totals of its last line. The time since that line counts as `restarts`: lost
-    work, and the wait for the new start. `says`: whether this rank logs that lines were skipped.
+    work, and the wait for the new start. If the run had saved and stopped, it counts as `paused` instead. `says`:
+    whether this rank logs that lines were skipped.
     """
 
     def __init__(self, run_dir: Path, *, says: bool = False) -> None:
         self.run_dir = run_dir
         self._writes = KeptWrites(run_dir / FILE_NAME)
         self.seconds: dict[Account, float] = dict.fromkeys(ACCOUNTS, 0.0)
+        self._gap_seconds = 0.0  # between the last line and the last call of `resume`
         self.resume(says=says)
 
     def resume(self, *, says: bool = False) -> None:
         """Continues from the last line. Called when a run starts, and after it has gone back to a checkpoint."""
-        last = last_line(self.run_dir, says=says)
+        last, paused = last_line(self.run_dir, says=says), self.seconds["paused"]
         if last:
             self.seconds |= {account: float(last["seconds"][account]) for account in ACCOUNTS}
             gap = time.time() - float(last["unix_time"])  # meaningless if the clock was set in between
-            self.seconds["restarts"] += gap if 0 < gap < _MOST_GAP_SECONDS else 0.0
+            self._gap_seconds = gap if 0 < gap < _MOST_GAP_SECONDS else 0.0
+            self.seconds["restarts"] += self._gap_seconds
+            self.count_as_pause(paused - self.seconds["paused"])  # after a rewind, the pause before this start
+
+    def count_as_pause(self, seconds: float = math.inf) -> None:
+        """Moves the time between the last line and this start, at most `seconds` of it, from `restarts` to `paused`.
+        Called if the earlier start saved its last step and stopped."""
+        moved = max(0.0, min(seconds, self._gap_seconds))
+        self.seconds["restarts"] -= moved
+        self.seconds["paused"] += moved
+        self._gap_seconds -= moved
 
     def complete(self, checkpoint: "CheckpointId", seconds: object) -> None:
         """Adds the missing line of the checkpoint from which the run resumes, if the run was killed between the commit
@@ -87,12 +101,17 @@ class Ledger:
 def _record(seconds: Mapping[Account, float]) -> dict[str, float]:
     total = sum(seconds.values())
     rounded: dict[str, float] = {account: round(spent, 3) for account, spent in seconds.items()}
-    return {**rounded, "total": round(total, 3), "goodput": round(goodput(seconds["compute"], total), 4)}
+    return {
+        **rounded,
+        "total": round(total, 3),
+        "goodput": round(goodput(seconds["compute"], total - seconds["paused"]), 4),
+    }
 
 
-def goodput(compute_seconds: float, total_seconds: float) -> float:
-    """Returns the share of a run's seconds in which it made updates that were kept."""
-    return compute_seconds / max(total_seconds, 1e-9)
+def goodput(compute_seconds: float, running_seconds: float) -> float:
+    """Returns the share of a run's seconds in which it made updates that were kept. `running_seconds`: without
+    pauses."""
+    return compute_seconds / max(running_seconds, 1e-9)
 
 
 def last_line(run_dir: Path, *, says: bool = False) -> dict[str, Any]:

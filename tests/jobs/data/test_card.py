@@ -1,6 +1,7 @@
 """The card is written beside the manifest, in a folder and on S3; the dataset still verifies."""
 
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from jobs.recipes import pretrain
 from shards.card.facts import CardFacts, gather_facts
 from shards.dataset import open_dataset
 from shards.manifest import MANIFEST_PATH
+from shards.pages.page import whole_flags
 from shards.store import open_store
 from tests.rigs.card_datasets import Sample, write_dataset
 from tests.rigs.datasets import file_hashes, packed_folders
@@ -33,13 +35,18 @@ def test_only_the_card_is_written(tmp_path: Path) -> None:
 def test_on_s3(s3_bucket: str) -> None:
     url = f"s3://{s3_bucket}/sets/birds"
     write_dataset(open_store(url), [[Sample(image=image_bytes(shard))] for shard in range(3)], ["a"])
+    write_dataset(open_store(f"{url}-test"), [[Sample()]], ["a"])
     assert run(CardJob(url=url, num_mosaic=2)) == 0
     page = open_store(url).read("card.html").decode()
     assert "<title>birds" in page
     assert page.count("<img ") == 2
-    command = f"patchline pretrain photos_smoke --data.url {url} --run-dir runs/birds"
-    assert command in page
-    assert s3_bucket not in page.replace(command, "")
+    data = f"--data.url {url} --evaluation.url {url}-test --run-dir runs/birds"
+    commands = f"pretrain photos_smoke {data}", f"finetune photos --initial.weights WEIGHTS {data}-tuned"
+    for command in commands:
+        drawn = whole_flags(f"<code>patchline {command}</code>")
+        assert drawn in page
+        page = page.replace(drawn, "")
+    assert s3_bucket not in page
 
 
 def facts_of(url: Path | str, *samples: Sample, split: str = "train", kind: str = "folder") -> CardFacts:
@@ -49,10 +56,10 @@ def facts_of(url: Path | str, *samples: Sample, split: str = "train", kind: str 
     return gather_facts(open_dataset(str(url)), num_tiles=0)
 
 
-def command_of(facts: CardFacts) -> str:
-    use = use_of(facts)
+def commands_of(facts: CardFacts, *, has_test: bool = False) -> list[str]:
+    use = use_of(facts, has_test=has_test)
     assert use is not None
-    return use.command
+    return [command for _, command in use.commands]
 
 
 @pytest.mark.parametrize(
@@ -71,21 +78,26 @@ def test_the_command_that_uses_it(
     url: str, facts: dict[str, str], command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert command_of(facts_of(url, **facts)) == f"patchline {command}"
+    assert commands_of(facts_of(url, **facts))[0] == f"patchline {command}"
     stage, second = shlex.split(command)[:2]
     assert stage == "evaluate" or second in pretrain.RECIPES
 
 
 def test_several_labels_need_the_sigmoid_loss(tmp_path: Path) -> None:
-    assert command_of(facts_of(tmp_path, Sample(labels=(0, 1)))).endswith(" --loss sigmoid")
+    assert all(" --loss sigmoid " in one for one in commands_of(facts_of(tmp_path, Sample(labels=(0, 1)))))
     assert use_of(facts_of(tmp_path / "none", Sample(labels=()))) is None
 
 
-def test_the_command_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_train_and_score(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     packed_folders(tmp_path).rename("my photos")
-    words = shlex.split(command_of(gather_facts(open_dataset("my photos"), num_tiles=0)))
+    facts = gather_facts(open_dataset("my photos"), num_tiles=0)
+    assert not any("--evaluation" in one for one in commands_of(facts)), "no test set is beside it"
+    shutil.copytree("my photos", "my photos-test")
+    first, second = (shlex.split(one)[1:] for one in commands_of(facts, has_test=True))
     tiny = ["--steps", "1", "--schedule.warmup-steps", "0", "--global-batch", "8", "--model.depth", "1"]
-    ended = patchline(*words[1:], *tiny)
-    assert ended.code == 0, ended.errors
-    assert (tmp_path / "runs" / "my photos" / "DONE").exists()
+    for words in ([*first, *tiny], ["show", *second]):
+        ended = patchline(*words)
+        assert ended.code == 0, ended.errors
+    (line,) = (tmp_path / "runs" / "my photos" / "metrics.jsonl").read_text().splitlines()
+    assert "test_accuracy" in line

@@ -39,7 +39,7 @@ def make(run_dir: Path, *, step: int = 0, loss: float = 1.0) -> Path:
     write_record(run_dir, stage="pretrain", job=digits_smoke())
     if step:
         (run_dir / "metrics.jsonl").write_text(json.dumps({"step": step, "loss": loss}) + "\n")
-        seconds = {"compute": 1.0, "total": 2.0}
+        seconds = {"compute": 1.0, "paused": 0.0, "total": 2.0}
         (run_dir / "ledger.jsonl").write_text(json.dumps({"step": step, "seconds": seconds}) + "\n")
         for name in ("metrics.jsonl", "ledger.jsonl"):
             os.utime(run_dir / name, (1e9 + step, 1e9 + step))

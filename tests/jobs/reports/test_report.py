@@ -124,7 +124,7 @@ def test_many_restarts_are_counted_by_cause(made: Made) -> None:
             attempt=f"{number:04}-a",
             cause=Cause("hung", f"hung in step {number}")
             if number % 4
-            else Cause("stopped", "stopped with step 8 saved"),
+            else Cause("stopped", "stopped with step 8 saved", is_pause=True),
             step=number,
             lost_steps=2 if number % 4 else None,
             seconds=60.0,
@@ -134,15 +134,16 @@ def test_many_restarts_are_counted_by_cause(made: Made) -> None:
     )
     many = replace(facts, time=replace(facts.time, restarts=restarts))
     lines = summary(many).splitlines()
-    begin = lines.index("200 restarts: cost 3 h 20 min, 300 steps lost, start-up 3 min 20 s")
+    begin = lines.index("200 restarts: cost 2 h 30 min, 300 steps lost, start-up 3 min 20 s")
     assert lines[begin + 1] == "    150 x hung: cost 2 h 30 min, 300 steps lost, start-up 2 min 30 s"
-    assert lines[begin + 2] == "    50 x stopped: cost 50 min 0 s, start-up 50 s"
+    assert lines[begin + 2] == "    50 x stopped: paused 50 min 0 s, start-up 50 s"
     assert [line.partition(" from")[0] for line in lines if line.startswith("restart ")] == [
         f"restart {number:04}" for number in range(197, 202)
     ]
-    page = render(many, worth_of(made.run_dir, wall_seconds=1.0), ScoreSheet()).decode()
+    page = render(many, worth_of(made.run_dir, running_seconds=1.0), ScoreSheet()).decode()
     assert page.count("hung in step ") == 150
     assert '<td class="num" data-label="restarts">150</td>' in page
+    assert page.count(">paused 1 min 0 s<") == 50
 
 
 def test_the_page_has_everything_and_is_only_text(made: Made, tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_the_page_has_everything_and_is_only_text(made: Made, tmp_path: Path) ->
     for words in (
         fingerprint,
         "the data steps from 19 to before 22 are left out",
-        "digits_smoke, as the run put on record",
+        "digits_smoke, as the run recorded",
         "killed or crashed",
         "versions.torch",
         "2 ranks, ZeRO-1",

@@ -27,7 +27,7 @@ from tests.rigs.vanishing import vanishes_when_listed
 MARKUP = "</title></svg></script><script>document.title='owned'</script><img src=http://127.0.0.1:9/x onerror=owned>\"'"
 EVIL = f"{MARKUP}{HOSTILE}"
 ATTEMPT = "0001-0badcafe"
-ACCOUNTS = ("compute", "data_wait", "checkpoint", "evaluation", "startup", "restarts")
+ACCOUNTS = ("compute", "data_wait", "checkpoint", "evaluation", "startup", "restarts", "paused")
 
 
 def fails(*words: str) -> str:
@@ -251,7 +251,7 @@ def test_a_run_that_is_read_while_it_trains(digits_url: str, tmp_path: Path) -> 
             assert [note for note in facts.notes if "cannot be used" in note or "damaged" in note] == []
             assert "running" in summary(facts)
             assert b"running" in render(
-                facts, worth_of(run_dir, wall_seconds=facts.time.wall_seconds), read_scores(run_dir)
+                facts, worth_of(run_dir, running_seconds=facts.time.running_seconds), read_scores(run_dir)
             )
             assert sum(facts.time.parts.values()) == pytest.approx(facts.time.wall_seconds, abs=1e-6)
             pause.wait(0.02)

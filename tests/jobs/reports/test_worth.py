@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from jobs.reports.ls import run_at
 from jobs.reports.worth import (
     COLUMNS,
     CORE_DAYS,
@@ -53,8 +55,10 @@ def start(total_seconds: float, num_ranks: int) -> Start:
 def test_device_days_are_of_the_ranks_of_each_start() -> None:
     """Two ranks for half a day, then eight for a quarter."""
     day = 86_400
-    assert device_days([start(0, 2), start(day / 2, 8)], wall_seconds=day * 3 / 4) == pytest.approx(1 + 2)
-    assert device_days([], wall_seconds=5.0) is None
+    assert device_days([start(0, 2), start(day / 2, 8)], running_seconds=day * 3 / 4) == pytest.approx(1 + 2)
+    after_a_pause = replace(start(day * 2, 8), paused_seconds=day * 3 / 2)
+    assert device_days([start(0, 2), after_a_pause], running_seconds=day * 3 / 4) == pytest.approx(1 + 2)
+    assert device_days([], running_seconds=5.0) is None
 
 
 def test_table_2_is_whole() -> None:
@@ -78,14 +82,14 @@ def test_means_of_vtab_are_those_that_are_whole(finished_runs: FinishedRuns, tmp
     facts = {"tasks": {}, "natural": 0.5, "specialized": None, "structured": "0.4", "mean": 0.25}
     facts |= {"deviations": {"natural": None, "specialized": 0.5, "mean": 0.125}}
     (run_dir / "vtab" / "vtab.json").write_text(json.dumps(facts))
-    assert worth_of(run_dir, wall_seconds=1.0).vtab == (("natural", 0.5, None), ("VTAB (19 tasks)", 0.25, 0.125))
+    assert worth_of(run_dir, running_seconds=1.0).vtab == (("natural", 0.5, None), ("VTAB (19 tasks)", 0.25, 0.125))
     assert patchline("report", str(run_dir)).code == 0
     page = (run_dir / "report.html").read_text()
     assert "this run, natural tasks" in page
     assert "76.29 ± 1.70" in page
     assert "<strong>25.00 ± 12.50</strong>" in page
     (run_dir / "vtab" / "vtab.json").write_text("[1]")
-    assert worth_of(run_dir, wall_seconds=1.0).vtab == ()
+    assert worth_of(run_dir, running_seconds=1.0).vtab == ()
 
 
 @pytest.mark.slow
@@ -100,11 +104,11 @@ def test_the_report_has_the_papers_row_and_the_figures(digits_url: str, tmp_path
     page = (run_dir / "report.html").read_text()
     assert "CIFAR-10, beside the paper&#39;s Table 2" in page or "CIFAR-10, beside the paper's Table 2" in page
     assert page.count('<img class="figure" src="data:image/png;base64,') == 2
-    worth = worth_of(run_dir, wall_seconds=100.0)
+    worth = worth_of(run_dir, running_seconds=100.0)
     assert worth.point is not None
     assert worth.point.accuracy is not None
     assert f"{100 * worth.point.accuracy:.2f}" in page
-    assert worth.device_days == device_days(read_starts(run_dir), wall_seconds=100.0)
+    assert worth.device_days == device_days(read_starts(run_dir), running_seconds=100.0)
 
 
 def test_the_papers_row_is_of_the_dataset_and_not_of_the_part_that_is_held_out(digits_url: str, tmp_path: Path) -> None:
@@ -122,7 +126,7 @@ def test_the_papers_row_is_of_the_dataset_and_not_of_the_part_that_is_held_out(d
     (tmp_path / "sweep.json").write_text(json.dumps(facts))
     last = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[-1])
     assert last["eval/cifar10-test/accuracy"] != last["test_accuracy"]
-    worth = worth_of(run_dir, wall_seconds=1.0)
+    worth = worth_of(run_dir, running_seconds=1.0)
     assert (worth.dataset, worth.accuracy) == ("CIFAR-10", last["eval/cifar10-test/accuracy"])
     assert patchline("report", str(run_dir)).code == 0
     page = (run_dir / "report.html").read_text()
@@ -135,10 +139,10 @@ def test_the_papers_row_is_of_the_dataset_and_not_of_the_part_that_is_held_out(d
 def test_a_run_that_is_damaged_has_reasons(finished_runs: FinishedRuns, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(finished_runs.get(1), copy)
-    assert worth_of(copy, wall_seconds=1.0).dataset == "", "it was not scored"
+    assert worth_of(copy, running_seconds=1.0).dataset == "", "it was not scored"
     record = (copy / "job.yaml").read_text()
     (copy / "job.yaml").write_text(record.replace("  steps: ", "  steps: x"))
-    worth = worth_of(copy, wall_seconds=1.0)
+    worth = worth_of(copy, running_seconds=1.0)
     assert worth.point is None
     assert "its cost is not known" in worth.reasons[0]
 
@@ -156,7 +160,7 @@ def test_the_metric_of_the_repetitions_is_the_sweeps(tmp_path: Path, score: dict
     (tmp_path / "seeds" / "0").mkdir(parents=True)
     facts = {"seeds": [{"folder": f"seeds/{seed}"} for seed in range(2)], "mean": 0.5, "deviation": 0.1} | score
     (tmp_path / "sweep.json").write_text(json.dumps(facts))
-    found = worth_of(tmp_path / "seeds" / "0", wall_seconds=1.0).repeats
+    found = worth_of(tmp_path / "seeds" / "0", running_seconds=1.0).repeats
     assert (found.metric if found else None) == metric
 
 
@@ -183,9 +187,12 @@ def scored(finished_runs: FinishedRuns, digits_url: str, tmp_path_factory: pytes
 
 def test_the_sheet_has_what_was_evaluated(scored: Path, digits_url: str) -> None:
     sheet = read_scores(scored)
+    listed = run_at(scored.parent, scored, time.time())
+    assert listed is not None
+    assert sheet.scores is not None
+    assert listed.facts.accuracy == sheet.scores.accuracy, "`ls` shows it, too"
     assert (sheet.dataset, sheet.is_real, sheet.reasons) == (digits_url, False, ())
     assert (sheet.weights, sheet.settings, sheet.is_part) == ("", (), False)
-    assert sheet.scores is not None
     assert sheet.classes is not None
     wrong = sum(count for _, _, count, _ in sheet.classes.confusions())
     assert 0 < wrong <= round((1 - sheet.scores.accuracy) * sheet.scores.num_images)
@@ -247,12 +254,14 @@ def test_the_page_shows_it_without_a_request(scored: Path, tmp_path: Path) -> No
     assert patchline("report", str(scored)).code == 0
     path = scored / "report.html"
     assert path.read_text().count("<figure>") == 10
-    asks = ("[...document.querySelectorAll('.answers img')].filter(one => one.naturalWidth > 0).length",)
+    asks = ["[...document.querySelectorAll('.answers img')].filter(one => one.naturalWidth > 0).length"]
+    asks.append("[...document.querySelectorAll('.scroll')].every(one => one.scrollWidth <= one.clientWidth)")
     with browser(tmp_path / "profile") as opened:
         for width in (1280, 420):
             seen = opened.open(path, width=width, is_dark=False, asks=asks)
             assert (seen.requests, seen.console) == ([], [])
-            assert (seen.width, seen.scroll_width, seen.answers) == (width, width, [10])
+            assert (seen.width, seen.scroll_width) == (width, width)
+            assert seen.answers == [10, True], "the matrix of ten classes fits a phone"
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="no Chromium (Debian: apt-get install chromium)")
@@ -404,7 +413,7 @@ def test_names_of_strangers_are_text(scored: Path, tmp_path: Path) -> None:
 def test_the_repetitions_of_a_sweep(scored: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "sweep" / "seeds" / "0"
     shutil.copytree(scored, run_dir)
-    assert worth_of(run_dir, wall_seconds=1.0).repeats is None
+    assert worth_of(run_dir, running_seconds=1.0).repeats is None
     facts = {
         "seeds": [{"folder": f"seeds/{seed}"} for seed in range(3)],
         "mean": 0.75,
@@ -412,11 +421,11 @@ def test_the_repetitions_of_a_sweep(scored: Path, tmp_path: Path) -> None:
         "score": "accuracy",
     }
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(facts))
-    assert worth_of(run_dir, wall_seconds=1.0).repeats == Repeats(num_runs=3, mean=0.75, deviation=0.01)
+    assert worth_of(run_dir, running_seconds=1.0).repeats == Repeats(num_runs=3, mean=0.75, deviation=0.01)
     assert patchline("report", str(run_dir)).code == 0
     assert "75.00 ± 1.00" in (run_dir / "report.html").read_text()
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(facts | {"mean": "x"}))
-    assert worth_of(run_dir, wall_seconds=1.0).repeats is None
+    assert worth_of(run_dir, running_seconds=1.0).repeats is None
 
 
 def test_an_image_is_small_and_of_a_known_kind() -> None:

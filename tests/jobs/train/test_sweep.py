@@ -229,7 +229,7 @@ def test_a_repetition_that_was_replaced_since_is_left_out(swept: Path) -> None:
 
 @pytest.mark.parametrize(("run", "has_mean"), [("seeds/0", True), ("seeds/2", False), ("earlier/seeds-0", False)])
 def test_a_report_has_the_mean_of_its_own_values_alone(swept: Path, run: str, has_mean: bool) -> None:
-    assert (worth_of(swept / run, wall_seconds=1.0).repeats is not None) is has_mean
+    assert (worth_of(swept / run, running_seconds=1.0).repeats is not None) is has_mean
 
 
 def test_a_folder_of_tries_says_why_nothing_is_compared(swept: Path) -> None:

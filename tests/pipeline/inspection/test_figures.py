@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from PIL import Image
 
@@ -64,3 +65,13 @@ def test_figures_can_be_read_on_a_phone(tmp_path: Path) -> None:
             extent = one.get_window_extent()
             assert figure.bbox.x0 <= extent.x0, one.get_text()
             assert extent.x1 <= figure.bbox.x1, one.get_text()
+
+
+@pytest.mark.parametrize(("least", "ends"), [(16.0, (16, 20)), (1.0, (0, 20)), (20.0, (19, 21))])
+def test_distances_and_shares_fill_their_axes(least: float, ends: tuple[float, float]) -> None:
+    pixels_Lh = torch.tensor([[least, 20.0], [20.0, 20.0]])
+    (axes,) = figures.attention_distances(pixels_Lh, image_size=32, uniform=20.0).axes
+    assert axes.get_ylim() == pytest.approx(ends, abs=2)
+    lines = {"cosine_similarity": [1.0, least / 20], "same_class": [1.0, 1.0]}
+    (axes,) = figures.shift_consistency([0, 1], lines, stride=1).axes
+    assert axes.get_ylim() == pytest.approx([end / 20 for end in ends], abs=0.1)

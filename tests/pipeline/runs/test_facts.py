@@ -25,7 +25,7 @@ from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
 from pipeline.training.watchdog.heartbeat_files import Phase, Place
 
 LINE = {"step": 12, "loss": 0.5, "images_per_second": 100.0}
-SECONDS = {"compute": 8.0, "total": 10.0}
+SECONDS = {"compute": 8.0, "paused": 5.0, "total": 15.0}
 COMPUTING, ENDED, STARTING = Phase.COMPUTING, Phase.ENDED, Phase.STARTING
 
 

@@ -18,6 +18,7 @@ from pipeline.runs.starts import (
     StartTimes,
     add_start,
     cause_of,
+    last_paused_seconds,
     left_behind,
     own_mark,
     read_start_times,
@@ -70,12 +71,14 @@ def test_causes(left: Left, cause: str) -> None:
 def test_half_a_line_spoils_no_other(tmp_path: Path) -> None:
     left = left_behind(tmp_path)
     assert left == Left()
+    assert last_paused_seconds(tmp_path) == 0
     for attempt in ("1", "2"):
-        seconds = {"startup": 1.0, "total": 2.0}
+        seconds = {"startup": 1.0, "paused": float(attempt), "total": 3.0}
         add_start(tmp_path, attempt=attempt, resumed_from=None, seconds=seconds, topology=(2, 1, "cpu"), left=left)
         with (tmp_path / "starts.jsonl").open("a") as file:
             file.write('{"attempt": "3", "unix')
     assert [start.attempt for start in read_starts(tmp_path)] == ["1", "2"]
+    assert last_paused_seconds(tmp_path) == 2
 
 
 def test_a_start_is_on_record_once_with_all_its_parts(tmp_path: Path) -> None:

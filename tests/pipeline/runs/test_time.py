@@ -1,5 +1,7 @@
 """The bar of a run's time sums to its wall time, and every restart has its cost."""
 
+from dataclasses import replace
+
 import pytest
 
 from pipeline.runs.starts import Left, Start
@@ -44,9 +46,23 @@ def test_the_parts_sum_to_the_wall_time() -> None:
         "restarts": 31,
         "unsaved": 5,
         "other": 1,
+        "paused": 0,
     }
     assert [(one.seconds, one.startup_seconds) for one in found.restarts] == [(20, 3), (11, 2)]
     assert [bool(one.topology) for one in found.restarts] == [True, True]
+
+
+def test_a_pause_is_no_lost_work() -> None:
+    """A stop with its last step saved, 30 seconds before the next start, whose ledger has no line yet in one case."""
+    left = Left(reached=5, attempt="1", phase="ended", step=5, asked_by="SIGINT")
+    again = replace(start(145, "2", startup=6, total=42), resumed_from=5, left=left, paused_seconds=30)
+    starts = [start(101, "1", startup=1, total=1), again]
+    lines = [line(110, "1", startup=1, compute=9)]
+    for more in ([], [line(150, "2", startup=6, compute=14, paused=30)]):
+        found = time_of([*lines, *more], starts, unix_end=150)
+        (restart,) = found.restarts
+        assert (found.parts["restarts"], found.parts["paused"], found.wall_seconds) == (0, 30, 50)
+        assert (found.running_seconds, restart.seconds, restart.lost_seconds) == (20, 30, 0)
 
 
 def test_a_run_of_one_start_has_no_time_of_restarts() -> None:

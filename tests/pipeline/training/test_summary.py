@@ -31,7 +31,7 @@ from pipeline.training.summary import (
 from pipeline.training.zero.batch_plan import plan_batch
 from tests.rigs.processes import one_world
 
-SECONDS = {"compute": 60.0, "data_wait": 4.0, "total": 90.0}
+SECONDS = {"compute": 60.0, "data_wait": 4.0, "paused": 3600.0, "total": 3690.0}
 WIDTH = 80 - len("12:34:56 ")
 
 

@@ -35,7 +35,7 @@ HOSTILE = (
     "日本語 شمس",
 )
 VOID = {"meta", "img", "link", "br", "input"}
-USE = Use(title="Train on it", about="A small model.", command="patchline pretrain photos_smoke --data.url 'a b'")
+USE = Use(title="Train on it", commands=(("A small model.", "patchline pretrain photos_smoke --data.url 'a b'"),))
 
 
 class Page(HTMLParser):
@@ -161,7 +161,7 @@ def test_description_licence_and_use(tmp_path: Path) -> None:
     told = replace(manifest, description="Birds.\n\nSee https://h/x?id=3", licence="MIT\nAs it is.")
     store.write(MANIFEST_PATH, told.to_bytes())
     page = Page(page_of(tmp_path))
-    for expected in ("Birds.", "See https://h/x?id=3", "Licence", "As it is.", USE.title, USE.command):
+    for expected in ("Birds.", "See https://h/x?id=3", "Licence", "As it is.", USE.title, USE.commands[0][1]):
         assert expected in page.text
     assert sum(tag == "details" for tag, _ in page.tags) == 1  # a licence of several lines is folded
     assert USE.title not in Page(render(gather_facts(open_dataset(str(tmp_path)), num_tiles=0))).text
@@ -214,13 +214,17 @@ def test_what_was_left_out(tmp_path: Path) -> None:
         {"source": "x.jpg", "phase": "scan", "kind": "refused", "reason": "empty file"},
         {"source": "y.jpg", "phase": "plan", "kind": "duplicate", "reason": "the same bytes", "match": "z.jpg"},
         {"source": "v.jpg", "phase": "plan", "kind": "evaluation", "reason": reason, "match": "w.png", "distance": 3},
+        *({"source": f"{n}.jpg", "phase": "plan", "kind": "split", "reason": "in the test split"} for n in range(3)),
     ]
     settings: dict[str, object] = {"source": {"url": "https://me:hunter2@host/list?sig=hunter2", "empty": ""}}
     store = open_store(str(tmp_path))
     write_dataset(store, [[Sample()]], ["a"], quarantine=rows, settings=settings, num_relabelled=1)
     text = Page(page_of(tmp_path)).text
-    for expected in ("1 refused, 1 duplicate, 1 too like", "1 of them had other labels", "distance 3", "source.url"):
+    counts = "1 refused, 1 duplicate, 1 of evaluation sets, 3 in the other split"
+    sums = f"The source has 7 images: 1 are in this dataset, and 6 are left out ({counts})."
+    for expected in (sums, "1 of them had other labels", "distance 3", "source.url", "In the other split"):
         assert expected in text
+    assert text.count(counts) == 2, "under the number at the top, and with its list"
     assert "hunter2" not in text
 
 

@@ -72,6 +72,15 @@ def test_a_continued_run_counts_on_and_what_passed_is_restarts(tmp_path: Path) -
     again = Ledger(tmp_path)
     assert again.seconds["compute"] == 40.0
     assert again.seconds["restarts"] == pytest.approx(100.0)
+    assert again.record()["goodput"] == pytest.approx(40 / 140, abs=1e-4)
+    again.count_as_pause()  # it had saved and stopped
+    assert (again.seconds["restarts"], again.seconds["paused"]) == pytest.approx((0.0, 100.0))
+    assert again.record()["goodput"] == 1.0
+    again.resume()  # after a rewind
+    assert (again.seconds["restarts"], again.seconds["paused"]) == pytest.approx((0.0, 100.0))
+    killed = Ledger(tmp_path)
+    killed.count_as_pause(30.0)  # the start after this pause was killed before its first save
+    assert (killed.seconds["restarts"], killed.seconds["paused"]) == pytest.approx((70.0, 30.0))
 
 
 def killed_before_its_line(folder: Path) -> dict[str, float]:
