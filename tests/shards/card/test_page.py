@@ -214,8 +214,9 @@ def test_what_was_left_out(tmp_path: Path) -> None:
         {"source": "x.jpg", "phase": "scan", "kind": "refused", "reason": "empty file"},
         {"source": "y.jpg", "phase": "plan", "kind": "duplicate", "reason": "the same bytes", "match": "z.jpg"},
         {"source": "v.jpg", "phase": "plan", "kind": "evaluation", "reason": reason, "match": "w.png", "distance": 3},
-        *({"source": f"{n}.jpg", "phase": "plan", "kind": "split", "reason": "in the test split"} for n in range(3)),
     ]
+    elsewhere = {"phase": "plan", "kind": "split", "reason": "in the test split"}
+    rows += [{"source": f"{n}.jpg", **elsewhere} for n in range(3)]
     settings: dict[str, object] = {"source": {"url": "https://me:hunter2@host/list?sig=hunter2", "empty": ""}}
     store = open_store(str(tmp_path))
     write_dataset(store, [[Sample()]], ["a"], quarantine=rows, settings=settings, num_relabelled=1)
