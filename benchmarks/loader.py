@@ -15,8 +15,8 @@ proportional set sizes (PSS) of all processes.
 
 All arms run in one run, one after another, in an order that rotates from round to round, each in its own process with a
 warm page cache; the first round is not counted. Every arm must return the same images, compared by their labels. Peers
-need their own environment (`make bench-env`); arms of those that it lacks are left out. Command (about 40 minutes on 2
-cores):
+need their own environment (`make bench-env`); arms of those that it lacks are left out. Hugging Face's datasets run in
+ours, since they cannot be installed beside MosaicML. Command (about 50 minutes on 2 cores):
 
     python -m benchmarks.loader --images DIR --work DIR --out benchmarks/results/loader.json
 """
@@ -60,21 +60,23 @@ from benchmarks.rounds import (
 )
 
 LAYOUTS = (FOLDERS, PATCHLINE, WEBDATASET, ENERGON, MOSAICML, LITDATA, PARQUET, BETON)
+HF, HF_STREAMING = "HF datasets", "HF datasets, streaming"
 READ_BY = {
     WEBDATASET: "webdataset",
     ENERGON: "Energon",
     MOSAICML: "MosaicML",
     LITDATA: "LitData",
-    PARQUET: "HF datasets",
+    PARQUET: HF,
     BETON: "FFCV",
 }  # by one peer's arms alone
 OURS, ANTIALIASED, FOLDER = "patchline", "patchline, antialiased", "ImageFolder"
 ALL_SHUFFLED = "patchline, shuffles all"
-STREAMING = ("webdataset", "Energon", "MosaicML", "LitData", "HF datasets, streaming")
-NATIVE, MAPPED = ("DALI", "FFCV", "SPDL"), ("HF datasets", FOLDER)
-PEERS = (*STREAMING, *NATIVE, *MAPPED)
+STREAMING = ("webdataset", "Energon", "MosaicML", "LitData", HF_STREAMING)
+NATIVE = ("DALI", "FFCV", "SPDL")
+PEERS = (*STREAMING, *NATIVE, HF, FOLDER)
+IN_OUR_PYTHON = (OURS, "bare", "our view", HF)
 # Peers that hold images to shuffle them; the others shuffle all.
-BUFFERED = ("webdataset", "Energon", "LitData", "HF datasets, streaming", "DALI")
+BUFFERED = ("webdataset", "Energon", "LitData", HF_STREAMING, "DALI")
 CPU, RATE = "cpu_seconds_per_1000", "images_per_second"
 MEMORY, OWN_MEMORY = "whole_peak_bytes", "whole_peak_own_bytes"
 FIGURES = (
@@ -114,11 +116,12 @@ def parser_of(description: str | None, *, arms: list[str]) -> argparse.ArgumentP
 
 def ready(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Leaves out arms of peers that are not installed, and prepares the layouts that the arms read."""
-    if any(arm.startswith(PEERS) for arm in arguments.arms) and not Path(arguments.peers).exists():
+    if not all(arm.startswith(IN_OUR_PYTHON) for arm in arguments.arms) and not Path(arguments.peers).exists():
         parser.error(f"{arguments.peers} is not there; make it with `make bench-env`, or give --peers")
     for name in [arm for arm in arguments.arms if arm.startswith(PEERS)]:
-        for package in absent(ARMS[name][1], python=arguments.peers):
-            say(f"{name} is left out: {arguments.peers} has no {package} (docs/benchmarks.md says how to install it)")
+        python = python_of(name, arguments)
+        for package in absent(ARMS[name][1], python=python):
+            say(f"{name} is left out: {python} has no {package} (docs/benchmarks.md says how to install it)")
             arguments.arms = [arm for arm in arguments.arms if arm != name]
     layouts = [
         layout
@@ -135,17 +138,23 @@ def absent(packages: Sequence[str], *, python: str) -> list[str]:
     return [name for name, done in asked.items() if done.returncode]
 
 
+def python_of(arm: str, arguments: argparse.Namespace) -> str:
+    """The Python that runs an arm: ours, or that of the peers."""
+    return sys.executable if arm.startswith(IN_OUR_PYTHON) else str(arguments.peers)
+
+
 def one_arm(name: str, arguments: argparse.Namespace, *more: str) -> Report:
     """Runs an arm with its layout in the page cache. `more` words of its command line may be given."""
     for layout in LAYOUTS:
         for path in (arguments.work / layout).rglob("*"):
             if path.is_file():
                 path.read_bytes()
-    python = sys.executable if not name.startswith(PEERS) else arguments.peers
     report = arguments.work / "report"
     words = ["--work", str(arguments.work), "--images", str(arguments.repeat_to), "--report", str(report)]
     words += ["--lanes", str(arguments.lanes), *more]
-    said = measured([python, "-m", "benchmarks.loader_arms", name, *words], report, seconds=MOST_SECONDS_AN_ARM)
+    said = measured(
+        [python_of(name, arguments), "-m", "benchmarks.loader_arms", name, *words], report, seconds=MOST_SECONDS_AN_ARM
+    )
     counts = json.dumps(said.pop("label_counts", None))
     return said if "failed" in said else said | {"labels_sha256": hashlib.sha256(counts.encode()).hexdigest()}
 

@@ -55,7 +55,7 @@ def _identity(images: Path, count: int) -> dict[str, object]:
 
 
 def _run(layout: str, work: Path, count: int, *, peers: str) -> None:
-    python = sys.executable if layout in (PATCHLINE, SMALL_BLOCKS) else peers
+    python = sys.executable if layout in (PATCHLINE, PARQUET, SMALL_BLOCKS) else peers
     paths = ["--images", str(work / FOLDERS), "--out", str(work / layout)]
     if layout in _OWN_LAYOUTS:
         command = [python, "-m", "benchmarks.loader_prepare", layout, *paths[1::2], str(count)]
