@@ -3,8 +3,8 @@
 Needs a folder with `imagenet-sample/*.JPEG` (500 photographs) and `cifar10/{train,test}.parquet`, and takes 7
 CPU-minutes:
 
-    python -m benchmarks.near_duplicates --data DIR --out benchmarks/results/near_duplicates.json \
-        --figure docs/near_duplicates.svg
+    python -m benchmarks.near_duplicates --data DIR --out benchmarks/results/near_duplicates.json
+    python -m docs.pictures near_duplicates
 """
 
 import argparse
@@ -34,15 +34,6 @@ HASHES_AN_IMAGE = 4
 THRESHOLDS = (0, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96)
 IMAGES, EVALUATION_IMAGES = 14_200_000, 200_000
 CROPS_PER_QUERY_IMAGE, CROPS_PER_EVALUATION_IMAGE = 800, 400
-DRAWN = (
-    "JPEG quality 30",
-    "15 % brighter",
-    "crop 0 to 5 % at random",
-    "crop 5 % each side",
-    "crop 5 % left",
-    "crop 5 % left and top",
-    "crop 10 % each side",
-)
 BICUBIC = Image.Resampling.BICUBIC
 
 
@@ -246,34 +237,10 @@ def search_costs(queries: Hashes, hashes: Hashes) -> list[dict[str, float]]:
     return found
 
 
-def draw(results: dict[str, Any], path: Path) -> None:
-    """Draws recall and false matches against the threshold."""
-    import matplotlib as mpl  # noqa: PLC0415, the workers do not need it
-    from matplotlib.figure import Figure  # noqa: PLC0415
-
-    mpl.rcParams["svg.hashsalt"] = "near_duplicates"
-    figure = Figure(figsize=(10, 5), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    for name in DRAWN:
-        values = results["copies"]["recall"][name]
-        left.plot([int(limit) for limit in values], list(values.values()), marker=".", label=name)
-    left.set(xlabel="threshold in bits", ylabel="copies found", title="Recall, 500 photographs")
-    for name, key in (("random crops of photographs", "random_crops"), ("CIFAR-10", "cifar10")):
-        seen = {int(limit): count for limit, count in results[key]["expected"].items() if count}
-        right.plot(list(seen), list(seen.values()), marker=".", label=name)
-    right.set(xlabel="threshold in bits", ylabel="images", yscale="log", xlim=left.get_xlim())
-    right.set_title("False matches, 14.2 M images against 200,000")
-    for axes in (left, right):
-        axes.axvline(DEFAULT_MAX_DISTANCE, color="grey", linestyle=":", label=f"default, {DEFAULT_MAX_DISTANCE}")
-        axes.legend(loc="upper left", bbox_to_anchor=(0, -0.14), ncols=2, fontsize=9, frameon=False)
-        axes.grid(alpha=0.3)
-    figure.savefig(path, metadata={"Date": None})
-
-
 def main() -> None:
     """Measures, prints and keeps the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("data", "out", "figure"):
+    for name in ("data", "out"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     arguments = parser.parse_args()
     paths = sorted((arguments.data / "imagenet-sample").glob("*.JPEG"))
@@ -282,8 +249,7 @@ def main() -> None:
         crops, queries, hashes = false_matches_of_crops(pool, paths)
         cifar10 = cifar_matches(pool, arguments.data / "cifar10")
     results: dict[str, Any] = {
-        "command": "python -m benchmarks.near_duplicates --data DIR --out benchmarks/results/near_duplicates.json "
-        "--figure docs/near_duplicates.svg",
+        "command": "python -m benchmarks.near_duplicates --data DIR --out benchmarks/results/near_duplicates.json",
         "machine": machine(),
         "hash": PERCEPTUAL_HASH,
         "coarse_distance": COARSE_DISTANCE,
@@ -293,7 +259,6 @@ def main() -> None:
         "search": search_costs(queries, hashes),
     }
     arguments.out.write_text(json.dumps(results, indent=1) + "\n")
-    draw(results, arguments.figure)
     print(json.dumps(results, indent=1))
 
 

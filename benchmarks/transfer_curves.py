@@ -10,7 +10,7 @@ an hour on two cores, after cifar10_study.py, whose weights it starts from:
 
     python -m benchmarks.transfer_curves --data data/cifar10 --weights runs/study/vit_small-100/weights \\
         --runs runs/curves --out benchmarks/results/transfer_curves.json
-    python -m docs.transfer_figure
+    python -m docs.pictures transfer_curves
 """
 
 import argparse

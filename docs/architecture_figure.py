@@ -1,7 +1,4 @@
-"""Draws docs/architecture.svg: the rooms with their folders, and the four paths of docs/architecture.md through them.
-
-python -m docs.architecture_figure
-"""
+"""Draws docs/architecture.svg: the rooms with their folders, and the four paths of docs/architecture.md."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -263,7 +260,3 @@ def _text(
 ) -> str:
     style = f'font-size="{size}" font-family="{family}" font-weight="{weight}" fill="{fill}" text-anchor="{anchor}"'
     return f'<text x="{x}" y="{y}" {style}>{escape(words)}</text>'
-
-
-if __name__ == "__main__":
-    Path(__file__).with_name("architecture.svg").write_text(draw())

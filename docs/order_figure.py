@@ -1,7 +1,4 @@
-"""Draws docs/order.svg from the real sample order of a dataset that is small enough to show whole.
-
-python -m docs.order_figure
-"""
+"""Draws docs/order.svg from the real sample order of a dataset that is small enough to show whole."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -202,7 +199,3 @@ def _say(axes: Any, x: float, y: float, text: str, *, size: float = 12.5, anchor
     said = axes.text(x, y, text, color=INK, fontsize=size, ha=anchor, va="center_baseline")
     if anchor == "left":  # bands run behind the headings
         said.set_bbox({"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 2})
-
-
-if __name__ == "__main__":
-    draw(example(), Path(__file__).with_name("order.svg"))

@@ -1,7 +1,4 @@
-"""Draws docs/pos_embed.svg: a smooth table of position embeddings, resampled by each of the three modes.
-
-python -m docs.pos_embed_figure
-"""
+"""Draws docs/pos_embed.svg: a smooth table of position embeddings, resampled by each of the three modes."""
 
 import math
 from dataclasses import dataclass
@@ -132,7 +129,3 @@ def _axes(figure: Any, box: tuple[float, float, float, float]) -> Any:
 
 def _say(figure: Any, y: float, text: str) -> None:
     figure.text(LEFTS[0] / WIDTH, 1 - y / HEIGHT, text, color=INK, fontsize=12.5, va="center_baseline")
-
-
-if __name__ == "__main__":
-    draw(example(), Path(__file__).with_name("pos_embed.svg"))

@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 
-from docs.terminal_figure import draw
-
 CHECKOUT = Path(__file__).resolve().parent.parent
 COLUMNS, LINES = 80, 50
 LONGEST_SECONDS = 1800.0
@@ -94,10 +92,10 @@ def without_setup(screen: str) -> str:
 
 
 @contextmanager
-def terminal(folder: Path, environ: dict[str, str]) -> Iterator[Terminal]:
+def terminal(folder: Path, environ: dict[str, str], *, columns: int = COLUMNS) -> Iterator[Terminal]:
     """A bash without personal settings that counts its prompts in tmux's environment."""
     name = f"session-{os.getpid()}"
-    _tmux("new-session", "-d", "-s", name, "-x", str(COLUMNS), "-y", str(LINES), "-c", str(folder), "/bin/sh")
+    _tmux("new-session", "-d", "-s", name, "-x", str(columns), "-y", str(LINES), "-c", str(folder), "/bin/sh")
     _tmux("set-environment", "-g", f"prompts_{name}", "0")
     _tmux("set-option", "-t", name, "history-limit", "20000")
     count = f'prompts=$((${{prompts:--1}} + 1)); tmux set-environment -g prompts_{name} "$prompts"'
@@ -275,22 +273,6 @@ def _write(screen: Terminal, name: str, content: str) -> None:
     (screen.folder / name).write_text(content)
 
 
-_DIGITS = (
-    "patchline pretrain digits_smoke --data.url data/digits --run-dir runs/digits \\\n"
-    "  --evaluation.url data/digits-test --evaluation.every-steps 50"
-)
-
-
-def picture(screen: Terminal) -> None:
-    """Draws docs/terminal.svg: a run that is stopped by Ctrl-C and resumed by the same command."""
-    screen.title("The picture in the README")
-    screen.run("patchline pack digits --out data/digits")
-    screen.run("patchline pack digits --split test --out data/digits-test")
-    screen.run(_DIGITS, while_it_runs=r"\n1[2-4]\d/300 ", keys="C-c")
-    screen.run(_DIGITS, clear=False)
-    (CHECKOUT / "docs" / "terminal.svg").write_text(draw(screen.screen(), title="patchline", columns=COLUMNS))
-
-
 PARTS = {
     "demo": demo,
     "pack": pack,
@@ -299,7 +281,6 @@ PARTS = {
     "timm": timm,
     "pytorch": pytorch,
     "slurm": slurm,
-    "picture": picture,
 }
 
 

@@ -1,26 +1,19 @@
-"""A terminal's screen, with its colours, as an SVG that loads no other files.
+"""A terminal's screen, with its colours, as an SVG that loads no other files."""
 
-tmux capture-pane -p -e | python -m docs.terminal_figure docs/terminal.svg --title 'patchline pretrain'
-"""
-
-import argparse
 import io
 import re
-import sys
-from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
 from rich.text import Text
 
-COLUMNS = 80
 FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 BLACK_TO_WHITE = ["1e293b", "f87171", "4ade80", "facc15", "60a5fa", "e879f9", "22d3ee", "e2e8f0"]
 BRIGHT = ["64748b", "fca5a5", "86efac", "fde047", "93c5fd", "f0abfc", "67e8f9", "ffffff"]
 
 
-def draw(screen: str, *, title: str, columns: int = COLUMNS) -> str:
+def draw(screen: str, *, title: str, columns: int) -> str:
     """The SVG of a screen's text with ANSI colours."""
     theme = TerminalTheme(_rgb("101820"), _rgb("e2e8f0"), [*map(_rgb, BLACK_TO_WHITE)], [*map(_rgb, BRIGHT)])
     console = Console(record=True, width=columns, file=io.StringIO(), force_terminal=True, legacy_windows=False)
@@ -34,17 +27,3 @@ def draw(screen: str, *, title: str, columns: int = COLUMNS) -> str:
 def _rgb(colour: str) -> tuple[int, int, int]:
     red, green, blue = bytes.fromhex(colour)
     return red, green, blue
-
-
-def main() -> None:
-    """Reads the screen from standard input and writes the picture."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--title", default="")
-    parser.add_argument("--columns", type=int, default=COLUMNS)
-    arguments = parser.parse_args()
-    arguments.out.write_text(draw(sys.stdin.read(), title=arguments.title, columns=arguments.columns))
-
-
-if __name__ == "__main__":
-    main()

@@ -46,6 +46,7 @@ from jobs.output import put, work_in
 from jobs.ranks import must_start, run_ranks, tell_torchrun
 from jobs.resolve import default_job
 from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE, recipes_of
+from pipeline.models.config import SMOKE
 from shards.errors import StorageError, UnreachableError
 from shards.files.local_files import at_home
 from shards.output.terminal import columns_of, command_output, message_text
@@ -175,8 +176,11 @@ def _tool(name: str, words: list[str], interrupts: Interrupts) -> int:
 
 
 def _help(stage: str, word: str, job: Any, *, everything: bool) -> int:
-    recipe = _recipes(stage).get(word)
-    about, shown = (recipe.__doc__ or "") if recipe else "", word or STAGES[stage].usage
+    recipes = _recipes(stage)
+    base = word.removesuffix(SMOKE)
+    about, shown = (recipes[word].__doc__ or "") if word in recipes else "", word or STAGES[stage].usage
+    if word not in recipes and base in recipes:
+        about = f"A tiny model with {base}'s other settings: it shows that the recipe runs, not how well it trains."
     return _show(of_job(stage, shown, job, about=about, everything=everything, width=columns()), requested=True)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 from jobs.arguments import run_flags_of, shown_run_flags
 from jobs.flags import Flag, default_text, flags_of, groups_of
 from jobs.mistakes import required_flags
-from jobs.recipes.shorter import SUFFIX
 from jobs.stages import COMMANDS, STAGES, TOOLS, WITH_SMOKE, commands_of
+from pipeline.models.config import SMOKE
 
 _PIPE_COLUMNS = 100
 _LEAST_COLUMNS, _MOST_COLUMNS = 60, 140  # longer lines are hard to read
@@ -64,8 +64,9 @@ def second_words(name: str, recipes: Recipes, width: int) -> str:
     if recipes:
         blocks += _groups(recipes, width)
         hints = [
-            f"patchline {name} RECIPE{SUFFIX} trains a tiny model, of 24 to 500 thousand parameters, with the recipe's "
-            "other settings, in seconds on a CPU"
+            "(Table 5): the table of the paper that has the recipe's result",
+            f"patchline {name} RECIPE{SMOKE} trains a tiny model, of 24 to 500 thousand parameters, with the recipe's "
+            "other settings, in seconds on a CPU",
         ] * (name in WITH_SMOKE)
         hints.append(f"patchline {name} RECIPE --help lists the usual flags with their values, --help-all every flag")
         blocks.append("\n".join(_filled(hint, width) for hint in hints))

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from jobs.recipes.shorter import SUFFIX
 from jobs.record import Leaves, leaves_of, open_job
 from jobs.resolve import has_recipe, is_file, is_own, recipe_job
 from jobs.stages import WITH_SMOKE, recipes_of
+from pipeline.models.config import SMOKE
 from pipeline.runs.starts import NO_ORIGIN, Origin, last_origin
 
 _MOST_CHANGED = 16  # a record with more changes has no nearest recipe
@@ -100,7 +100,7 @@ class _Recipes:
 def _recipes(stage: str) -> _Recipes:
     """Returns all recipes of a stage, followed by their smoke sizes."""
     known = list(recipes_of(stage))
-    small = [f"{name}{SUFFIX}" for name in known if not name.endswith(SUFFIX)] if stage in WITH_SMOKE else []
+    small = [f"{name}{SMOKE}" for name in known if not name.endswith(SMOKE)] if stage in WITH_SMOKE else []
     names = [*known, *(name for name in small if name not in known)]
     facts = {name: _facts(leaves_of(recipe_job(stage, name))) for name in names}
     bits = {fact: number for number, fact in enumerate(dict.fromkeys(one for own in facts.values() for one in own))}

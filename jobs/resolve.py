@@ -18,8 +18,9 @@ from typing import Any
 
 from jobs.mistakes import unknown_recipe
 from jobs.recipes import recipes_in
-from jobs.recipes.shorter import SUFFIX, shortened, smoke
+from jobs.recipes.shorter import shortened, smoke
 from jobs.stages import STAGES, WITH_SMOKE, job_class, recipes_of
+from pipeline.models.config import SMOKE
 from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
@@ -49,8 +50,8 @@ def own_job(word: str, *, kinds: tuple[type, ...], has_smoke: bool) -> Any:
         raise UserError(f"{word} is not FILE.py:FUNCTION")
     path, name = Path(match["file"]), match["name"] or ""
     recipes = recipes_in(vars(_loaded(path)))
-    is_small = has_smoke and name not in recipes and name.removesuffix(SUFFIX) in recipes
-    recipe = recipes.get(name.removesuffix(SUFFIX) if is_small else name)
+    is_small = has_smoke and name not in recipes and name.removesuffix(SMOKE) in recipes
+    recipe = recipes.get(name.removesuffix(SMOKE) if is_small else name)
     if recipe is None:
         there = ", ".join(f"{match['file']}:{known}" for known in recipes) or "none"
         what = f"has no function {name!r} without arguments" if name else "is a file; a recipe is a function in it"
@@ -178,7 +179,7 @@ def recipe_job(stage: str, word: str) -> Any:
         return own_job(word, kinds=(job_class(stage),), has_smoke=stage in WITH_SMOKE)
     if has_recipe(stage, word):
         known = recipes_of(stage)
-        return known[word]() if word in known else smoke(known[word.removesuffix(SUFFIX)]())
+        return known[word]() if word in known else smoke(known[word.removesuffix(SMOKE)]())
     others = [other for other in WITH_RECIPES if has_recipe(other, word)]
     if others:
         raise UserError(f"{word!r} is a recipe of patchline {' and of patchline '.join(others)}, not of {stage}")
@@ -188,8 +189,8 @@ def recipe_job(stage: str, word: str) -> Any:
 def has_recipe(stage: str, word: str) -> bool:
     """Whether a stage has a recipe of this name, or one whose smoke size has this name."""
     known = recipes_of(stage)
-    base = word.removesuffix(SUFFIX)
-    return word in known or (stage in WITH_SMOKE and base in known and not base.endswith(SUFFIX))
+    base = word.removesuffix(SMOKE)
+    return word in known or (stage in WITH_SMOKE and base in known and not base.endswith(SMOKE))
 
 
 def _read(stage: str, path: Path, *, recipe: Callable[[str], Any] | None) -> Any:

@@ -105,7 +105,7 @@ def test_the_picture_has_the_files_of_the_page_in_their_order(route: figure.Rout
 
 def test_the_picture_is_up_to_date() -> None:
     drawn = (CHECKOUT / "docs" / "architecture.svg").read_text()
-    assert drawn == figure.draw(), "draw it again: python -m docs.architecture_figure"
+    assert drawn == figure.draw(), "draw it again: python -m docs.pictures architecture"
 
 
 def test_sizes_and_costs_are_those_that_are_counted() -> None:

@@ -1,6 +1,6 @@
 """docs/order.svg shows the real order: its sample ids are those of SampleOrder.
 
-docs/pos_embed.svg shows the real results of the three modes.
+docs/pos_embed.svg shows the real results of the three modes. docs/pictures.py draws every picture.
 """
 
 import re
@@ -11,6 +11,7 @@ import pytest
 
 from docs import pos_embed_figure
 from docs.order_figure import BATCH, LANES, STEPS, WINDOW_BLOCKS, draw, example
+from docs.pictures import MOST_BYTES, PICTURES
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 FIGURE, POSITIONS = DOCS / "order.svg", DOCS / "pos_embed.svg"
@@ -35,7 +36,7 @@ def ids_shown() -> dict[str, int]:
 
 
 def test_the_figure_shows_todays_order() -> None:
-    assert ids_in(FIGURE) == ids_shown(), "draw it again: python -m docs.order_figure"
+    assert ids_in(FIGURE) == ids_shown(), "draw it again: python -m docs.pictures order"
 
 
 def test_it_is_drawn_from_the_order_alone(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def curve_in(figure: Path, mode: str) -> list[float]:
 def test_the_figure_says_how_far_the_modes_are_apart() -> None:
     shown = pos_embed_figure.example()
     expected = {f"{one}-{other}": shown.says(one, other) for one, other in pos_embed_figure.PAIRS}
-    assert distances_in(POSITIONS) == expected, "draw it again: python -m docs.pos_embed_figure"
+    assert distances_in(POSITIONS) == expected, "draw it again: python -m docs.pictures pos_embed"
     assert len(set(expected.values())) == 3
 
 
@@ -86,7 +87,7 @@ def test_its_curves_are_the_first_rows_of_the_maps() -> None:
     rows = np.array([shown.resampled[mode][pos_embed_figure.ROW] for mode in pos_embed_figure.MODES])
     slope, offset = np.polyfit(rows.reshape(-1), drawn.reshape(-1), 1)
     assert slope < 0, "up is more"
-    assert np.allclose(slope * rows + offset, drawn, atol=1e-3), "draw it again: python -m docs.pos_embed_figure"
+    assert np.allclose(slope * rows + offset, drawn, atol=1e-3), "draw it again: python -m docs.pictures pos_embed"
 
 
 def test_it_is_drawn_from_the_maps_alone(tmp_path: Path) -> None:
@@ -94,3 +95,9 @@ def test_it_is_drawn_from_the_maps_alone(tmp_path: Path) -> None:
     assert distances_in(tmp_path / "pos_embed.svg") == distances_in(POSITIONS)
     for mode in pos_embed_figure.MODES:
         assert curve_in(tmp_path / "pos_embed.svg", mode) == pytest.approx(curve_in(POSITIONS, mode), abs=1e-3)
+
+
+def test_one_command_draws_every_picture() -> None:
+    pictures = [path for path in DOCS.iterdir() if path.suffix in (".png", ".svg")]
+    assert sorted(path.stem for path in pictures) == sorted(name for name in PICTURES if name != "session")
+    assert [path.name for path in pictures if path.stat().st_size > MOST_BYTES] == []

@@ -17,7 +17,7 @@ from jobs.arguments import shown_run_flags
 from jobs.flags import flags_of
 from jobs.resolve import default_job
 from jobs.stages import COMMANDS, STAGES, recipes_of
-from tests.rigs.browser import CHROMIUM, browser
+from tests.rigs.browser import BROKEN_FLAGS, CHROMIUM, browser
 from tests.rigs.faults import every_fault
 
 pytest.importorskip("zensical", reason="the extra `docs` is not installed")
@@ -131,9 +131,9 @@ def test_every_page_fits_a_screen_and_asks_nobody(built: Path, tmp_path: Path) -
     with browser(tmp_path) as chromium:
         for page in shown(built):
             for width, is_dark in ((1280, False), (420, True)):
-                seen = chromium.open(page, width=width, is_dark=is_dark)
+                seen = chromium.open(page, width=width, is_dark=is_dark, asks=(BROKEN_FLAGS,))
                 where = f"{page.name} at {width} px"
                 assert [url for url in seen.requests if not url.startswith("file:")] == [], where
-                assert seen.console == [], where
+                assert (seen.console, seen.answers) == ([], [[]]), where
                 assert seen.scroll_width <= seen.width, where
                 assert (seen.background == "rgb(255, 255, 255)") is not is_dark, where

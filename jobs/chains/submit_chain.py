@@ -205,7 +205,7 @@ def _first_requests(chain: Chain) -> list[Request]:
 def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) -> str:
     """Returns a table of what a chain does. It has each unit below the last one that it waits for, with its jobs, their
     size, and the GPU-hours of all of them if each runs up to its time limit."""
-    head = ("step", "stage", "jobs", "nodes each", "GPUs each", "time limit", "GPU-hours", "")
+    head = ("step", "stage", "jobs", "nodes each", "GPUs each", "time limit", "most GPU-hours", "")
     rows, num_jobs, total = [head], 0, 0.0
     for unit, place in _placed(units):
         has_ranks = SUBMITTED[unit.stage].has_ranks
@@ -232,7 +232,7 @@ def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) ->
         for row in rows
     ]
     about = f"chain in {folder}: {plural(len(units), 'step')}, {plural(num_jobs, 'job')}"
-    about += f", up to {total:,.0f} GPU-hours" if total else ""
+    about += f", at most {total:,.0f} GPU-hours" if total else ""
     return "".join(f"{printable_name(line.rstrip())}\n" for line in (about, "", *lines))
 
 

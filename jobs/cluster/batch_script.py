@@ -8,15 +8,18 @@ many tasks run at once.
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from jobs.cluster.container import words_in_container
 from jobs.cluster.settings import ClusterConfig, asked_seconds
 from jobs.output import private_mode
+from jobs.stages import WITH_SMOKE
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
 _BODIES = (Path(__file__).parents[1] / "stage.sbatch", Path(__file__).parents[2] / "slurm" / "stage.sbatch")
+_PLANNED = ("--steps", "--global-batch", "--micro-batch", "--model.", "--engine.", "--data.lanes")
 _BODY_BEGINS = "# Run one stage of Patchline"
 
 
@@ -147,7 +150,7 @@ def write_script(path: Path, text: str) -> None:
 @dataclass(frozen=True, kw_only=True)
 class JobSize:
     """The size of one job: its nodes including spares, their GPUs, its time limit in Slurm's format, and its GPU-hours
-    up to that limit (None without a limit)."""
+    if it runs for all of that time (None without a limit)."""
 
     nodes: int
     gpus: int
@@ -166,20 +169,39 @@ def size_of(cluster: ClusterConfig, *, nodes: int, time_limit: str, has_ranks: b
 
 
 def script_summary(request: Request, cluster: ClusterConfig, *, besides: Collection[str] = ()) -> str:
-    """Returns the facts that a reader checks first: the command, the nodes, the GPUs and their hours, and the #SBATCH
-    lines, except those in `besides`, which are shown elsewhere."""
+    """Returns the facts that a reader checks first: the command, the nodes, the GPUs, the most GPU-hours, the command
+    that forecasts the GPU-hours of a training run, and the #SBATCH lines, except those in `besides`, which are shown
+    elsewhere."""
     one = size_of(cluster, nodes=request.nodes, time_limit=request.time_limit, has_ranks=request.has_ranks)
     tasks = sum(map(len, tasks_in(f"0_[{request.array}]"))) if request.array else 1
     size = f"{plural(tasks, 'task')}, each " if tasks > 1 else ""
     size += plural(one.nodes, "node")
     size += f" with {plural(one.gpus, 'GPU')} in all" if one.gpus else ""
     if one.gpu_hours is not None:
-        size += f", at most {one.time_limit}" + ("" if tasks > 1 else " for each job")
-        size += f": up to {tasks * one.gpu_hours:,.0f} GPU-hours" if one.gpus else ""
+        hours = f" and {tasks * one.gpu_hours:,.0f} GPU-hours" if one.gpus else ""
+        if tasks == 1:
+            size += f", at most {one.time_limit}{hours} for each job"
+        else:
+            size += f", at most {one.time_limit} each" + (f"{hours} in all" if hours else "")
     shown = shlex.join(["patchline", *request.words]).replace("\n", "\\n")
     lines = [request.name, f"  {shown}", f"  {size}"]
+    if one.gpus and request.words[0] in WITH_SMOKE:
+        lines.append(f"  forecast of the whole run: {_plan_command(request, cluster, time_limit=one.time_limit)}")
     lines += [f"  {line}" for line in head_lines(request, cluster) if line not in besides]
     return "\n".join(map(printable_name, lines)) + "\n"
+
+
+def _plan_command(request: Request, cluster: ClusterConfig, *, time_limit: str) -> str:
+    """Returns the command that forecasts how long a training run takes on these nodes. It has those flags of the run
+    that the forecast depends on."""
+    recipe, *words = request.words[1:]
+    starts = [place for place, word in enumerate(words) if word.startswith("--")]
+    flags = [words[start:end] for start, end in pairwise([*starts, len(words)])]
+    own = [word for flag in flags if flag[0].startswith(_PLANNED) for word in (f"--training.{flag[0][2:]}", *flag[1:])]
+    seconds = asked_seconds(time_limit) if time_limit else None
+    limit = ["--max-time", f"{seconds / 3600:.4g}"] if seconds else []
+    nodes = ["--nodes", str(request.nodes), "--gpus-per-node", str(cluster.gpus_per_node), *limit]
+    return shlex.join(["patchline", "plan", recipe, "--gpu", cluster.gpu_type.lower() or "GPU", *nodes, *own])
 
 
 def head_lines(request: Request, cluster: ClusterConfig) -> list[str]:

@@ -33,6 +33,8 @@ from shards.pages.page import (
 )
 
 _MOST_TICKS = 8
+_PANEL_HEIGHT = HEIGHT + 16
+_TEXT_SIZE, _LINE_HEIGHT = 15, 19
 # CSS classes of lines: a colour in page.css, or the colour of the text.
 _PLAN, _IDEAL, _DAYS, _LEAST = "ink dotted", "ink dashed", "joined line-0", "joined line-5"
 _RATES = ("joined line-1", "joined line-6", "joined line-2", "joined line-3", "joined line-5")
@@ -51,7 +53,7 @@ def write_plot(job: PlanJob, rows: Sequence[NodesPlan], sizes: Sequence[AtSize] 
         plots = [frame.svg(f"{frame.y.name}, over {frame.x.name}", drawn) for frame, drawn in panels]
         data = page("jobs.planning", "plan.html.j2", {"title": title, "told": told, "plots": plots})
     else:
-        data = _side_by_side(panels, printable_name(told)).encode()
+        data = _one_below_the_other(panels, printable_name(told)).encode()
     try:
         path.write_bytes(data)
     except OSError as error:
@@ -61,17 +63,21 @@ def write_plot(job: PlanJob, rows: Sequence[NodesPlan], sizes: Sequence[AtSize] 
         ) from error
 
 
-def _side_by_side(panels: Sequence[tuple[Frame, list[str]]], about: str) -> str:
-    """Returns one SVG with all panels. It contains the style sheet of our pages."""
+def _one_below_the_other(panels: Sequence[tuple[Frame, list[str]]], about: str) -> str:
+    """Returns one SVG with all panels, whose text is large enough for a telephone. It contains the style sheet of our
+    pages."""
     groups = [
-        f'<g transform="translate({place * WIDTH} 0)">{"".join(frame.elements(drawn))}</g>'
+        f'<g transform="translate(0 {place * _PANEL_HEIGHT})">{"".join(frame.elements(drawn))}</g>'
         for place, (frame, drawn) in enumerate(panels)
     ]
+    height = len(panels) * _PANEL_HEIGHT
     own = (
-        f'<title>{escape(about)}</title><style>{style_sheet()}</style><rect class="paper" width="100%" height="100%"/>'
+        f"<title>{escape(about)}</title><style>{style_sheet()} svg {{ font-size: {_TEXT_SIZE}px; }}</style>"
+        '<rect class="paper" width="100%" height="100%"/>'
     )
-    drawn = svg(about, len(panels) * WIDTH, HEIGHT, [own, *groups])
-    return str(drawn).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
+    drawn = svg(about, WIDTH, height, [own, *groups])
+    size = f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" '
+    return str(drawn).replace("<svg ", size, 1) + "\n"
 
 
 def _nodes(rows: Sequence[NodesPlan]) -> Axis:
@@ -150,9 +156,9 @@ def _line(frame: Frame, rows: Sequence[NodesPlan], values: Sequence[float], styl
 def _legend(lines: Sequence[tuple[str, str]], *, first: int | None = None) -> list[str]:
     """Draws the legend, `first` pixels below the top. By default it is in the bottom left corner, which falling lines
     leave free."""
-    first = HEIGHT - BOTTOM - 16 * len(lines) if first is None else first
+    first = HEIGHT - BOTTOM - _LINE_HEIGHT * len(lines) if first is None else first
     return [
-        f'<path class="{style}" d="M{LEFT + 10} {first + 16 * place + 4}h20"/>'
-        f'<text x="{LEFT + 36}" y="{first + 16 * place + 8}">{escape(name)}</text>'
+        f'<path class="{style}" d="M{LEFT + 10} {first + _LINE_HEIGHT * place + 4}h20"/>'
+        f'<text x="{LEFT + 36}" y="{first + _LINE_HEIGHT * place + 9}">{escape(name)}</text>'
         for place, (name, style) in enumerate(lines)
     ]

@@ -210,7 +210,9 @@ def _time_table(job: PlanJob, rows: Sequence[NodesPlan]) -> Table:
     caption = (
         f"{job.failures_per_node_day:g} failures per node and day, {duration(first.restart_seconds)} to restart, "
         f"{duration(job.startup_seconds)} of start-up; {limit}. days: with failures and the queue; pieces: jobs that "
-        f"the limit alone makes. Without evaluation and waits for data. images/s: {sources_of(rows)}."
+        "the limit alone makes; GPU-hours: the forecast of what the whole run takes (`patchline submit ... --dry-run` "
+        "shows the most that each job may take, its GPUs for its whole time limit). Without evaluation and waits for "
+        f"data. images/s: {sources_of(rows)}."
     )
     ranges = {
         plan.num_nodes: (few(plan.least_images_per_second), few(plan.most_images_per_second))

@@ -30,16 +30,16 @@ _BATCH = 4096
 
 
 def vit_b16_i21k() -> TrainingJob:
-    """ViT-B/16 on ImageNet-21k, 90 epochs: the published checkpoint's recipe, confirmed by its authors.
+    """ViT-B/16 on ImageNet-21k, 90 epochs (Table 5).
 
-    Source: Table 3; issue 2. Expected: 47.88 % at the end; on ImageNet 83.97 % after imagenet_384_paper, 84.53 % after
-    imagenet_384 (their README).
+    Source: Table 3; the authors confirm it for the published checkpoint (issue 2). Expected: 47.88 % at the end; on
+    ImageNet 83.97 % after imagenet_384_paper, 84.53 % after imagenet_384 (their README).
     """
     return _i21k("vit_b16", epochs=90)
 
 
 def vit_b32_i21k() -> TrainingJob:
-    """ViT-B/32 on ImageNet-21k, 90 epochs.
+    """ViT-B/32 on ImageNet-21k, 90 epochs (Table 5).
 
     Source: Table 3. Expected: 44.04 % at the end; on ImageNet 81.28 % after imagenet_384_paper, 81.66 % after
     imagenet_384 (their README).
@@ -48,7 +48,7 @@ def vit_b32_i21k() -> TrainingJob:
 
 
 def vit_l16_i21k() -> TrainingJob:
-    """ViT-L/16 on ImageNet-21k, 90 epochs.
+    """ViT-L/16 on ImageNet-21k, 90 epochs (Tables 2 and 5).
 
     Source: Table 3 (30 or 90 epochs; 90 fit the compute in Table 2). Expected: 49.90 % at the end; on ImageNet 85.15 %
     after imagenet_384_paper, 85.30 % after imagenet_512_l16 (Table 2).
@@ -65,10 +65,10 @@ def vit_l16_i21k_30ep() -> TrainingJob:
 
 
 def vit_l32_i21k() -> TrainingJob:
-    """ViT-L/32 on ImageNet-21k, 90 epochs (--steps 104004 for the 30 that the paper also names).
+    """ViT-L/32 on ImageNet-21k, 90 epochs (Table 5).
 
-    Source: Table 3. Expected: 45.42 % at the end; on ImageNet 80.99 % after imagenet_384_paper, 81.89 % after
-    imagenet_384 (their README).
+    Source: Table 3, which also names 30 epochs: --steps 104004. Expected: 45.42 % at the end; on ImageNet 80.99 % after
+    imagenet_384_paper, 81.89 % after imagenet_384 (their README).
     """
     return _i21k("vit_l32", epochs=90)
 
@@ -83,7 +83,7 @@ def vit_h14_i21k() -> TrainingJob:
 
 
 def vit_b16_i1k() -> TrainingJob:
-    """ViT-B/16 on ImageNet-1k from scratch, 300 epochs.
+    """ViT-B/16 on ImageNet-1k from scratch, 300 epochs (Table 5).
 
     Source: Table 3. Expected: 74.79 % on the validation split at 224 px (issue 62); 77.91 % after imagenet_384_paper.
     """
@@ -91,7 +91,7 @@ def vit_b16_i1k() -> TrainingJob:
 
 
 def vit_b32_i1k() -> TrainingJob:
-    """ViT-B/32 on ImageNet-1k from scratch, 300 epochs.
+    """ViT-B/32 on ImageNet-1k from scratch, 300 epochs (Table 5).
 
     Source: Table 3. Expected: 69.19 % on the validation split at 224 px (issue 62); 73.38 % after imagenet_384_paper.
     """
@@ -99,15 +99,16 @@ def vit_b32_i1k() -> TrainingJob:
 
 
 def vit_l16_i1k() -> TrainingJob:
-    """ViT-L/16 on ImageNet-1k from scratch, 300 epochs: larger than B/16, but worse on so few images.
+    """ViT-L/16 on ImageNet-1k from scratch, 300 epochs (Table 5).
 
-    Source: Table 3. Expected: 72.59 % on the validation split at 224 px (issue 62); 76.53 % after imagenet_384_paper.
+    Source: Table 3. It is worse than B/16, since it has too few images. Expected: 72.59 % on the validation split at
+    224 px (issue 62); 76.53 % after imagenet_384_paper.
     """
     return _i1k("vit_l16")
 
 
 def vit_l32_i1k() -> TrainingJob:
-    """ViT-L/32 on ImageNet-1k from scratch, 300 epochs.
+    """ViT-L/32 on ImageNet-1k from scratch, 300 epochs (Table 5).
 
     Source: Table 3. Expected: 66.90 % on the validation split at 224 px (issue 62); 71.16 % after imagenet_384_paper.
     """

@@ -1,4 +1,4 @@
-"""The 19 tasks of VTAB-1k: "An Image is Worth 16x16 Words", Table 4 and appendix B.1.1.
+"""The 19 tasks of VTAB-1k (Table 9): "An Image is Worth 16x16 Words", Table 4 and appendix B.1.1.
 
 Every task has 1,000 images, and 2,500 steps at rate .01 and 384 px. Images are prepared as in "Big Transfer" (BiT), but
 at 384 px throughout: resize to 448 x 448, random 384 x 384, flip; direct resize to evaluate. BiT's supplementary

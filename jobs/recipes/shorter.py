@@ -9,11 +9,10 @@ machine computes it natively. A smoke size shows that a recipe runs, not how wel
 from dataclasses import replace
 from typing import TypeVar
 
-from pipeline.models.config import ModelConfig, num_masked_outputs, without_masked_patches
+from pipeline.models.config import SMOKE, ModelConfig, num_masked_outputs, without_masked_patches
 from pipeline.training.settings.job import TrainingJob
 from shards.config import SubsetConfig
 
-SUFFIX = "_smoke"
 _STEPS = 12
 _WARMUP_STEPS = 4  # also the steps of a cooldown
 _LANES = 8
@@ -54,12 +53,14 @@ def smoke(job: TrainingJob) -> TrainingJob:
 def _tiny(model: ModelConfig, *, image_size: int) -> ModelConfig:
     """Returns a tiny model of the same kind: two layers of width 32, with a small ResNet before them if the model is a
     hybrid. A ResNet has two units (8 px per cell of its map) or, if the model's ResNet has no units, only its root (4
-    px)."""
+    px). The model's name says that it is tiny."""
+    name = f"{model.name}{SMOKE}"
     units, factor = ((1, 1) if model.resnet.units else (), 1) if model.resnet else (None, None)
     if model.is_bit:
-        return replace(model, image_size=image_size, resnet_units=units, resnet_factor=factor)
+        return replace(model, name=name, image_size=image_size, resnet_units=units, resnet_factor=factor)
     tiny = replace(
         without_masked_patches(model),
+        name=name,
         image_size=image_size,
         patch=8 if units is None else 1 if units else 2,
         depth=2,

@@ -73,6 +73,16 @@ class TrainingData:
         return shares
 
     @property
+    def labels_per_image(self) -> float:
+        """The mean number of labels of an image of the mixed datasets. A part of a dataset is assumed to have the mean
+        of the whole."""
+        means = [
+            sum(dataset.label_table.column("num_samples").to_pylist()) / max(1, dataset.manifest.num_samples)
+            for dataset in self.datasets
+        ]
+        return sum(quota * mean for quota, mean in zip(self.quotas, means, strict=True)) / sum(self.quotas)
+
+    @property
     def part_text(self) -> str:
         """A text that says which part of the datasets is trained on; empty if the whole is."""
         packed = sum(dataset.manifest.num_samples for dataset in self.datasets)

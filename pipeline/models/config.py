@@ -124,6 +124,7 @@ BIT_RESNETS = {
 }
 RESNETS = HYBRID_RESNETS | BIT_RESNETS
 NAMES = (*SIZES, *BIT_RESNETS)
+SMOKE = "_smoke"  # ends the name of a tiny model, such as vit_h14_smoke, which has far fewer parameters than vit_h14
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +223,7 @@ class ModelConfig:
     @property
     def is_bit(self) -> bool:
         """True for BiT's ResNets, which have no transformer."""
-        return self.name in BIT_RESNETS
+        return self.name.removesuffix(SMOKE) in BIT_RESNETS
 
     @property
     def size(self) -> Size:
@@ -247,7 +248,7 @@ class ModelConfig:
     def resnet(self) -> ResNetSize | None:
         """The ResNet of a hybrid or of BiT; None for a plain Vision Transformer. Raises UserError for a factor without
         a ResNet."""
-        known = RESNETS.get(self.name)
+        known = RESNETS.get(self.name.removesuffix(SMOKE))
         units = self.resnet_units if self.resnet_units is not None else known.units if known else None
         if units is None:
             if self.resnet_factor is not None:

@@ -194,6 +194,7 @@ def _say_opening(prepared: Prepared, engine: Engine, *, resumed_step: int) -> No
         resumed_step=resumed_step,
         num_parameters=num_parameters(engine.shapes.values()),
         num_images=sum(dataset.num_samples for dataset in prepared.stream.data.datasets),
+        labels_per_image=prepared.stream.data.labels_per_image,
         most_read_ahead_bytes=prepared.stream.most_read_ahead_bytes,
     )
     log.info("%s", opening.words())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.checkpoints.stored import read_best
 from pipeline.data.transform import why_no_crop_decoder
+from pipeline.models.config import SMOKE
 from pipeline.ranks.world import World
 from pipeline.shared_settings import METRICS_FILE
 from pipeline.training.settings.job import TrainingJob
@@ -59,7 +60,8 @@ def _is_score(line: Line) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Opening:
-    """The lines at the start of a run. `resumed_step` is 0 if the run starts from initial weights or from scratch."""
+    """The lines at the start of a run. `resumed_step` is 0 if the run starts from initial weights or from scratch.
+    `labels_per_image`: the mean number of labels of a training image."""
 
     job: TrainingJob
     world: World
@@ -67,10 +69,13 @@ class Opening:
     resumed_step: int
     num_parameters: int
     num_images: int
+    labels_per_image: float
     most_read_ahead_bytes: int
 
     def words(self) -> str:
-        """Returns lines about the run's folder, how it starts, its model, its length, its data and its processes."""
+        """Returns lines about the run's folder, how it starts, its model, its length, its data and its processes. A
+        tiny model is called one. The sigmoid loss, whose first value differs from recipe to recipe, gets a line with
+        that value."""
         job = self.job
         start = f"from {job.initial.weights}" if job.initial.weights else f"from scratch, seed {job.seed}"
         size = f"{job.model.image_size} px, {plural(job.model.num_classes, 'class')}"
@@ -79,12 +84,21 @@ class Opening:
         lines = [
             f"{job.run_dir}: {f'continuing from step {self.resumed_step:,}' if self.resumed_step else start}",
             f"{job.model.name}, {short_count(self.num_parameters)} parameters, {size}; {engine}",
+            *["a tiny model: it shows that the recipe runs, not how well it trains"] * job.model.name.endswith(SMOKE),
+            *self._first_loss(),
             f"{plural(job.steps, 'step')} of {_batch(self.plan)}, {self._data()}",
             f"{self._processes()}, up to {self.most_read_ahead_bytes / 1e9:.2f} GB read ahead",
         ]
         if reason := why_no_crop_decoder():
             lines.append(f"JPEGs by simplejpeg: {reason} (patchline doctor)")
         return "\n".join(printable_name(line) for line in lines)
+
+    def _first_loss(self) -> list[str]:
+        job = self.job
+        if job.loss != "sigmoid" or job.initial.weights or self.resumed_step or job.model.masked_patches:
+            return []
+        loss = first_sigmoid_loss(job, labels_per_image=self.labels_per_image)
+        return [f"sigmoid loss summed over {plural(job.model.num_classes, 'class')}: starts near {loss:.4g}"]
 
     def _data(self) -> str:
         if self.job.data.mix:
@@ -97,6 +111,15 @@ class Opening:
         processes = f"{plural(world.num_ranks, 'process')} on {world.device.type}"
         threads = f" with {plural(world.num_threads, 'thread')}{' each' if world.num_ranks > 1 else ''}"
         return processes + threads if world.device.type == "cpu" else processes
+
+
+def first_sigmoid_loss(job: TrainingJob, *, labels_per_image: float) -> float:
+    """Returns the sigmoid loss of a head of zeros, whose logits all are `head_bias`: K ln 2 at 0, and 10 for each label
+    of an image, plus a little for each class, at -10."""
+    num_classes, logit, smoothing = job.model.num_classes, job.model.head_bias, job.label_smoothing
+    targets = (1 - 2 * smoothing) * labels_per_image + smoothing * num_classes  # the sum of an image's targets
+    softplus = max(logit, 0) + math.log1p(math.exp(-abs(logit)))
+    return num_classes * softplus - targets * logit
 
 
 def _batch(plan: BatchPlan) -> str:

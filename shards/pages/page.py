@@ -24,6 +24,8 @@ NAME_CHARACTERS = 90
 # Without \b, a search would try a scheme at every character of a long word.
 _USER_AND_PASSWORD = re.compile(r"\b(\w+://)[^/\s]*@")
 _QUERY = re.compile(r"\b(\w+://[^\s?#]*)[?#]\S*")
+# A picture, a tag, or a flag between tags.
+_FLAG = re.compile(r"<svg\b.*?</svg>|<[^>]*>|(--[a-z][\w.-]*\w)", re.DOTALL)
 _UNSEEN = ("Cc", "Cf", "Cs", "Co", "Zl", "Zp")
 _JOINERS = "\u200c\u200d"  # used in Persian words and in emoji
 WIDTH, HEIGHT = 560, 250
@@ -52,7 +54,7 @@ def page(package: str, template: str, values: Mapping[str, object], *, script: s
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"shown": shown, "paragraphs": paragraphs, "data_uri": data_uri}
+    environment.filters |= {"shown": shown, "paragraphs": paragraphs, "data_uri": data_uri, "whole_flags": whole_flags}
     environment.filters |= {"duration": duration, "number": number, "plural": plural, "share": share, "size": size}
     code = own.joinpath(script).read_text("utf-8") if script else ""
     text = environment.get_template(template).render(
@@ -85,6 +87,12 @@ def paragraphs(text: str) -> list[str]:
 def without_users_and_queries(text: str) -> str:
     """Returns the text without the users and queries of URLs, which may contain passwords."""
     return _QUERY.sub(r"\1", _USER_AND_PASSWORD.sub(r"\1", text))
+
+
+def whole_flags(body: str) -> Markup:
+    """Returns HTML in which each flag outside pictures is an element that stays on one line. Browsers would otherwise
+    break a line behind the two hyphens of `--data.url`."""
+    return Markup(_FLAG.sub(lambda found: f'<span class="flag">{found[1]}</span>' if found[1] else found[0], body))  # noqa: S704
 
 
 def data_uri(image: bytes, kind: str) -> str:

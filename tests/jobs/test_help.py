@@ -61,6 +61,11 @@ def test_recipes_are_listed_below_their_paper_with_a_line_each() -> None:
     first, last = lines.index(next(line for line in lines if "digits_smoke " in line)), lines.index("")
     assert first > last
     assert not [line for line in lines if line.startswith(" " * 12)], "no recipe has a second line"
+    of_tables = [name for name, recipe in recipes.items() if "(Table" in (recipe.__doc__ or "").split("\n")[0]]
+    assert len(of_tables) > 30
+    assert {
+        line.split()[0] for line in lines if line.startswith("  ") and line.endswith(").") and "(Table" in line
+    } == {*of_tables}, "no table is cut off"
 
 
 def test_required_flags_come_first_then_the_usual_then_how_to_see_all() -> None:

@@ -16,6 +16,18 @@ from typing import Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 _SECONDS = 60.0
+# Asks for the flags that are broken behind their two hyphens.
+BROKEN_FLAGS = """(() => {
+  const broken = [], texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), range = new Range();
+  const top = (text, at) => { range.setStart(text, at); range.setEnd(text, at + 1);
+    return range.getBoundingClientRect(); };
+  for (let text = texts.nextNode(); text; text = texts.nextNode())
+    for (const flag of text.data.matchAll(/--[a-z][a-z.-]+/g)) {
+      const [before, after] = [top(text, flag.index), top(text, flag.index + 2)];
+      if (before.height && after.top > before.top + before.height / 2) broken.push(flag[0]);
+    }
+  return broken;
+})()"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +53,9 @@ class Browser:
         self._data, self._number = b"", 0
         self.events: list[dict[str, Any]] = []
 
-    def open(self, page: Path, *, width: int, is_dark: bool, asks: Sequence[str] = ()) -> Seen:
+    def open(self, page: Path, *, width: int, is_dark: bool, asks: Sequence[str] = (), scale: float = 0.0) -> Seen:
         """The page as it is `width` pixels wide. `asks`: JavaScript whose values are the answers, one after the
-        other."""
+        other. `scale`: draws the whole page in so many pixels for each of its own; 0: its first 900 pixels."""
         target = self._ask("Target.createTarget", {"url": "about:blank"})["targetId"]
         session = self._ask("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
         for domain in ("Page", "Network", "Log", "Runtime"):
@@ -64,7 +76,11 @@ class Browser:
         words = f"JSON.stringify([innerWidth, document.documentElement.scrollWidth, {colour}])"
         found = self._value(words, session)
         answers = [self._value(f"JSON.stringify({one})", session) for one in asks]
-        png = self._ask("Page.captureScreenshot", {"captureBeyondViewport": True}, session)["data"]
+        shown: dict[str, Any] = {"captureBeyondViewport": True}
+        if scale:
+            height = self._value("JSON.stringify(document.body.getBoundingClientRect().height)", session)
+            shown["clip"] = {"x": 0, "y": 0, "width": width, "height": height, "scale": scale}
+        png = self._ask("Page.captureScreenshot", shown, session)["data"]
         self._ask("Target.closeTarget", {"targetId": target})
         return Seen(
             requests=[url for url in asked if url != page.as_uri() and not url.startswith("data:")],

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from jobs.arguments import value_in
 from jobs.chains.steps import ChainConfig, StepConfig, read_chain, units_of
 from jobs.submittable import run_name
 from shards.errors import UserError
@@ -23,10 +24,16 @@ SCORES = StepConfig(name="scores", stage="evaluate", data="pack", weights="sweep
 REPORT = StepConfig(name="report", stage="report", run="train", after=("train",))
 
 
-def test_the_example_is_valid() -> None:
+def test_the_example_is_valid_and_scores_images_that_no_run_has_seen() -> None:
     chain = read_chain(EXAMPLE)
     assert [step.name for step in chain.steps] == ["pack", "checked", "pretrain", "finetune", "evaluate", "report"]
     assert chain.steps[3].variants == (("--schedule.learning-rate=0.01",), ("--schedule.learning-rate=0.03",))
+    assert any(flag.startswith("--split-test=") for flag in chain.steps[0].flags)
+    for unit in units_of(chain):
+        if unit.stage in ("pretrain", "finetune", "evaluate"):
+            suffix = "-test" if unit.stage == "evaluate" else ""
+            assert {value_in(words, "--data.url") for words in unit.words} == {f"/shared/birds/pack{suffix}"}
+    assert all(step.time for step in chain.steps), "none takes a training run's limit"
 
 
 @pytest.mark.parametrize(

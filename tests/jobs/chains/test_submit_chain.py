@@ -53,17 +53,17 @@ def test_a_graph_has_a_line_for_each_step_with_its_size_and_hours() -> None:
     units = units_of(ChainConfig(folder="/shared/birds", steps=(PACK, TRAIN, SWEEP, SCORES, REPORT)))
     cluster = ClusterConfig(gpus_per_node=8, time_limit="12:00:00", spares=1)
     assert graph_of(units, cluster, folder="/shared/birds").splitlines() == [
-        "chain in /shared/birds: 8 steps, 16 jobs, up to 1,056 GPU-hours",
+        "chain in /shared/birds: 8 steps, 16 jobs, at most 1,056 GPU-hours",
         "",
-        "step                      stage     jobs          nodes each  GPUs each  time limit  GPU-hours",
-        "pack.scan                 pack      4, 2 at once           1          -    12:00:00          -",
-        "└─ pack.plan              pack      1                      1          -    12:00:00          -",
-        "   └─ pack.shards         pack      4, 2 at once           1          -    12:00:00          -",
-        "      └─ pack.merge       pack      1                      1          -    12:00:00          -",
-        "         └─ train         pretrain  1                      3         24    12:00:00        288",
-        "            ├─ sweep      finetune  2                      2         16    12:00:00        384",
-        "            │  └─ scores  evaluate  2                      2         16    12:00:00        384",
-        "            └─ report     report    1                      1          -    12:00:00          -",
+        "step                      stage     jobs          nodes each  GPUs each  time limit  most GPU-hours",
+        "pack.scan                 pack      4, 2 at once           1          -    12:00:00               -",
+        "└─ pack.plan              pack      1                      1          -    12:00:00               -",
+        "   └─ pack.shards         pack      4, 2 at once           1          -    12:00:00               -",
+        "      └─ pack.merge       pack      1                      1          -    12:00:00               -",
+        "         └─ train         pretrain  1                      3         24    12:00:00             288",
+        "            ├─ sweep      finetune  2                      2         16    12:00:00             384",
+        "            │  └─ scores  evaluate  2                      2         16    12:00:00             384",
+        "            └─ report     report    1                      1          -    12:00:00               -",
     ]
 
 

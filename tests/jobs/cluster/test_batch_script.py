@@ -96,12 +96,21 @@ def test_a_summary_has_what_a_reader_checks_first() -> None:
     site = replace(CLUSTER, gpus_per_node=8, time_limit="12:00:00", spares=1)
     first, command, size, *options = script_summary(REQUEST, site).splitlines()
     assert (first, command) == ("pretrain-digits_smoke", "  patchline pretrain digits_smoke")
-    assert size == "  3 nodes with 24 GPUs in all, at most 12:00:00 for each job: up to 288 GPU-hours"
+    assert size == "  3 nodes with 24 GPUs in all, at most 12:00:00 and 288 GPU-hours for each job"
+    assert options.pop(0) == (
+        "  forecast of the whole run: patchline plan digits_smoke --gpu GPU --nodes 2 --gpus-per-node 8 --max-time 12"
+    )
     assert options == [f"  {line}" for line in lines_of(REQUEST, site)]
     common = frozenset(line.removeprefix("  ") for line in options)
-    assert script_summary(REQUEST, site, besides=common).splitlines() == [first, command, size]
+    assert script_summary(REQUEST, site, besides=common).splitlines()[:3] == [first, command, size]
+    sized = ("finetune", "cifar10", "--data.url=d", "--steps", "90", "--flip", "--model.name=vit_l16")
+    planned = script_summary(replace(REQUEST, words=sized), replace(site, gpu_type="H100")).splitlines()[3]
+    assert planned.endswith(
+        "plan cifar10 --gpu h100 --nodes 2 --gpus-per-node 8 --max-time 12 --training.steps 90 "
+        "--training.model.name=vit_l16"
+    )
     array = script_summary(replace(REQUEST, array="0-2,5%2"), site).splitlines()[2]
-    assert array == "  4 tasks, each 3 nodes with 24 GPUs in all, at most 12:00:00: up to 1,152 GPU-hours"
+    assert array == "  4 tasks, each 3 nodes with 24 GPUs in all, at most 12:00:00 each and 1,152 GPU-hours in all"
     alone = script_summary(replace(REQUEST, has_ranks=False, nodes=1, time_limit="30"), site).splitlines()
     assert alone[2] == "  1 node, at most 30 for each job"
 

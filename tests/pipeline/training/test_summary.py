@@ -9,17 +9,21 @@ import pytest
 import torch
 
 from jobs.cli import _overridden
+from jobs.recipes import pretrain
 from jobs.recipes.pretrain import digits_smoke
+from jobs.recipes.shorter import smoke
 from jobs.settings.models import WeightsJob
 from jobs.submittable import job_of_words
 from pipeline.checkpoints.stored import Best, write_best
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig
+from pipeline.models.loss import classification_loss
 from pipeline.training.settings.job import InitialConfig, TrainingJob
 from pipeline.training.summary import (
     Opening,
     Score,
     closing_words,
+    first_sigmoid_loss,
     next_command,
     num_parameters,
     scores_of,
@@ -47,6 +51,7 @@ def opening(job: TrainingJob, *, num_ranks: int = 1, resumed_step: int = 0, devi
         resumed_step=resumed_step,
         num_parameters=822_000,
         num_images=1438,
+        labels_per_image=1.0,
         most_read_ahead_bytes=10_000_000,
     ).words()
     return words.split("\n")
@@ -91,6 +96,48 @@ def test_a_run_begins_with_four_short_lines() -> None:
 )
 def test_what_the_lines_say(line: str, text: str) -> None:
     assert line == text
+
+
+def sigmoid_job(*, num_classes: int, head_bias: float, smoothing: float = 0.0) -> TrainingJob:
+    model = replace(job().model, num_classes=num_classes, head_bias=head_bias)
+    return replace(job(), loss="sigmoid", label_smoothing=smoothing, model=model)
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "head_bias", "smoothing", "shown"),
+    [
+        pytest.param(21_843, -10.0, 0.0, "10.99", id="the paper's head on ImageNet-21k"),
+        pytest.param(1000, -6.9, 0.0, "7.907", id="the paper's head on ImageNet-1k"),
+        pytest.param(10, 0.0, 0.0, "6.931", id="no constant: K ln 2"),
+        pytest.param(10, -10.0, 0.1, "18", id="smoothing turns a tenth of every target round"),
+        pytest.param(10, 2.0, 0.0, "19.27", id="a positive constant"),
+    ],
+)
+def test_the_opening_has_the_loss_that_a_sigmoid_starts_at(
+    num_classes: int, head_bias: float, smoothing: float, shown: str
+) -> None:
+    own = sigmoid_job(num_classes=num_classes, head_bias=head_bias, smoothing=smoothing)
+    line = opening(own)[2]
+    assert line == f"sigmoid loss summed over {num_classes:,} classes: starts near {shown}"
+    assert len(line) <= WIDTH
+    logits = torch.full((4, num_classes), head_bias)
+    labels = torch.tensor([[1, 3], [2, -1], [4, 5], [0, -1]])  # 1.5 labels of each image
+    loss = classification_loss(logits, labels, name="sigmoid", smoothing=smoothing).item()
+    assert first_sigmoid_loss(own, labels_per_image=1.5) == pytest.approx(loss, rel=1e-5)
+    for other in (
+        opening(own, resumed_step=5),
+        opening(replace(own, initial=InitialConfig(weights="w"))),
+        opening(job()),
+    ):
+        assert not any("starts near" in line for line in other)
+
+
+def test_a_tiny_model_is_called_one() -> None:
+    recipe = smoke(pretrain.RECIPES["vit_h14_jft"]())
+    lines = opening(replace(recipe, model=replace(recipe.model, num_classes=10)))
+    assert lines[1].startswith("vit_h14_smoke, 822 k parameters")
+    assert lines[2] == "a tiny model: it shows that the recipe runs, not how well it trains"
+    assert len(lines[2]) <= WIDTH
 
 
 def write_scores(run_dir: Path, *accuracies: float) -> None:

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from markupsafe import Markup
 
-from shards.pages.page import log_ticks, matrix, paragraphs, shown, text_width, ticks
+from shards.pages.page import log_ticks, matrix, paragraphs, shown, text_width, ticks, whole_flags
 
 
 def test_paragraphs_keep_urls_and_joined_characters() -> None:
@@ -32,6 +32,14 @@ def test_paragraphs_keep_urls_and_joined_characters() -> None:
 )
 def test_shown(text: str, expected: str) -> None:
     assert shown(text, 4 if text.isdecimal() else 90) == expected
+
+
+def test_flags_stay_whole_outside_tags_and_pictures() -> None:
+    flag = '<span class="flag">--data.url</span>'
+    assert whole_flags('<i title="--a">x --data.url=y --</i>') == f'<i title="--a">x {flag}=y --</i>'
+    assert whole_flags("<svg><text>--data.url</text></svg>\n--data.url.") == (
+        f"<svg><text>--data.url</text></svg>\n{flag}."
+    )
 
 
 def test_a_long_name_takes_no_longer_than_its_length() -> None:
