@@ -1,4 +1,5 @@
-"""The cost of an image in our loader, DALI, FFCV, SPDL, webdataset, MosaicML Streaming, LitData and ImageFolder.
+"""The cost of an image in our loader, DALI, FFCV, SPDL, webdataset, Energon, MosaicML Streaming, LitData, datasets of
+Hugging Face and ImageFolder.
 
 Photographs are copied until there are enough, and stored in the layout of each loader. Each arm runs one epoch of the
 training transform to 224 pixels (inception crop of at least 5 % of the area, bilinear, flip) and makes shuffled uint8
@@ -7,14 +8,15 @@ their own decoders; the other peers decode with Pillow and torchvision's transfo
 arms these use our view, so that only the loaders are compared; the bare decoder is the limit.
 
 Our loader shuffles 512 images at a time (8 lanes of one block of 64; its default of 16,384 would hold all of so small a
-dataset) on top of packing's permutation; so do DALI and each worker of webdataset, and a chunk of LitData holds about
-as many. ImageFolder, MosaicML, FFCV and SPDL shuffle all images, because they read them one by one; the arm "patchline,
-shuffles all" is compared with these. Peak memory is the sum of the proportional set sizes (PSS) of all processes.
+dataset) on top of packing's permutation; so do DALI, and each worker of webdataset, Energon and streaming datasets, and
+a chunk of LitData holds about as many. ImageFolder, MosaicML, datasets, FFCV and SPDL shuffle all images, because they
+read them one by one; the arm "patchline, shuffles all" is compared with these. Peak memory is the sum of the
+proportional set sizes (PSS) of all processes.
 
 All arms run in one run, one after another, in an order that rotates from round to round, each in its own process with a
 warm page cache; the first round is not counted. Every arm must return the same images, compared by their labels. Peers
-need their own environment (`make bench-env`); arms of those that it lacks are left out. Command (about 40 minutes on 2
-cores):
+need their own environment (`make bench-env`); arms of those that it lacks are left out. Hugging Face's datasets run in
+ours, since they cannot be installed beside MosaicML. Command (about 50 minutes on 2 cores):
 
     python -m benchmarks.loader --images DIR --work DIR --out benchmarks/results/loader.json
 """
@@ -30,7 +32,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.loader_arms import ARMS
-from benchmarks.loader_prepare import BETON, FOLDERS, LITDATA, MOSAICML, PATCHLINE, WEBDATASET, prepare
+from benchmarks.loader_prepare import (
+    BETON,
+    ENERGON,
+    FOLDERS,
+    LITDATA,
+    MOSAICML,
+    PARQUET,
+    PATCHLINE,
+    WEBDATASET,
+    prepare,
+)
 from benchmarks.measure import machine
 from benchmarks.rounds import (
     Aim,
@@ -47,17 +59,24 @@ from benchmarks.rounds import (
     write,
 )
 
-LAYOUTS = (FOLDERS, PATCHLINE, WEBDATASET, MOSAICML, LITDATA, BETON)
+LAYOUTS = (FOLDERS, PATCHLINE, WEBDATASET, ENERGON, MOSAICML, LITDATA, PARQUET, BETON)
+HF, HF_STREAMING = "HF datasets", "HF datasets, streaming"
 READ_BY = {
     WEBDATASET: "webdataset",
+    ENERGON: "Energon",
     MOSAICML: "MosaicML",
     LITDATA: "LitData",
+    PARQUET: HF,
     BETON: "FFCV",
 }  # by one peer's arms alone
 OURS, ANTIALIASED, FOLDER = "patchline", "patchline, antialiased", "ImageFolder"
 ALL_SHUFFLED = "patchline, shuffles all"
-STREAMING, NATIVE = ("webdataset", "MosaicML", "LitData"), ("DALI", "FFCV", "SPDL")
-BUFFERED = ("webdataset", "LitData", "DALI")  # peers that hold images to shuffle them; the others shuffle all
+STREAMING = ("webdataset", "Energon", "MosaicML", "LitData", HF_STREAMING)
+NATIVE = ("DALI", "FFCV", "SPDL")
+PEERS = (*STREAMING, *NATIVE, HF, FOLDER)
+IN_OUR_PYTHON = (OURS, "bare", "our view", HF)
+# Peers that hold images to shuffle them; the others shuffle all.
+BUFFERED = ("webdataset", "Energon", "LitData", HF_STREAMING, "DALI")
 CPU, RATE = "cpu_seconds_per_1000", "images_per_second"
 MEMORY, OWN_MEMORY = "whole_peak_bytes", "whole_peak_own_bytes"
 FIGURES = (
@@ -97,14 +116,12 @@ def parser_of(description: str | None, *, arms: list[str]) -> argparse.ArgumentP
 
 def ready(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
     """Leaves out arms of peers that are not installed, and prepares the layouts that the arms read."""
-    if (
-        any(arm.startswith((*STREAMING, *NATIVE, FOLDER)) for arm in arguments.arms)
-        and not Path(arguments.peers).exists()
-    ):
+    if not all(arm.startswith(IN_OUR_PYTHON) for arm in arguments.arms) and not Path(arguments.peers).exists():
         parser.error(f"{arguments.peers} is not there; make it with `make bench-env`, or give --peers")
-    for name in [arm for arm in arguments.arms if arm.startswith((*STREAMING, *NATIVE))]:
-        for package in absent(ARMS[name][1], python=arguments.peers):
-            say(f"{name} is left out: {arguments.peers} has no {package} (docs/benchmarks.md says how to install it)")
+    for name in [arm for arm in arguments.arms if arm.startswith(PEERS)]:
+        python = python_of(name, arguments)
+        for package in absent(ARMS[name][1], python=python):
+            say(f"{name} is left out: {python} has no {package} (docs/benchmarks.md says how to install it)")
             arguments.arms = [arm for arm in arguments.arms if arm != name]
     layouts = [
         layout
@@ -121,17 +138,23 @@ def absent(packages: Sequence[str], *, python: str) -> list[str]:
     return [name for name, done in asked.items() if done.returncode]
 
 
+def python_of(arm: str, arguments: argparse.Namespace) -> str:
+    """The Python that runs an arm: ours, or that of the peers."""
+    return sys.executable if arm.startswith(IN_OUR_PYTHON) else str(arguments.peers)
+
+
 def one_arm(name: str, arguments: argparse.Namespace, *more: str) -> Report:
     """Runs an arm with its layout in the page cache. `more` words of its command line may be given."""
     for layout in LAYOUTS:
         for path in (arguments.work / layout).rglob("*"):
             if path.is_file():
                 path.read_bytes()
-    python = sys.executable if not name.startswith((*STREAMING, *NATIVE, FOLDER)) else arguments.peers
     report = arguments.work / "report"
     words = ["--work", str(arguments.work), "--images", str(arguments.repeat_to), "--report", str(report)]
     words += ["--lanes", str(arguments.lanes), *more]
-    said = measured([python, "-m", "benchmarks.loader_arms", name, *words], report, seconds=MOST_SECONDS_AN_ARM)
+    said = measured(
+        [python_of(name, arguments), "-m", "benchmarks.loader_arms", name, *words], report, seconds=MOST_SECONDS_AN_ARM
+    )
     counts = json.dumps(said.pop("label_counts", None))
     return said if "failed" in said else said | {"labels_sha256": hashlib.sha256(counts.encode()).hexdigest()}
 
@@ -192,8 +215,7 @@ def _native_aims(rounds: list[Round]) -> list[Aim]:
 
 def _memory_aims(rounds: list[Round]) -> list[Aim]:
     """Peak memory beside each peer whose shuffle reaches as far as ours."""
-    peers = (*STREAMING, *NATIVE, FOLDER)
-    pairs = [(OURS if peer in BUFFERED else ALL_SHUFFLED, peer) for peer in peers]
+    pairs = [(OURS if peer in BUFFERED else ALL_SHUFFLED, peer) for peer in PEERS]
     return [
         Aim(what=f"peak memory: {mine} / {peer}", limit=1.0, found=ratios(rounds, mine, peer, MEMORY))
         for mine, peer in pairs

@@ -25,7 +25,7 @@ import numpy as np
 from benchmarks.loader_bare import bare
 from benchmarks.loader_native import dali, ffcv, spdl
 from benchmarks.loader_ours import ours
-from benchmarks.loader_peers import imagefolder, litdata, mosaicml, webdataset
+from benchmarks.loader_peers import energon, huggingface, imagefolder, litdata, mosaicml, webdataset
 from benchmarks.loader_settings import Settings
 from benchmarks.loader_step import BusyStep
 
@@ -169,12 +169,17 @@ ARMS: dict[str, tuple[Callable[[Settings], Callable[[], Batches]], tuple[str, ..
     "FFCV": (ffcv, ("ffcv", "numba")),
     "SPDL": (spdl, ("spdl-io",)),
     "webdataset": (webdataset, ("webdataset", "torchvision")),
+    "Energon": (energon, ("megatron-energon", "torchvision")),
     "MosaicML": (mosaicml, ("mosaicml-streaming", "torchvision")),
     "LitData": (litdata, ("litdata", "torchvision")),
+    "HF datasets": (huggingface, ("datasets", "torchvision")),
+    "HF datasets, streaming": (lambda settings: huggingface(settings, streaming=True), ("datasets", "torchvision")),
     "ImageFolder": (imagefolder, ("torchvision",)),
     "webdataset, our decoder": (lambda settings: webdataset(settings, ours=True), ()),
+    "Energon, our decoder": (lambda settings: energon(settings, ours=True), ("megatron-energon",)),
     "MosaicML, our decoder": (lambda settings: mosaicml(settings, ours=True), ()),
     "LitData, our decoder": (lambda settings: litdata(settings, ours=True), ()),
+    "HF datasets, our decoder": (lambda settings: huggingface(settings, ours=True), ("datasets",)),
     "ImageFolder, our decoder": (lambda settings: imagefolder(settings, ours=True), ()),
     "bare full decode": (lambda settings: bare(settings, "decode"), ()),
     "bare decode + crop + resize": (lambda settings: bare(settings, "crop"), ()),

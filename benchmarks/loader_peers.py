@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.loader_ours import view_of
-from benchmarks.loader_prepare import FOLDERS, LITDATA, MOSAICML, WEBDATASET
+from benchmarks.loader_prepare import ENERGON, FOLDERS, LITDATA, MOSAICML, PARQUET, WEBDATASET, parquet_files
 from benchmarks.loader_settings import MIN_AREA, Settings
 from benchmarks.torchvision_operators import import_torchvision
 
@@ -39,6 +39,69 @@ def webdataset(settings: Settings, *, ours: bool = False) -> Callable[[], Batche
             .batched(settings.batch)
         )
         yield from wds.WebLoader(dataset, batch_size=None, num_workers=settings.workers)
+
+    return batches
+
+
+def energon(settings: Settings, *, ours: bool = False) -> Callable[[], Batches]:
+    """Megatron Energon over indexed tars, with the loader whose state can be saved and restored exactly.
+
+    `restore_seeds` seeds the transform of each sample, so that a restored run draws the same crops.
+    """
+    transform = _transform(settings, ours=ours)
+    from megatron import energon as lib  # noqa: PLC0415
+
+    class Encoder(lib.DefaultTaskEncoder):  # type: ignore[misc]
+        decoder = None  # samples are handed over as bytes
+
+        @lib.stateless(restore_seeds=True)  # type: ignore[untyped-decorator]
+        def encode_sample(self, sample: Any) -> Any:
+            image, label = transform(sample.image), int(sample.label)
+            return lib.ImageClassificationSample.derive_from(sample, image=image, label=label)
+
+    def batches() -> Batches:
+        dataset = lib.get_train_dataset(
+            f"{settings.work}/{ENERGON}",
+            batch_size=settings.batch,
+            shuffle_buffer_size=settings.reach,
+            max_samples_per_sequence=100,  # as in its quick start
+            repeat=False,
+            task_encoder=Encoder(),
+            worker_config=lib.WorkerConfig(rank=0, world_size=1, num_workers=settings.workers),
+        )
+        for batch in lib.get_savable_loader(dataset):
+            yield batch.image, batch.label
+
+    return batches
+
+
+def huggingface(settings: Settings, *, streaming: bool = False, ours: bool = False) -> Callable[[], Batches]:
+    """Hugging Face's datasets over Parquet with embedded images.
+
+    It maps its Arrow copy of the files into memory, which preparation made, and shuffles all images. `streaming`: it
+    reads the Parquet files instead, and shuffles a buffer of images.
+    """
+    transform = _transform(settings, ours=ours)
+    import datasets  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+    from torch.utils.data import DataLoader  # noqa: PLC0415
+
+    def collate(rows: list[dict[str, Any]]) -> tuple[Any, Any]:
+        images = torch.stack([transform(row["image"]["bytes"]) for row in rows])
+        return images, torch.tensor([row["label"] for row in rows])
+
+    def batches() -> Batches:
+        images = parquet_files(f"{settings.work}/{PARQUET}", streaming=streaming)
+        images = images.cast_column("image", datasets.Image(decode=False))
+        if streaming:
+            images = images.shuffle(seed=0, buffer_size=settings.reach)
+        yield from DataLoader(
+            images,
+            batch_size=settings.batch,
+            shuffle=None if streaming else True,
+            num_workers=settings.workers,
+            collate_fn=collate,
+        )
 
     return batches
 

@@ -1,5 +1,5 @@
-"""The same images in the layout of each loader: class folders, our shards, webdataset tars, MDS, LitData chunks, and
-FFCV's file.
+"""The same images in the layout of each loader: class folders, our shards, webdataset tars, tars that Energon indexed,
+MDS, LitData chunks, Parquet for datasets of Hugging Face, and FFCV's file.
 
 Layouts that exist for the same images are not made again, so an interrupted run continues where it stopped.
 """
@@ -20,10 +20,10 @@ from benchmarks.packing import copy_images
 from benchmarks.rounds import say
 
 FOLDERS, PATCHLINE, WEBDATASET, MOSAICML, LITDATA = "folders", "patchline", "webdataset", "mosaicml", "litdata"
-BETON = "ffcv"
+ENERGON, PARQUET, BETON = "energon", "parquet", "ffcv"
 SMALL_BLOCKS = "small-blocks"  # our shards in blocks of SMALL_BLOCK images: many requests for faults to hit
 SMALL_BLOCK = 8
-NUM_TARS = 10  # an even number, so that two workers of webdataset get the same amount
+NUM_TARS = 10  # and Parquet files: an even number, so that two workers get the same amount
 _PACKING_ARMS = {PATCHLINE: "patchline, 2 workers", MOSAICML: "MDSWriter", LITDATA: "LitData, 2 workers"}
 
 
@@ -55,7 +55,7 @@ def _identity(images: Path, count: int) -> dict[str, object]:
 
 
 def _run(layout: str, work: Path, count: int, *, peers: str) -> None:
-    python = sys.executable if layout in (PATCHLINE, SMALL_BLOCKS) else peers
+    python = sys.executable if layout in (PATCHLINE, PARQUET, SMALL_BLOCKS) else peers
     paths = ["--images", str(work / FOLDERS), "--out", str(work / layout)]
     if layout in _OWN_LAYOUTS:
         command = [python, "-m", "benchmarks.loader_prepare", layout, *paths[1::2], str(count)]
@@ -86,6 +86,39 @@ def write_tars(images: str, out: str, count: str) -> None:
     with webdataset.ShardWriter(f"{out}/shard-%06d.tar", maxcount=-(-int(count) // NUM_TARS), verbose=0) as writer:
         for number, (image, label) in enumerate(samples(images)):
             writer.write({"__key__": f"{number:010d}", "jpg": image, "cls": label})
+
+
+def write_indexed_tars(images: str, out: str, count: str) -> None:
+    """The same tars, which `energon prepare` indexes: all of them are one split."""
+    write_tars(images, out, count)
+    energon = Path(sys.executable).with_name("energon")
+    words = ["--non-interactive", "--split-ratio", "1,0,0", "--sample-type", "ImageClassificationSample"]
+    words += ["--field-map", json.dumps({"image": "jpg", "label": "cls"}), "--num-workers", "2", "--no-progress"]
+    subprocess.run([energon, "prepare", *words, out], check=True)
+
+
+def write_parquet(images: str, out: str, _: str) -> None:
+    """Parquet files with embedded images, and the Arrow copy that datasets makes of them when it first loads them."""
+    import datasets  # noqa: PLC0415
+
+    from benchmarks.packing_arms import samples  # noqa: PLC0415
+
+    columns = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    data, labels = zip(*samples(images), strict=True)
+    rows = datasets.Dataset.from_dict({"image": data, "label": labels}, features=columns)
+    Path(out).mkdir()
+    for number in range(NUM_TARS):
+        rows.shard(NUM_TARS, number, contiguous=True).to_parquet(f"{out}/{number:06d}.parquet")
+    parquet_files(out, streaming=False)
+
+
+def parquet_files(folder: str, *, streaming: bool) -> Any:
+    """Opens the Parquet files of a folder with Hugging Face's datasets; its Arrow copy is kept in the folder."""
+    import datasets  # noqa: PLC0415
+
+    files = sorted(str(path) for path in Path(folder).glob("*.parquet"))
+    cache = f"{folder}/cache"
+    return datasets.load_dataset("parquet", data_files=files, split="train", streaming=streaming, cache_dir=cache)
 
 
 def pack_small_blocks(images: str, out: str, _: str) -> None:
@@ -124,7 +157,13 @@ def write_beton(images: str, out: str, _: str) -> None:
     DatasetWriter(f"{out}/images.beton", fields, num_workers=2).from_indexed_dataset(Files(labelled_files(images)))
 
 
-_OWN_LAYOUTS = {WEBDATASET: write_tars, BETON: write_beton, SMALL_BLOCKS: pack_small_blocks}
+_OWN_LAYOUTS = {
+    WEBDATASET: write_tars,
+    ENERGON: write_indexed_tars,
+    PARQUET: write_parquet,
+    BETON: write_beton,
+    SMALL_BLOCKS: pack_small_blocks,
+}
 
 
 if __name__ == "__main__":

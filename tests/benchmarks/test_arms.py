@@ -1,7 +1,7 @@
 """Arms of benchmarks: ours compute what they should, and torchvision loads without its operators.
 
-The peers' arms need an environment of their own (`make bench-env`). The tests of those that decode in native threads
-run with its Python, and are skipped in any other.
+The peers' arms need an environment of their own (`make bench-env`). Their tests run with its Python, and are skipped in
+any other.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import torch
 from benchmarks.kernels import attention, measured
 from benchmarks.loader import absent
 from benchmarks.loader_arms import ARMS, one_epoch
-from benchmarks.loader_prepare import BETON, PATCHLINE, SMALL_BLOCKS, WEBDATASET, prepare
+from benchmarks.loader_prepare import BETON, ENERGON, NUM_TARS, PARQUET, PATCHLINE, SMALL_BLOCKS, WEBDATASET, prepare
 from benchmarks.loader_settings import Settings
 from benchmarks.loader_step import BusyStep
 from benchmarks.order_arms import ARMS as ORDER_ARMS
@@ -86,23 +86,29 @@ def coloured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("DALI, antialiased", "nvidia.dali", ()),
         pytest.param("FFCV", "ffcv", (BETON,), marks=pytest.mark.long),  # it compiles itself for half a minute
         ("SPDL", "spdl.io", ()),
+        ("Energon", "megatron.energon", (ENERGON,)),
+        pytest.param("HF datasets", "datasets", (PARQUET,), marks=pytest.mark.long),
+        pytest.param("HF datasets, streaming", "datasets", (PARQUET,), marks=pytest.mark.long),
     ],
 )
-def test_a_native_peer_hands_over_crops_of_every_image_with_its_label(
+def test_a_peer_hands_over_crops_of_every_image_with_its_label(
     arm: str, module: str, layouts: tuple[str, ...], coloured: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip(module, reason=f"{module} is only in the environment of make bench-env")
-    prepare(coloured, tmp_path, IMAGES, peers=sys.executable, layouts=layouts)
-    settings = Settings(work=str(tmp_path), images=IMAGES, batch=BATCH, lanes=1, image_size=SIZE)
+    num_images = 3 * BATCH * NUM_TARS  # whole batches for both workers, whose tars are half of all
+    prepare(coloured, tmp_path, num_images, peers=sys.executable, layouts=layouts)
+    settings = Settings(work=str(tmp_path), images=num_images, batch=BATCH, lanes=1, image_size=SIZE)
     counts = np.zeros(3, dtype=np.int64)
     for images, labels in ARMS[arm][0](settings)():
         views, classes = np.asarray(images), np.asarray(labels).reshape(-1)
+        if views.shape[1] == 3:  # torchvision's layout
+            views = np.moveaxis(views, 1, -1)
         assert views.shape == (BATCH, SIZE, SIZE, 3)
         assert views.dtype == np.uint8
         assert np.median(views, axis=(1, 2)) == pytest.approx(np.array(COLOURS)[classes], abs=4)
         assert len({view.tobytes() for view in views}) > 1
         counts += np.bincount(classes, minlength=3)
-    assert counts.tolist() == [16, 16, 16]
+    assert counts.tolist() == [80, 80, 80]
 
 
 def test_packages_that_a_python_lacks_are_named() -> None:
