@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -147,7 +146,7 @@ def batches(setting: Setting, world: World) -> list[Batch]:
         labels = torch.randint(0, NUM_CLASSES, (setting.batch, 1), generator=generator)
         if world.device.type == "cuda":
             images, labels = images.pin_memory(), labels.pin_memory()
-        ids = np.arange(setting.batch)
+        ids = torch.arange(setting.batch)
         found.append(Batch(step=step, images=images, labels=labels, sample_ids=ids, datasets=ids * 0))
     return found
 

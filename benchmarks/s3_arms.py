@@ -70,7 +70,7 @@ def epochs(arguments: argparse.Namespace, config: Any) -> dict[str, Any]:
             if number in marks:
                 moments[number] = Moment.now()
             if arguments.hash:
-                for data in (str(batch.step).encode(), batch.sample_ids.tobytes(), batch.images.numpy().data):
+                for data in (str(batch.step).encode(), batch.sample_ids.numpy().tobytes(), batch.images.numpy().data):
                     digest.update(data)
         counts = batches.counts()
     return figures(moments, Moment.now(), num_batches=num_batches, batch=arguments.batch) | {

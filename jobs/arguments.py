@@ -298,6 +298,19 @@ def value_in(words: Sequence[str], flag: str) -> str:
     return found
 
 
+def with_flags(words: Sequence[str], flags: Sequence[str]) -> list[str]:
+    """Returns a command's words with these flags and their values in place of those of the same names."""
+    names, left, skips = {word for word in flags if word.startswith("--")}, list[str](), False
+    for word in words:
+        if word.startswith("--"):
+            skips = word.partition("=")[0].replace("_", "-") in names
+            if skips:
+                continue
+        if not skips:
+            left.append(word)
+    return [*left, *flags]
+
+
 def second_word_first(name: str, words: list[str], *, is_help: bool) -> list[str]:
     """Returns the words with the command's second word first, even if it was given as a flag. The second word is empty
     if the command has none, or for help."""

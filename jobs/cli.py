@@ -17,6 +17,7 @@ import importlib
 import logging
 import multiprocessing
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,7 +27,7 @@ from types import ModuleType
 from typing import Any
 
 from jobs import exit_codes
-from jobs.arguments import RunOptions, second_word_first, take_run_flags, values_of, with_values
+from jobs.arguments import RunOptions, second_word_first, take_run_flags, values_of, with_flags, with_values
 from jobs.completion import ASK, candidates
 from jobs.environment import prepare_streams, use_utf8, wait_quietly
 from jobs.exit_codes import Interrupts, end_of
@@ -84,19 +85,31 @@ def main(argv: list[str]) -> int:
                 return _run(argv, interrupts)
         except (Exception, KeyboardInterrupt) as error:
             # Python drops an interrupt that is raised in a finalizer. The error that follows is its consequence.
-            return _ended(interrupts.interrupt or error, is_looking=argv[:1] != [] and argv[0] in _LOOKING)
+            return _ended(interrupts.interrupt or error, argv)
 
 
-def _ended(error: BaseException, *, is_looking: bool = False) -> int:
-    """Prints the message of an error that ends the command, and returns the exit code."""
+def _ended(error: BaseException, argv: list[str]) -> int:
+    """Prints the message of an error that ends the command, with the command that works if the error knows it. Returns
+    the exit code."""
     if isinstance(error, UnreachableError) and _has_s3_answered():
         error = StorageError(str(error))
-    end = end_of(error, is_looking=is_looking)
+    end = end_of(error, is_looking=argv[:1] != [] and argv[0] in _LOOKING)
     if end.has_traceback:
         log.error(end.message, exc_info=error)
     elif end.message:
-        _say(end.message)
+        _say("\n".join([end.message, *_working_command(error, argv)]))
     return end.code
+
+
+def _working_command(error: BaseException, argv: list[str]) -> list[str]:
+    """Returns a line with the same command and the flags with which it works, if the error has them. Ranks on several
+    nodes print none, since only the user knows how they were started."""
+    flags = getattr(error, "flags", ())
+    num_ranks, num_here = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    if not flags or num_ranks != num_here or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        return []
+    ranks = ("--processes", num_ranks) if num_ranks != "1" else ()
+    return [shlex.join(["patchline", *with_flags(argv, (*flags, *ranks))])]
 
 
 def _has_s3_answered() -> bool:

@@ -88,11 +88,12 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
 
         found = open_for_use(weights)
         job = replace(job, model=_model_of(found, values))
-        notes.append(f"the model is that of the weights: {job.model.name} at {job.model.image_size} px")
+        size = values.get("--model.image-size", job.model.image_size)
+        resized = "" if size == job.model.image_size else f" instead of {job.model.image_size}"
+        notes.append(f"the model is that of the weights: {job.model.name} at {size} px{resized}")
         if found.assumed:
             assumed = ", ".join(map(str, found.assumed))
             notes.append(f"assumed, as the file does not say: {assumed} (others: patchline import)")
-        size = values.get("--model.image-size", job.model.image_size)
         if (transform := usage_at(found, size).transform) != DEFAULT_USAGE.transform:
             job = replace(job, evaluation=replace(job.evaluation, transform=transform))
             notes.append(

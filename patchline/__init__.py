@@ -12,12 +12,14 @@ help(patchline.NAME) describes each name, and docs/python.md has examples. Each 
     open_dataset         the images of a packed dataset by number; to_torch() for a DataLoader
     index_tars           makes a dataset from existing WebDataset tars, without changing them
     train_batches        batches for a training loop: the same on any number of ranks, and resumable
+    train_samples        the same samples by number, for a DataLoader whose workers run a transform of your own
     load_model           a trained model that predicts; .model is a torch module
     build_model          a new model from a ModelConfig
     open_weights         the tensors and the configuration in a weights folder
     recipes              functions that return whole jobs: recipes.pretrain.digits_smoke()
 
     DataConfig           how to shuffle, read and augment: AugmentConfig, RandAugmentConfig, MixupConfig, ReadConfig
+    Sample               what a transform of your own gets
     EvaluationTransform  how images are resized when a model is scored
     SampleOrder          the order of an epoch's samples
     draw_mix             mixup and CutMix for your own loop, with mix_weights, mix_images and mix_targets
@@ -48,7 +50,9 @@ if TYPE_CHECKING:
     from pipeline.data.mixup import mix_images as mix_images
     from pipeline.data.mixup import mix_targets as mix_targets
     from pipeline.data.mixup import mix_weights as mix_weights
+    from pipeline.data.samples import Sample as Sample
     from pipeline.data.stream import train_batches as train_batches
+    from pipeline.data.stream import train_samples as train_samples
     from pipeline.evaluation.predictor import load_model as load_model
     from pipeline.models import ModelConfig as ModelConfig
     from pipeline.models import build_model as build_model
@@ -86,7 +90,9 @@ _MODULES = {
     "open_weights": "pipeline.models.weights.folder",
     "recipes": "jobs",
     "resample_position_embeddings": "pipeline.models.positions",
+    "Sample": "pipeline.data.samples",
     "train_batches": "pipeline.data.stream",
+    "train_samples": "pipeline.data.stream",
 }
 _MARK = b'\nDISTRIBUTION = "patchline"'  # in the __init__.py of each of our packages
 _STAGES = ("finetune", "pack", "pretrain")

@@ -39,6 +39,7 @@ from shards.manifest import (
 from shards.manifest_table import array_of, manifest_from, read_manifest, table_of
 from shards.output.terminal import printable_name
 from shards.sample_rows import BlockTable, SampleRows, refuse_blocks, refuse_count, refuse_labels, refuse_rows
+from shards.sources.tar_members import BLOCK_BYTES
 from shards.storage.objects import Readable
 from shards.storage.ranges import RangeReads
 from shards.store import MissingObjectError, Store, open_store
@@ -188,6 +189,26 @@ class Dataset:
         """Returns the row of a sample in its shard's index. It differs from `row` only if this is a part."""
         packed = self.packed_ids(self.first_sample_ids[shard : shard + 1] + row)[0]
         return int(packed) - self.manifest.shards[shard].first_sample_id
+
+    @property
+    def whole(self) -> "Dataset":
+        """The dataset as packed. It differs from this one only if this is a part."""
+        return self
+
+    def bytes_around(self, first_sample_id: int, last_sample_id: int) -> tuple[int, int]:
+        """Returns (first byte, end byte) of the stretch of a tar that has every member of these samples of one shard:
+        from the end of the image before them to the header of the image after them. The stretch begins with a header;
+        it may also have members of the samples before and after."""
+        first, last = self.packed_ids(np.array([first_sample_id, last_sample_id], dtype=np.int64)).tolist()
+        shard = int(np.searchsorted(self.whole.first_sample_ids, first, side="right")) - 1
+        record = self.manifest.shards[shard]
+        begin, end = 0, record.num_bytes
+        if first > record.first_sample_id:
+            before = self.whole.rows_of(first - 1, 1)
+            begin = -(-int(before.offset[0] + before.size[0]) // BLOCK_BYTES) * BLOCK_BYTES
+        if last + 1 < record.first_sample_id + record.num_samples:
+            end = int(self.whole.rows_of(last + 1, 1).offset[0]) - BLOCK_BYTES
+        return begin, end
 
     def shard_path(self, shard: int) -> str:
         """Returns the path of a shard's tar in `shard_store`."""

@@ -2,6 +2,8 @@
 wrong and what to do about it. jobs/exit_codes.py gives each family of errors its exit code."""
 
 import errno
+from collections.abc import Sequence
+from contextlib import ContextDecorator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,13 +22,15 @@ class PrintableError(Exception):
     script, which does not escape its output, can print it.
 
     The message is made of three fields, which are printable too. `what`: what is wrong, with the value. `allowed`: what
-    would be right. `todo`: what to do about it. Fields that do not apply are empty.
+    would be right. `todo`: what to do about it. Fields that do not apply are empty. `flags`: the flags with which the
+    same command works, as words; the command line prints that command.
     """
 
-    def __init__(self, what: object = "", *, allowed: str = "", todo: str = "") -> None:
+    def __init__(self, what: object = "", *, allowed: str = "", todo: str = "", flags: Sequence[str] = ()) -> None:
         ends = [text for text in (f"allowed: {allowed}" if allowed else "", todo) if text]
         super().__init__("; ".join([str(what), *ends]) if ends else what)
         self.what, self.allowed, self.todo = printable(str(what)), printable(allowed), printable(todo)
+        self.flags = tuple(flags)
 
     def __str__(self) -> str:
         return printable(super().__str__())
@@ -95,6 +99,20 @@ class WillNotSucceedError(PrintableError):
 
 class ImageRefusedError(PrintableError):
     """The bytes of an image cannot go into a shard. The message is the reason in the quarantine list."""
+
+
+class one_traceback(ContextDecorator):  # noqa: N801 - a context, used like a function
+    """Raises the errors of this module without the tracebacks below this block, and without those of the libraries'
+    errors that caused them: the message has what a caller needs. An OSError stays as the cause, since exit codes follow
+    from it."""
+
+    def __enter__(self) -> None:
+        """Begins the block."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if isinstance(error, PrintableError):
+            cause = error.__cause__ if isinstance(error.__cause__, OSError) else None
+            raise error.with_traceback(None) from cause
 
 
 def disk_fault(error: BaseException) -> OSError | None:

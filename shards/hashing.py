@@ -92,6 +92,7 @@ CUTMIX = Purpose(0x6375746D, ("seed", "step"), "which pairs of a batch get CutMi
 SHOTS = Purpose(0x73686F74, ("seed",), "the few images of each class that a representation is measured with")  # "shot"
 SUBSETS = Purpose(0x73756273, ("seed",), "the samples of a part of a dataset")  # "subs"
 HELD_OUT = Purpose(0x68656C64, ("seed",), "the samples that are held out of training")  # "held"
+TRANSFORMS = Purpose(0x7472616E, ("seed", "epoch"), "the seed of a transform of one's own for a sample")  # "tran"
 EXAMPLES = Purpose(0x6578616D, ("seed",), "the right answers that are shown beside scores")  # "exam"
 PACKING = Purpose(0x7061636B, ("seed",), "the order in which a dataset's samples are packed")  # "pack"
 TEST_SPLIT = Purpose(0x74657374, ("seed",), "the images that packing sets aside as a test split")  # "test"

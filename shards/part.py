@@ -174,6 +174,11 @@ class Part(Dataset):
         return self._runs.at(sample_ids)
 
     @property
+    def whole(self) -> Dataset:
+        """The dataset that this is a part of."""
+        return self._whole
+
+    @property
     def packed_blocks(self) -> BlockTable:
         """The place of every block in the whole dataset."""
         return self._whole.packed_blocks

@@ -26,13 +26,14 @@ from shards.packing.merge import (
     class_words,
     describe,
     discard_work,
+    is_refused,
     merge,
     packed_words,
     refuse_quarantine,
     refused_words,
     write_quarantine_csv,
 )
-from shards.packing.plan import DROPPED_PATH, Plan, read_plan, refuse_other_versions
+from shards.packing.plan import DROPPED_PATH, PLAN_PATH, Plan, has_shards, read_plan, refuse_other_versions
 from shards.packing.planning import make_plan
 from shards.packing.scan import ScanTask, scan_slice
 from shards.packing.write_shard import ShardTask, pack_shard, samples_of_shard, shards_of_part
@@ -82,6 +83,13 @@ def _phases(job: PackJob) -> int:
     if job.run_dir:
         write_record(Path(job.run_dir), stage="pack", job=job)
     plan = read_plan(store, spec)
+    if plan and job.phase == "all" and is_refused(plan, max_quarantined=job.max_quarantined) and not has_shards(store):
+        # The same command again after a refusal: the images were repaired, perhaps without another size.
+        for path in plan.files:
+            store.delete(path)
+        plan = None
+    if plan is None and job.phase in ("all", "scan", "plan"):
+        store.delete(PLAN_PATH)  # there is none, or a new one replaces it
     if plan is not None and (packed := complete(store, plan)):
         discard_work(store)  # in case an earlier command was killed just before this
         log.info("%s is already packed: %d samples; its source was not read again", store.url, plan.num_samples)
@@ -191,8 +199,8 @@ def _planned(job: PackJob, spec: PackSpec, store: Store) -> Plan:
         log.warning("%s", warning)
     if plan.num_relabelled:
         copies = plural(plan.num_relabelled, "duplicate")
-        more = "; --dedup.duplicates merge keeps their labels too" if spec.dedup.duplicates == "first" else ""
-        log.warning("%s with other labels than the image they copy%s", copies, more)
+        more = "; --dedup.duplicates merge keeps these labels too" if spec.dedup.duplicates == "first" else ""
+        log.warning("%s with other labels than the original%s", copies, more)
     return plan
 
 

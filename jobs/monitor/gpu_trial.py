@@ -33,7 +33,6 @@ from jobs.output import put, write_out
 from pipeline.machine.gpu_sizes import CODE_SUFFIX, LEAST_GAIN, MOST_CODE, GpuPart, parts_of
 from pipeline.machine.gpu_time import CLASSES, IDLE, OTHER
 from pipeline.ranks.host import free_port
-from pipeline.shared_settings import Device
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import read_local_file, read_tail
 from shards.files.typed_json import parse_json
@@ -57,7 +56,7 @@ _PAGE = ".html"
 _MAY_DIFFER = ("lacks",)  # a package may be installed later
 
 
-def measure(*, device: Device, out: Path, data_url: str, environ: Mapping[str, str]) -> int:
+def measure(*, device: str, out: Path, data_url: str, environ: Mapping[str, str]) -> int:
     """Measures every part that `out` does not have yet, and writes `out` and the page next to it. Returns 1 if a part
     failed, else 0. Raises UserError if there is no GPU to measure, or if `out` was not written by this command, or not
     on this device with these versions."""

@@ -10,7 +10,6 @@ from typing import Annotated, Literal
 
 from jobs.settings import CheckedJob, NumNodes
 from pipeline.checkpoints.config import CheckpointConfig
-from pipeline.shared_settings import Device
 from pipeline.training.settings.job import TrainingJob
 from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
@@ -244,7 +243,7 @@ class DoctorJob(CheckedJob):
     """Longest time that a check may take; one that takes longer is a fault."""
     gpu: bool = False
     """Measure training on this machine's GPU part by part, in about twenty minutes, instead of checking the machine."""
-    device: Device = "auto"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
     """With --gpu, where to measure; cpu tries every part at a small size."""
     data_url: str = ""
     """With --gpu, the packed dataset that the loader is measured on; empty: 256 generated pictures."""

@@ -11,38 +11,37 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import CancelledError, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.data.augment import draws_of, late_crop_pixels, recoloured
+from pipeline.data.augment import late_crop_pixels
 from pipeline.data.config import DataConfig, Share
 from pipeline.data.crop_decoder import SAMPLE, view_settings
-from pipeline.data.decode import DecodeError, Pixels, image_faults
+from pipeline.data.decode import DecodeError, Pixels
 from pipeline.data.position import Skipped, data_step_of
 from pipeline.data.quarantine import Quarantine
-from pipeline.data.randaugment import randaugment
+from pipeline.data.samples import Draws, Hook, Made, Sample, recolour, sample_draws, transform_seed, usable
 from pipeline.data.training_data import TrainingData
 from pipeline.data.transform import crop_decoder, train_view, train_views
 from shards.dataset import Dataset
-from shards.errors import WillNotSucceedError
-from shards.hashing import COLOURS, CROPS, OPERATIONS, SUBSTITUTES
+from shards.hashing import CROPS, OPERATIONS
 from shards.order import SampleOrder
+from shards.reading.members import MembersError, members_of
 from shards.reading.read import TRAFFIC_NAMES, RawBatch, SampleReader, StreamReader
-from shards.reading.samples import RawSample, read_sample, refetched, verified
+from shards.reading.samples import RawSample
 from shards.sample_rows import NO_WEIGHT
 
 Labels = tuple[NDArray[np.int64], tuple[float, ...]]  # a sample's labels and their weights: one per label, or none
 log = logging.getLogger(__name__)
 NUM_VALID_REQUESTS = 2  # a batch's buffer is reused from the second request after its own
-_MAX_SUBSTITUTES = 20
 _CHUNKS_A_THREAD = 4  # in each batch: few enough to be cheap, many enough to balance the threads
 _CALL_SAMPLES = 16  # in a chunk, even of a small batch: handing over a chunk holds the interpreter lock
 _AHEAD_CHUNKS_A_THREAD = 2  # in all batches ahead
@@ -84,19 +83,38 @@ def chunk_size(num_samples: int, *, num_threads: int, steps_ahead: int) -> int:
     return max(balanced, min(_CALL_SAMPLES, shared), 1)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Batch:
     """A rank's share of a step. `images`, uint8[n, size, size, 3], is a reused buffer, valid until two more batches
-    have been requested. `labels`, int64[n, most labels], is padded with -1. `sample_ids` is int64[n]. `datasets`,
-    int64[n]: the number of each sample's dataset in a mix. `weights`, float32[n, most labels]: the weights of the
-    labels, NO_WEIGHT in the rows of samples without weights; None if weights are not used."""
+    have been requested; with a transform, it is what was collated from its results, in memory of its own. `labels`,
+    int64[n, most labels], is padded with -1. `sample_ids` is int64[n]. `datasets`, int64[n]: the number of each
+    sample's dataset in a mix. `weights`, float32[n, most labels]: the weights of the labels, NO_WEIGHT in the rows of
+    samples without weights; None if weights are not used. `fields`: the other members that were asked for, each a list
+    of n values."""
 
     step: int
     images: torch.Tensor
     labels: torch.Tensor
-    sample_ids: NDArray[np.int64]
-    datasets: NDArray[np.int64]
+    sample_ids: torch.Tensor
+    datasets: torch.Tensor
     weights: torch.Tensor | None = None
+    fields: Mapping[str, list[Any]] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Returns the types and shapes, such as Batch(step=0, images=uint8[64, 224, 224, 3], ...)."""
+        shown = {name: _shown(value) for name, value in vars(self).items() if value is not None and name != "fields"}
+        shown |= {f"fields[{name!r}]": f"list[{len(values)}]" for name, values in self.fields.items()}
+        return f"Batch({', '.join(f'{name}={value}' for name, value in shown.items())})"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name!r}: {_shown(one)}" for name, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__}[{len(value)}]"
+    return repr(value) if isinstance(value, int) else type(value).__name__
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,15 +125,6 @@ class _Source:
     reader: SampleReader
     labels: NDArray[np.int64]
     seed: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Draws:
-    """A sample's random draws for its crop, its colours and its operations, each float64[number of draws]."""
-
-    crop: NDArray[np.float64]
-    colours: NDArray[np.float64]
-    operations: NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,12 +144,39 @@ class _Planned:
         """Returns the sample of this entry."""
         return self.read[int(self.sources[entry])].sample(int(self.places[entry]))
 
+    def members(self, entry: int) -> Mapping[str, memoryview] | None:
+        """Returns the members of this entry's sample; None if they were not read with its block."""
+        return self.read[int(self.sources[entry])].members_of(int(self.places[entry]))
+
+
+class _Entry(NamedTuple):
+    """An entry of a batch, and its sample's draws."""
+
+    planned: _Planned
+    number: int
+    draws: Draws
+
+    @property
+    def source(self) -> int:
+        """The number of its source."""
+        return int(self.planned.sources[self.number])
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Chunk:
+    """What was made of a chunk of a batch. `labels`: those of samples that were made in Python, by entry. `fields` and
+    `results`, one per sample: the fields that were asked for, and what the transform returned."""
+
+    labels: dict[int, Labels]
+    fields: list[dict[str, Any]]
+    results: list[Any]
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Coming:
     """A batch whose samples are being decoded. `labels`, int64[n]: the only label of each sample, or -1. `others`: all
-    labels of samples with several labels or with weights, by row. Each of the `pieces` returns the labels of the
-    samples that it decoded in Python."""
+    labels of samples with several labels or with weights, by row. `pieces`: the chunks. `collated`: what is made of the
+    results of a transform, instead of the images."""
 
     step: int
     images: torch.Tensor
@@ -148,27 +184,30 @@ class _Coming:
     datasets: NDArray[np.int64]
     labels: NDArray[np.int64]
     others: Mapping[int, Labels]
-    pieces: list[Future[dict[int, Labels]]]
+    pieces: list[Future[_Chunk]]
     work_seconds: list[float]
     has_weights: bool = False
+    collated: Future[Any] | None = None
 
     @property
     def is_complete(self) -> bool:
         """Whether all samples are decoded, without an error."""
-        return all(map(_has_succeeded, self.pieces))
+        return all(map(_has_succeeded, self.pieces)) and (self.collated is None or _has_succeeded(self.collated))
 
     def wait(self) -> Batch:
         """Waits until the batch is complete, and returns it. Raises what a decoding thread raised."""
-        others = dict(self.others)
-        for piece in self.pieces:
-            others |= piece.result()
+        others, chunks = dict(self.others), [piece.result() for piece in self.pieces]
+        for chunk in chunks:
+            others |= chunk.labels
+        fields = [one for chunk in chunks for one in chunk.fields]
         return Batch(
             step=self.step,
-            images=self.images,
+            images=self.images if self.collated is None else self.collated.result(),
             labels=label_matrix(self.labels, others),
-            sample_ids=self.sample_ids,
-            datasets=self.datasets,
+            sample_ids=torch.from_numpy(self.sample_ids),
+            datasets=torch.from_numpy(self.datasets),
             weights=weight_matrix(self.labels, others) if self.has_weights else None,
+            fields={name: [one[name] for one in fields] for name in (fields[0] if fields else ())},
         )
 
 
@@ -220,11 +259,14 @@ class TrainBatches:
         share: Share,
         quarantine: Quarantine,
         pin_memory: bool = False,
+        hook: Hook | None = None,
     ) -> None:
         self.config, self.seed, self.share, self.quarantine = config, seed, share, quarantine
+        self.hook, self._image_size = hook or Hook(), image_size
         self._mixture = data.mixture(config, seed=seed)
         self._reader = StreamReader(config.reading)
-        readers = map(self._reader.samples, data.datasets, orders)
+        with_members = bool(self.hook.fields)
+        readers = map(partial(self._reader.samples, with_members=with_members), data.datasets, orders)
         self._sources = [
             _Source(
                 dataset=reader.dataset,
@@ -235,6 +277,8 @@ class TrainBatches:
             for number, reader in enumerate(readers)
         ]
         shape = (share.global_batch // share.num_ranks, image_size, image_size, 3)
+        if self.hook.transform:
+            shape = (0, image_size, image_size, 3)
         # At a request, the caller still holds the previous batch, and `steps_ahead` batches are being made.
         self._buffers = [
             torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory)
@@ -303,10 +347,14 @@ class TrainBatches:
         images = self._buffers[step % len(self._buffers)]
         views = images.numpy()
         size = chunk_size(positions.size, num_threads=self._num_threads, steps_ahead=self.config.steps_ahead)
-        pieces = [
-            self._decoders.submit(partial(self._fill_all, planned, first, views[first : first + size]))
-            for first in range(0, positions.size, size)
-        ]
+        chunks = [range(first, min(first + size, positions.size)) for first in range(0, positions.size, size)]
+        if self.hook.transform:
+            pieces = [self._decoders.submit(partial(self._transform_all, planned, chunk)) for chunk in chunks]
+            collated = self._decoders.submit(partial(self._collate, pieces))
+        else:
+            each = [(chunk, views[chunk.start : chunk.stop]) for chunk in chunks]
+            pieces = [self._decoders.submit(partial(self._fill_all, planned, chunk, some)) for chunk, some in each]
+            collated = None
         return _Coming(
             step=step,
             images=images,
@@ -317,6 +365,7 @@ class TrainBatches:
             pieces=pieces,
             work_seconds=planned.work_seconds,
             has_weights=self.config.label_weights,
+            collated=collated,
         )
 
     def _planned(
@@ -358,102 +407,111 @@ class TrainBatches:
             where = self._sources[int(planned.sources[found])].dataset.url
             log.warning("labels of %s have weights, which are not used: --data.label-weights uses them", where)
 
-    def _fill_all(self, planned: _Planned, first: int, views: NDArray[np.uint8]) -> dict[int, Labels]:
-        """Makes the views of the samples from `first` on, in one call of the library. Samples that it leaves out are
-        made one by one in Python; their labels are returned, by entry."""
+    def _fill_all(self, planned: _Planned, chunk: range, views: NDArray[np.uint8]) -> _Chunk:
+        """Makes the views of a chunk in one call of the library. Samples that it leaves out are made one by one in
+        Python."""
         self._check_open()
         began = time.monotonic()
         self.quarantine.count(len(views))
-        are_done = train_views(planned.table[first : first + len(views)], self._settings, out=views)
-        has_colours = self.config.augment.num_colour_draws > 0
-        found = dict[int, Labels]()
-        left = np.arange(len(views)) if has_colours else np.flatnonzero(~are_done)
-        for entry, draws in self._draws_of(planned, first + left).items():
-            self._check_open()
-            number = entry - first
-            source = self._sources[int(planned.sources[entry])]
-            if not (are_done[number] and self._is_recoloured(views[number], draws)):
-                used = self._fill(source, planned.sample(entry), draws, views[number])
-                found[entry] = source.labels[list(used.labels)], used.weights
+        are_done = train_views(planned.table[chunk.start : chunk.stop], self._settings, out=views)
+        found, fields = dict[int, Labels](), list[dict[str, Any]]()
+        is_finished = self.config.augment.num_colour_draws == 0 and not self.hook.fields
+        left = np.flatnonzero(~are_done) if is_finished else np.arange(len(views))
+        for one in self._entries(planned, chunk.start + left):
+            view = views[one.number - chunk.start]
+            done = self._done(one, view) if are_done[one.number - chunk.start] else None
+            if done is None:
+                self._check_open()
+                found[one.number], made = self._usable(one, partial(self._view, one, view))
+            fields.append(made if done is None else done)
         planned.work_seconds.append(time.monotonic() - began)
-        return found
+        return _Chunk(labels=found, fields=fields if self.hook.fields else [], results=[])
 
-    def _draws_of(self, planned: _Planned, entries: NDArray[np.int64]) -> dict[int, _Draws]:
-        """Returns the draws of these samples of a batch, by entry."""
-        found = dict[int, _Draws]()
-        for number in set(planned.sources[entries].tolist()):
-            chosen, seed = entries[planned.sources[entries] == number], self._sources[number].seed
-            ids, epochs = planned.table["sample_id"][chosen], planned.epochs[chosen]
-            crops = draws_of(ids, epochs, seed=seed)
-            num_colours, num_operations = self.config.augment.num_colour_draws, self.config.randaugment.num_draws
-            colours = draws_of(ids, epochs, seed=seed, purpose=COLOURS, num_draws=num_colours)
-            operations = draws_of(ids, epochs, seed=seed, purpose=OPERATIONS, num_draws=num_operations)
-            for entry, crop, colour, operation in zip(chosen.tolist(), crops, colours, operations, strict=True):
-                found[entry] = _Draws(crop=crop, colours=colour, operations=operation)
-        return found
-
-    def _recolour(self, view: Pixels, draws: _Draws) -> None:
-        """Applies 3-Augment, the colour jitter and RandAugment, if they are on. Raises DecodeError."""
-        with image_faults():
-            if self.config.augment.num_colour_draws:
-                view[...] = recoloured(view, draws.colours, config=self.config.augment)
-            if self.config.randaugment.num_ops:
-                view[...] = randaugment(view, draws.operations, config=self.config.randaugment)
-
-    def _is_recoloured(self, view: Pixels, draws: _Draws) -> bool:
+    def _done(self, one: _Entry, view: Pixels) -> dict[str, Any] | None:
+        """Completes a view that the library has made: changes its colours, if Pillow does. Returns the fields of its
+        sample, or None if they or the colours fail."""
         try:
-            self._recolour(view, draws)
+            if self.config.augment.num_colour_draws:  # otherwise the library has applied RandAugment, too
+                recolour(view, one.draws, config=self.config)
+            return self._fields(one, int(one.planned.table["sample_id"][one.number])) if self.hook.fields else {}
         except DecodeError:
-            return False
-        return True
+            return None
+
+    def _view(self, one: _Entry, view: Pixels, dataset: Dataset, sample: RawSample) -> dict[str, Any]:
+        """Decodes, crops and recolours a sample into `view`, and returns its fields. Raises DecodeError."""
+        train_view(sample, one.draws.crop, config=self.config.augment, out=view, limits=dataset.manifest.limits)
+        recolour(view, one.draws, config=self.config)
+        return self._fields(one, sample.sample_id)
+
+    def _transform_all(self, planned: _Planned, chunk: range) -> _Chunk:
+        """Calls the transform for every sample of a chunk."""
+        began = time.monotonic()
+        self.quarantine.count(len(chunk))
+        found, fields, results = dict[int, Labels](), list[dict[str, Any]](), list[Any]()
+        for one in self._entries(planned, np.arange(chunk.start, chunk.stop)):
+            self._check_open()
+            found[one.number], (own, result) = self._usable(one, partial(self._made, one))
+            fields.append(own)
+            results.append(result)
+        planned.work_seconds.append(time.monotonic() - began)
+        return _Chunk(labels=found, fields=fields if self.hook.fields else [], results=results)
+
+    def _made(self, one: _Entry, dataset: Dataset, sample: RawSample) -> tuple[dict[str, Any], Any]:
+        """Returns the fields of a sample and what the transform makes of it. Raises DecodeError."""
+        source, fields = self._sources[one.source], self._fields(one, sample.sample_id)
+        epoch = int(one.planned.epochs[one.number])
+        made = self.hook.made(
+            Sample(
+                sample,
+                labels=tuple(source.labels[list(sample.labels)].tolist()),
+                fields=fields,
+                draws=one.draws,
+                seed=transform_seed(sample.sample_id, epoch, seed=source.seed),
+                image_size=self._image_size,
+                config=self.config,
+                limits=dataset.manifest.limits,
+            )
+        )
+        return fields, made
+
+    def _collate(self, pieces: list[Future[_Chunk]]) -> Any:
+        """Waits for the chunks of a batch, which began before, and collates their results."""
+        return self.hook.collated([result for piece in pieces for result in piece.result().results])
+
+    def _fields(self, one: _Entry, sample_id: int) -> dict[str, Any]:
+        """Returns the fields of the entry's own sample, or of the substitute with this id. Raises DecodeError."""
+        if not self.hook.fields:
+            return {}
+        is_own = sample_id == one.planned.table["sample_id"][one.number]
+        members = one.planned.members(one.number) if is_own else None
+        if members is None:
+            try:
+                members = members_of(self._sources[one.source].dataset, sample_id)
+            except MembersError as error:
+                raise DecodeError(str(error)) from error
+        return self.hook.read(members)
+
+    def _entries(self, planned: _Planned, numbers: NDArray[np.int64]) -> list[_Entry]:
+        """Returns these entries of a batch with their draws, in rising order."""
+        found = list[_Entry]()
+        for source in set(planned.sources[numbers].tolist()):
+            chosen = numbers[planned.sources[numbers] == source]
+            ids, seed = planned.table["sample_id"][chosen], self._sources[source].seed
+            draws = sample_draws(ids, planned.epochs[chosen], seed=seed, config=self.config)
+            found += map(_Entry, [planned] * chosen.size, chosen.tolist(), draws)
+        return sorted(found, key=lambda one: one.number)
 
     def _check_open(self) -> None:
         if self._reader.is_closed:
             raise CancelledError("the batches are closed")
 
-    def _fill(self, source: _Source, sample: RawSample, draws: _Draws, view: Pixels) -> RawSample:
-        """Writes the view of the sample into `view` and returns the sample. An unusable sample is replaced by a
-        substitute, which depends only on the seed and the sample's id. Raises WillNotSucceedError if _MAX_SUBSTITUTES
-        in a row are unusable."""
-        url, original = source.dataset.url, sample.sample_id
-        for number in range(_MAX_SUBSTITUTES + 1):
-            sample = self._view(source.dataset, sample, draws, view)
-            if not sample.fault:
-                return sample
-            if number == _MAX_SUBSTITUTES:
-                break
-            self._check_open()
-            substitute = SUBSTITUTES.key(self.seed, original, number) % source.dataset.num_samples
-            was, now = source.dataset.packed_ids(np.array([sample.sample_id, substitute])).tolist()
-            named = replace(sample, sample_id=was)
-            is_lost = source.dataset.has_lost(sample.sample_id)
-            self.quarantine.replace(named, url=url, substitute=now, is_first=number == 0, is_lost=is_lost)
-            sample = read_sample(source.dataset, substitute)
-        raise WillNotSucceedError(
-            f"{_MAX_SUBSTITUTES} substitutes in a row could not be used in {url}; run: patchline verify {url} --deep"
+    def _usable(self, one: _Entry, make: Callable[[Dataset, RawSample], Made]) -> tuple[Labels, Made]:
+        """Returns the labels of the entry's sample, or of its substitute, and what `make` makes of it."""
+        source, sample = self._sources[one.source], one.planned.sample(one.number)
+        sample, made = usable(
+            source.dataset, sample, make, seed=self.seed, quarantine=self.quarantine, check_open=self._check_open
         )
-
-    def _view(self, dataset: Dataset, sample: RawSample, draws: _Draws, view: Pixels) -> RawSample:
-        """Decodes, crops and recolours a sample into `view`, and returns the sample. If that fails, its bytes are read
-        again once. An unusable sample is returned with a `fault`."""
-        sample = verified(dataset, sample)
-        for is_second in (False, True):
-            if sample.data is None:
-                return sample
-            try:
-                train_view(
-                    sample,
-                    draws.crop,
-                    config=self.config.augment,
-                    out=view,
-                    limits=dataset.manifest.limits,
-                )
-                self._recolour(view, draws)
-            except DecodeError as error:
-                sample = replace(sample, fault=f"decode: {error}") if is_second else refetched(dataset, sample)
-            else:
-                return sample
-        return sample
+        return (source.labels[list(sample.labels)], sample.weights), made
 
 
 def _has_succeeded(task: Future[Any]) -> bool:

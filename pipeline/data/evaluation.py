@@ -160,8 +160,8 @@ class _Maker:
             step=step,
             images=torch.from_numpy(images),
             labels=label_matrix(none, labels),
-            sample_ids=ids,
-            datasets=np.zeros_like(ids),
+            sample_ids=torch.from_numpy(ids),
+            datasets=torch.zeros(ids.size, dtype=torch.int64),
             weights=weight_matrix(none, labels) if self.label_weights else None,
         )
         return batch, torch.arange(self.batch_size) < len(samples)

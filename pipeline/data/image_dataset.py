@@ -24,7 +24,7 @@ from pipeline.shared_settings import EvaluationTransform
 from shards.class_names import listed
 from shards.dataset import Dataset
 from shards.dataset import open_dataset as open_packed
-from shards.errors import InvalidDataError, UserError
+from shards.errors import InvalidDataError, UserError, one_traceback
 from shards.reading.samples import RawSample, locate_row, read_sample
 
 if TYPE_CHECKING:
@@ -237,6 +237,7 @@ def _label(labels: tuple[int, ...]) -> int:
     return labels[0] if labels else -1
 
 
+@one_traceback()
 def open_dataset(url: str) -> ImageDataset:
     """Returns the images of the packed dataset at `url`, a folder or s3://bucket/prefix, by number.
 

@@ -74,10 +74,15 @@ def train_view(
     config: AugmentConfig,
     out: Pixels,
     limits: ImageLimits = DEFAULT_LIMITS,
+    use_library: bool = False,
 ) -> None:
-    """Writes the crop that the sample's draws choose into `out`, uint8[size, size, 3], without the library. Raises
-    DecodeError if the image is damaged, or if decoding it would cost more than `limits` allow."""
-    _fill_from_all(sample.data, training_plan(sample, draws, config=config, size=out.shape[0]), out=out, limits=limits)
+    """Writes the crop that the sample's draws choose into `out`, uint8[size, size, 3]. Raises DecodeError if the image
+    is damaged, or if decoding it would cost more than `limits` allow. `use_library`: whether to try the library, which
+    `train_views` has done before it leaves a sample out."""
+    plan = training_plan(sample, draws, config=config, size=out.shape[0])
+    decoder = crop_decoder() if use_library else None
+    if decoder is None or sample.data is None or not decoder.fill(sample.data, plan, out=out):
+        _fill_from_all(sample.data, plan, out=out, limits=limits)
 
 
 def train_views(samples: NDArray[Any], settings: ViewSettings | None, *, out: NDArray[np.uint8]) -> NDArray[np.bool_]:

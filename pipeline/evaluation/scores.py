@@ -182,7 +182,7 @@ class Examples:
 
     def add(
         self,
-        sample_ids: NDArray[np.int64],
+        sample_ids: torch.Tensor,
         logits_BK: torch.Tensor,
         targets_BL: torch.Tensor,
         groups_BL: torch.Tensor,

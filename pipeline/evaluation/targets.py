@@ -129,7 +129,7 @@ def by_lists(dataset: Dataset, labels: Sequence[str], lists: Sequence[Sequence[i
 
     def targets(batch: Batch) -> torch.Tensor:
         found = torch.full((len(batch.labels), table.shape[1]), -1)
-        found[: len(batch.sample_ids)] = table[torch.from_numpy(batch.sample_ids)]
+        found[: len(batch.sample_ids)] = table[batch.sample_ids]
         return found
 
     return targets

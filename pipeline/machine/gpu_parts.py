@@ -46,7 +46,6 @@ from pipeline.planning.rates import rates_from, speeds_of
 from pipeline.planning.step_time import EIGHT_A_NODE, gpu_of_device, step_time
 from pipeline.ranks import world
 from pipeline.ranks.host import free_port
-from pipeline.shared_settings import Device
 from pipeline.training.decisions import with_attention
 from pipeline.training.fitting.fit import gpu_budget
 from pipeline.training.fitting.memory import Topology, memory_of
@@ -84,7 +83,7 @@ def main() -> None:
             Path(file).with_suffix(CODE_SUFFIX).write_text(code)
 
 
-def device_facts(device: Device) -> dict[str, Any]:
+def device_facts(device: str) -> dict[str, Any]:
     """Returns facts about the device that is measured. Raises UserError if there is no GPU, unless `device` is cpu."""
     place = world.current_world("cpu" if device == "cpu" else "auto")
     if not (_is_gpu(place) or device == "cpu"):

@@ -198,10 +198,23 @@ def gpus_from(environ: Mapping[str, str], device_files: Sequence[str], *, num_vi
     return Gpus(num_visible=num_visible, names_one=names_one, announced=announced, build=build)
 
 
-def choose_device(wish: Device, local_rank: int, gpus: Gpus) -> DeviceChoice:
-    """Returns the device of a rank. Raises UserError if it has no GPU and should have one."""
+def choose_device(wish: Device, local_rank: int, gpus: Gpus, *, num_local_ranks: int = 1) -> DeviceChoice:
+    """Returns the device of a rank. Raises UserError if it has no GPU and should have one, or if `wish` is one GPU for
+    several ranks."""
     if wish == "cpu":
         return DeviceChoice(device=torch.device("cpu"), reason="--device cpu")
+    if wish != "auto" and not gpus.num_visible:
+        what = f"--device is {wish}, and torch sees no GPU on this machine: {_cause(gpus)}"
+        raise UserError(what, todo="repair that, or give --device cpu")
+    kind, colon, number = wish.partition(":")
+    if colon:
+        if num_local_ranks > 1:
+            what = f"--device is {wish}, which is one GPU for the {num_local_ranks} ranks of this machine"
+            raise UserError(what, todo="give --device cuda, which gives each rank its own, or start one rank")
+        if int(number) < gpus.num_visible:
+            return DeviceChoice(device=torch.device(kind, int(number)), reason=f"--device {wish}")
+        last = gpus.num_visible - 1
+        raise UserError(f"--device is {wish}", allowed=f"cuda:0 to cuda:{last}" if last else "cuda:0")
     if wish == "auto" and not gpus.num_visible:
         if gpus.announced:
             raise UserError(
@@ -213,9 +226,8 @@ def choose_device(wish: Device, local_rank: int, gpus: Gpus) -> DeviceChoice:
         return DeviceChoice(device=torch.device("cuda", local_rank), reason=f"{gpus.num_visible} GPUs are visible")
     if gpus.num_visible == 1 and gpus.names_one:  # srun --gpus-per-task=1: each task sees its own GPU as the first
         return DeviceChoice(device=torch.device("cuda", 0), reason="CUDA_VISIBLE_DEVICES names one GPU")
-    cause = f" ({_cause(gpus)})" if not gpus.num_visible else ""
     raise UserError(
-        f"local rank {local_rank} has no GPU: this node has {gpus.num_visible}{cause}",
+        f"local rank {local_rank} has no GPU: this node has {gpus.num_visible}",
         todo="start one rank per GPU, or --device cpu",
     )
 

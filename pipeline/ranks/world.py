@@ -95,6 +95,7 @@ def world_from(environ: Mapping[str, str], *, device: Device, num_cpus: int) -> 
             num_visible=torch.cuda.device_count() if device != "cpu" and torch.cuda.is_available() else 0,
             build=torch.version.cuda or "",
         ),
+        num_local_ranks=place.num_local_ranks,
     )
     return World(
         **vars(place),

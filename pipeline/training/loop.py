@@ -2,8 +2,9 @@
 
 A step's outcome is read after the next step has been launched, so that the device has work while the host reads it. The
 device still waits if the host launches a step more slowly than the device computes it. Under ZeRO-3, or with
-`guard.on_spike skip`, the host also waits for the device before each update. A stop request takes effect one step
-later. Before an evaluation, a save or the end of the run, the outcome is read at once.
+`guard.on_spike skip`, the host also waits for the device before each update. A stop request takes effect at most two
+steps later, or in the same step on a rank that runs alone. Before an evaluation, a save or the end of the run, the
+outcome is read at once.
 """
 
 import logging
@@ -125,6 +126,8 @@ class Loop:
             self.controls.start_times.step_launched(self.controls.ledger.run_dir, attempt=attempt)
         request = self._read()
         self._unread = launched
+        if self.controls.stopping.may_stop_alone:
+            request = StopRequest.SAVE_AND_EXIT
         is_last = self.step == self.job.steps
         return max(request, self._read()) if is_last or self.held_out.is_due(self.step) else request
 

@@ -1,12 +1,10 @@
 """Finds the samples in existing tars by webdataset's rules, so that its readers and ours find the same samples.
 
-The rules are those of `webdataset/tariterators.py`: a member's key is its path up to the first dot of the file's name;
-consecutive members with the same key are one sample; within a sample, the suffix after that dot, in lower case, tells
-the members apart.
+The rules are those of `webdataset/tariterators.py`: a member's key and suffix are those of `split_name`; consecutive
+members with the same key are one sample; within a sample, the suffix in lower case tells the members apart.
 """
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,13 +15,18 @@ from shards.errors import ImageRefusedError, UserError
 from shards.output.terminal import printable_name
 from shards.sources.entry import printable
 from shards.sources.tables import written_labels
-from shards.sources.tar_members import AmbiguousMemberError, BrokenOffTarError, DamagedTarError, Member, is_hidden
+from shards.sources.tar_members import (
+    AmbiguousMemberError,
+    BrokenOffTarError,
+    DamagedTarError,
+    Member,
+    is_hidden,
+    split_name,
+)
 
 NO_LABEL = "no label"
 MOST_LABEL_BYTES = 4 << 20  # parsed JSON takes thirty times its size in memory
 _MOST_SHOWN = 8
-_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
-_METADATA = re.compile(r"__[^/]*__($|/)")
 
 
 class RefusalCause(StrEnum):
@@ -73,7 +76,7 @@ class SampleRules:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class FoundSample:
     """One sample, or the reason why it is refused. `suffix` and `labels` are as written in the tar."""
 
     key: str
@@ -95,13 +98,7 @@ class TarFault:
     is_fatal: bool
 
 
-def split_name(name: str) -> tuple[str, str] | None:
-    """Returns the key and the suffix in a member's name; None if the member belongs to no sample."""
-    found = _NAME.match(name)
-    return (found.group(1), found.group(2)) if found and not _METADATA.match(name) else None
-
-
-def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[Sample | TarFault]:
+def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[FoundSample | TarFault]:
     """Yields the samples and the faults of a tar, in the order of the tar."""
     group: _Group | None = None
     for member in members:
@@ -120,7 +117,7 @@ def find_samples(members: Iterable[Member], rules: SampleRules) -> Iterator[Samp
         split = split_name(member.name)
         if split is None:
             if isinstance(member.data, ImageRefusedError):
-                yield Sample(key="", name=member.name, reason=str(member.data))
+                yield FoundSample(key="", name=member.name, reason=str(member.data))
             continue
         if group is None or group.key != split[0]:
             yield from _finished(group, rules)
@@ -141,7 +138,7 @@ class _Group:
     members: dict[str, Member] = field(default_factory=dict)
 
 
-def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
+def _finished(group: _Group | None, rules: SampleRules) -> Iterator[FoundSample]:
     if group is None or all(is_hidden(member.name) for member in group.members.values()):
         return
     image_key = next((key for key in rules.image_keys if key in group.members), "")
@@ -155,7 +152,7 @@ def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
             found += f" and {more} more" if (more := len(group.members) - _MOST_SHOWN) > 0 else ""
             raise SampleRefusedError(f"no image: its members are {found}", RefusalCause.NO_IMAGE)
         image = group.members[image_key]
-        yield Sample(
+        yield FoundSample(
             key=group.key,
             name=name,
             suffix=name[len(group.key) + 1 :],
@@ -164,7 +161,7 @@ def _finished(group: _Group | None, rules: SampleRules) -> Iterator[Sample]:
             labels=_labels(group.members, rules),
         )
     except ImageRefusedError as error:
-        yield Sample(key=group.key, name=name, reason=str(error), cause=cause_of(error))
+        yield FoundSample(key=group.key, name=name, reason=str(error), cause=cause_of(error))
 
 
 def _labels(members: dict[str, Member], rules: SampleRules) -> tuple[str, ...]:

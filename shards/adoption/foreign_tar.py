@@ -14,8 +14,8 @@ from isal.isal_zlib import crc32
 
 from shards.adoption.foreign_samples import (
     NO_LABEL,
+    FoundSample,
     RefusalCause,
-    Sample,
     SampleRules,
     TarFault,
     cause_of,
@@ -295,7 +295,7 @@ class _Rows:
         self._fault = ""  # the first fault; other readers find no sample after it
         self._is_lost = False  # whether other readers fail on this tar, so that all samples are refused
 
-    def add(self, found: Sample | TarFault) -> None:
+    def add(self, found: FoundSample | TarFault) -> None:
         """Adds one sample or fault, in the order of the tar."""
         if isinstance(found, TarFault):
             self._rows.append({"source": self._task.path, "reason": found.reason})
@@ -328,7 +328,7 @@ class _Rows:
             later.add(key)
         return self._rows
 
-    def _facts(self, sample: Sample) -> dict[str, object]:
+    def _facts(self, sample: FoundSample) -> dict[str, object]:
         header = read_header(sample.image, self._task.spec.limits)
         if header.ext not in PACKED_FORMATS:
             raise ImageRefusedError(f"a {header.ext} image; allowed in shards are {', '.join(PACKED_FORMATS)}")

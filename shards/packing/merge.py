@@ -7,6 +7,7 @@ This module also makes the summary at the end of a packing: what is in the datas
 import hashlib
 import io
 import logging
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -71,6 +72,7 @@ _DATASET_FILE = re.compile(
     rf"{_WORK_FILE.pattern}|{_SHARD_FILE.pattern}|manifest\.json|rows\.bin|quarantine\.csv|(blocks|labels|quarantine|shards)\.parquet"
     r"|plan/(plan\.json|(scan|samples)-\d+\.parquet|(dropped|matches)\.parquet)"
 )
+_CSV_COLUMNS = ("kind", "source", "reason", "match", "distance", "phase", "position")
 _EXAMPLES = 20
 _MOST_GROUPS = 5
 _LABELS = "each class its own folder (pack folder), or labels by --source.label-pattern or in a table"
@@ -216,7 +218,7 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
     quarantine = quarantine_table(_dropped_by_plan(store, plan), merged.left_out)
     merged.write_tables(store, plan.label_names, quarantine)
     write_quarantine_csv(store, quarantine)
-    _discard_stale_shards(store, plan)
+    _discard_stale_files(store, plan)
     if not merged.rows:
         store.delete(ROWS_PATH)
     store.discard_unfinished(is_dataset_file)
@@ -229,10 +231,13 @@ def merge(store: Store, spec: PackSpec, plan: Plan, *, max_quarantined: float) -
 
 
 def write_quarantine_csv(store: Store, left_out: pa.Table) -> None:
-    """Writes the images that are left out as a CSV file. If there are none, removes an earlier file."""
+    """Writes the images that are left out as a CSV file, the refused ones first. If there are none, removes an earlier
+    file."""
     if left_out.num_rows:
         data = io.BytesIO()
-        pa.csv.write_csv(left_out, data)
+        order = pc.index_in(left_out["kind"], value_set=pa.array(KINDS))
+        ordered = left_out.append_column("order", order).sort_by([("order", "ascending"), ("position", "ascending")])
+        pa.csv.write_csv(ordered.select([name for name in _CSV_COLUMNS if name in left_out.column_names]), data)
         store.write(QUARANTINE_CSV_PATH, data.getvalue())
     else:
         store.delete(QUARANTINE_CSV_PATH)
@@ -249,30 +254,39 @@ def is_dataset_file(path: str) -> bool:
     return _DATASET_FILE.fullmatch(path) is not None
 
 
-def _discard_stale_shards(store: Store, plan: Plan) -> None:
-    """Removes shards with higher numbers than the plan has, left by an earlier packing whose plan was deleted."""
+def _discard_stale_files(store: Store, plan: Plan) -> None:
+    """Removes what an earlier plan has left: shards with higher numbers than this plan has, and files of the plan."""
     for folder in ("shards", "index"):
         for path in list(store.list(folder)):
             found = _SHARD_FILE.fullmatch(path)
             if found and int(found[1]) >= plan.num_shards:
                 store.delete(path)
+    for path in list(store.list("plan")):
+        if is_dataset_file(path) and path not in plan.files and path != PLAN_PATH:
+            store.delete(path)
+
+
+def is_refused(plan: Plan, *, max_quarantined: float, num_lost: int = 0) -> bool:
+    """Returns whether more images were refused than the job allows, including `num_lost` since the plan was made.
+    Images without a label, copies, and images of the other split do not count."""
+    return plan.num_refused + num_lost > max_quarantined * (plan.num_samples + plan.num_quarantined)
 
 
 def refuse_quarantine(plan: Plan, *, max_quarantined: float, url: str, left_out: Sequence[LeftOut] = ()) -> None:
-    """Raises UserError if more images were refused than the job allows. Images without a label, copies, and images of
-    the other split do not count."""
-    total, count = plan.num_samples + plan.num_quarantined, plan.num_refused + len(left_out)
-    if count <= max_quarantined * total:
+    """Raises UserError if more images were refused than the job allows."""
+    if not is_refused(plan, max_quarantined=max_quarantined, num_lost=len(left_out)):
         return
+    total, count = plan.num_samples + plan.num_quarantined, plan.num_refused + len(left_out)
+    share = f"{math.ceil(1000 * count / total) / 1000:g}"
     message = f"{count} of {total} images cannot be packed, more than the allowed share of {max_quarantined:g}"
     if left_out:
         example = f"{left_out[0].source}: {left_out[0].reason}"
         message = f"{message}; {len(left_out)} of them since the plan was made, for example {example}"
-        todo = "restore them and run --phase shards again, or raise --max-quarantined"
+        todo = "restore them and run --phase shards again"
     else:
-        repair = f"repair them, delete {url}/plan and {url}/work and run again"
-        todo = f"see column reason of {url}/{DROPPED_PATH}; {repair}, or raise --max-quarantined"
-    raise UserError(f"{message}; {todo}")
+        todo = f"all are in {url}/{QUARANTINE_CSV_PATH}; repair them and run the same command again"
+    flags = ("--max-quarantined", share)
+    raise UserError(message, todo=f"{todo}, or pack the others with {' '.join(flags)}", flags=flags)
 
 
 def blocks_of_shard(

@@ -5,6 +5,8 @@ shard records.
 """
 
 import json
+import logging
+import shlex
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Annotated, Any
@@ -12,13 +14,15 @@ from typing import Annotated, Any
 from shards.config_values import Range, as_lines, differences, shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.typed_json import parse_json, record_from
-from shards.manifest import FORMAT_VERSION, MOST_SAMPLES, sha256_hex
+from shards.manifest import FORMAT_VERSION, MANIFEST_PATH, MOST_SAMPLES, sha256_hex
+from shards.output.terminal import printable_name
 from shards.packing.config import PackSpec
 from shards.store import MissingObjectError, Store
 
 PLAN_PATH = "plan/plan.json"
 DROPPED_PATH = "plan/dropped.parquet"
 MATCHES_PATH = "plan/matches.parquet"
+log = logging.getLogger(__name__)
 Count = Annotated[int, Range(0, MOST_SAMPLES)]
 
 
@@ -110,8 +114,9 @@ def refuse_other_format(found: Any) -> None:
 
 
 def read_plan(store: Store, spec: PackSpec) -> Plan | None:
-    """Returns the plan in the store, or None if there is none yet. Raises UserError if it cannot be used or was made
-    with other settings."""
+    """Returns the plan in the store. Returns None if there is none yet, or if it was made with other settings and no
+    shard is written, so that a new plan may replace it. Raises UserError if the plan cannot be used, or if shards were
+    written with other settings."""
     try:
         plan = Plan.from_bytes(store.read(PLAN_PATH))
     except MissingObjectError:
@@ -124,12 +129,25 @@ def read_plan(store: Store, spec: PackSpec) -> Plan | None:
         raise UserError(f"{store.url}/{PLAN_PATH} is {error}; {todo}") from error
     if different := differences(plan.settings, spec.settings()):
         what = f"{store.url} is planned with other settings:\n{as_lines(different)}"
-        again = f"delete {store.url}/plan, {store.url}/work and {store.url}/manifest.json to pack it again"
-        raise UserError(f"{what}\nUse these, or another --out, or {again}")
+        if not has_shards(store):
+            log.info("%s\nNo shard is written yet, so it is planned again with these", printable_name(what))
+            return None
+        raise UserError(f"{what}\nUse those of before, or another --out, or {_discarding(store.url)} to pack it again")
     if plan.num_shards != -(-plan.num_samples // spec.samples_per_shard):
         what = f"says {plan.num_shards} shards for {plan.num_samples} samples, {spec.samples_per_shard} per shard"
         raise InvalidDataError(f"{store.url}/{PLAN_PATH} {what}; delete it and pack again")
     return plan
+
+
+def has_shards(store: Store) -> bool:
+    """Whether any shard is written."""
+    return store.exists(MANIFEST_PATH) or next(iter(store.list("shards")), None) is not None
+
+
+def _discarding(url: str) -> str:
+    """Returns how to remove a plan."""
+    paths = [f"{url}/{name}" for name in ("plan", "work", "manifest.json")]
+    return f"delete {', '.join(paths)}" if "://" in url else shlex.join(["rm", "-rf", *paths])
 
 
 def refuse_other_versions(plan: Plan, spec: PackSpec) -> None:

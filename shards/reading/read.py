@@ -73,6 +73,16 @@ class RawBatch:
         """All samples of the batch."""
         return tuple(map(self.sample, range(self.table.size)))
 
+    def members_of(self, place: int) -> dict[str, memoryview] | None:
+        """Returns the members of a sample by their suffixes, if the reader reads them; None if the sample's bytes are
+        unavailable here."""
+        if not self.addresses[place]:
+            return None
+        row = self.table[place]
+        body = self.pieces[int(row["piece"])].body
+        places = body.members.get(int(row["begin"]), {})
+        return {suffix: body.data[begin:end] for suffix, (begin, end) in places.items()}
+
     def labels_of(self, place: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Returns the labels of a sample and their weights: either one per label, or none."""
         row = self.table[place]
@@ -130,7 +140,7 @@ class _Gathered:
     def add_single(self, entry: int, number: int, single: LoadedSlice) -> None:
         """Waits for a single read, and adds its sample."""
         row = placed(single.rows, np.zeros(1, dtype=np.int64), first_sample_id=number)
-        row["begin"] = 0
+        row["begin"] -= single.begin
         self.add(np.array([entry]), as_matrix(row), [single])
 
     def add(self, entries: NDArray[np.int64], rows: NDArray[np.int64], slices: Sequence[LoadedSlice]) -> None:
@@ -173,13 +183,22 @@ class SampleReader:
     caller has not dropped yet. The memory of up to four blocks that is kept for reuse is not counted (ReusedMemory in
     shards/storage/ranges.py). A sample larger than `most_sample_bytes` is returned with a fault.
 
-    `tars` reads the shards. The threads of `loaders` wait for index files and for samples that are read again.
+    `tars` reads the shards. `with_members`: whether the other members of the samples are read,
+    too. The threads of `loaders` wait for index files and for samples that are read again.
     """
 
     def __init__(
-        self, dataset: Dataset, order: SampleOrder, *, tars: StreamStore, loaders: Pool, most_sample_bytes: int
+        self,
+        dataset: Dataset,
+        order: SampleOrder,
+        *,
+        tars: StreamStore,
+        loaders: Pool,
+        most_sample_bytes: int,
+        with_members: bool = False,
     ) -> None:
         self.dataset, self.order, self.most_sample_bytes = dataset, order, most_sample_bytes
+        self.with_members = with_members
         self._tars, self._loaders = tars, loaders
         self._held = HeldBytes()
         self._singles = HeldBytes(self._held)
@@ -276,13 +295,17 @@ class SampleReader:
         """Requests a single sample, unless it is too large to be read. Returns None if single reads would then hold
         more than `allowed` bytes; the sample has to wait for its block."""
         shard, _ = locate_row(self.dataset, number)
-        single = LoadedSlice(path=self.dataset.shard_path(shard), rows=rows, fetched=None, num_left=1)
-        first, size = int(rows.offset[0]), int(rows.size[0])
+        begin, size = int(rows.offset[0]), int(rows.size[0])
+        end = begin + size
+        if self.with_members:
+            begin, end = self.dataset.bytes_around(number, number)
+        path = self.dataset.shard_path(shard)
+        single = LoadedSlice(path=path, rows=rows, begin=begin, end=end, fetched=None, num_left=1)
         if size > self.most_sample_bytes:
             return single
-        if self._singles.now + size > allowed:
+        if self._singles.now + end - begin > allowed:
             return None
-        single.fetched = self._singles.fetch(self._tars, single.path, first, first + size, urgent=True)
+        single.fetched = self._singles.fetch(self._tars, path, begin, end, urgent=True)
         return single
 
     def _begin_needed(self, wanted: _Wanted, singles: Collection[int]) -> None:
@@ -292,7 +315,13 @@ class SampleReader:
             wanted.window = self._begin(wanted.lane, wanted.name, first=int(wanted.places[0]))
 
     def _begin(self, lane: _Lane, name: WindowId, *, first: int) -> Window:
-        window = Window(name=name, size=self.order.window_size(name), first=first, held=HeldBytes(self._held))
+        window = Window(
+            name=name,
+            size=self.order.window_size(name),
+            first=first,
+            held=HeldBytes(self._held),
+            with_members=self.with_members,
+        )
         lane.windows[name] = window
         load = partial(window.load, self.dataset, self.order, self._tars)
         self._loaders.submit(load).add_done_callback(window.over)
@@ -369,13 +398,23 @@ class StreamReader:
         return dataset.read_by(self._reads)
 
     def samples(
-        self, dataset: Dataset, order: SampleOrder, *, most_sample_bytes: int = MAX_IMAGE_BYTES
+        self,
+        dataset: Dataset,
+        order: SampleOrder,
+        *,
+        most_sample_bytes: int = MAX_IMAGE_BYTES,
+        with_members: bool = False,
     ) -> SampleReader:
         """Returns a reader of the dataset's samples in this order. A sample larger than `most_sample_bytes` has a
-        fault."""
+        fault. `with_members`: whether the other members of the samples are read, too."""
         tars = self._reads.of(dataset.shard_store, lost=dataset.lost_tars)
         reader = SampleReader(
-            self.dataset(dataset), order, tars=tars, loaders=self._loaders, most_sample_bytes=most_sample_bytes
+            self.dataset(dataset),
+            order,
+            tars=tars,
+            loaders=self._loaders,
+            most_sample_bytes=most_sample_bytes,
+            with_members=with_members,
         )
         self._readers.append(reader)
         return reader

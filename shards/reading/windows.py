@@ -9,7 +9,7 @@ import weakref
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from shards.dataset import Dataset
 from shards.manifest import index_path
 from shards.order import BlockSlice, SampleOrder, WindowId
+from shards.reading.members import Places, member_places
 from shards.reading.samples import BYTES_MISSING, locate_row
 from shards.sample_rows import NO_WEIGHT, BlockTable, SampleRows, refuse_block_reads
 from shards.storage.fork_lock import ForkLock
@@ -80,11 +81,17 @@ class HeldBytes:
         self.add(-count)
 
 
-class RangeBytes(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class RangeBytes:
     """The bytes of a range, and their address. The address is valid as long as something refers to the bytes."""
 
     data: memoryview
     address: int
+
+    @cached_property
+    def members(self) -> dict[int, Places]:
+        """The members of the samples, if the range has whole samples: see `member_places`."""
+        return member_places(self.data)
 
 
 NO_BYTES = RangeBytes(memoryview(b""), 0)
@@ -118,11 +125,13 @@ class ReadPiece(NamedTuple):
 
 @dataclass(kw_only=True)
 class LoadedSlice:
-    """A slice of a block that is fetched by one range read: its rows of the index, and how many of its samples have not
-    been handed over."""
+    """A slice of a block that is fetched by one range read, of bytes begin..end-1: its rows of the index, and how many
+    of its samples have not been handed over."""
 
     path: str
     rows: SampleRows
+    begin: int
+    end: int
     fetched: Fetched | None
     num_left: int
 
@@ -164,12 +173,13 @@ class Contents:
 @dataclass(kw_only=True)
 class Window:
     """A window of `size` samples that a thread loads. Only samples from number `first` on are loaded, because a start
-    may be in the middle of a window."""
+    may be in the middle of a window. `with_members`: whether the other members of the samples are read, too."""
 
     name: WindowId
     size: int
     first: int
     held: HeldBytes
+    with_members: bool = False
     contents: Future[Contents] = field(default_factory=Future)
     dropped: bool = False
     _loaded: Contents | None = None
@@ -193,8 +203,7 @@ class Window:
             found = self._plan(dataset, order)
             for one in found.slices:
                 if one.num_left and not self.dropped:
-                    first, last = int(one.rows.offset[0]), int(one.rows.offset[-1] + one.rows.size[-1])
-                    one.fetched = self.held.fetch(tars, one.path, first, last)
+                    one.fetched = self.held.fetch(tars, one.path, one.begin, one.end)
         except Exception as error:
             if found:
                 found.drop()  # the future keeps the error, whose traceback keeps this frame
@@ -255,17 +264,29 @@ class Window:
             low, high = (int(wanted.min()), int(wanted.max())) if wanted.size else (0, 0)
             path, rows = _needed_rows(dataset, block, low, high)
             begins = rows.reads()
+            ranges = [
+                self._range(dataset, rows, block.first_sample_id + low, int(first), int(end))
+                for first, end in zip(begins, [*begins[1:], rows.size.size], strict=True)
+            ]
             of_read = np.searchsorted(begins, wanted - low, side="right") - 1
             own = placed(rows, wanted - low, first_sample_id=block.first_sample_id + low)
             own["piece"] = len(slices) + of_read
-            own["begin"] -= rows.offset[begins[of_read]]
+            own["begin"] -= np.array([first for first, _ in ranges], dtype=np.int64)[of_read]
             own["row"] -= begins[of_read]
             table[places] = own
             num_left = np.bincount(of_read, minlength=begins.size)
-            for first, end, num in zip(begins, [*begins[1:], rows.size.size], num_left, strict=True):
+            for first, end, (begin, stop), num in zip(
+                begins, [*begins[1:], rows.size.size], ranges, num_left, strict=True
+            ):
                 some = rows if begins.size == 1 else rows.slice(int(first), int(end))
-                slices.append(LoadedSlice(path=path, rows=some, fetched=None, num_left=int(num)))
+                slices.append(LoadedSlice(path=path, rows=some, begin=begin, end=stop, fetched=None, num_left=int(num)))
         return Contents(rows=as_matrix(table), slices=tuple(slices))
+
+    def _range(self, dataset: Dataset, rows: SampleRows, first_sample_id: int, first: int, end: int) -> tuple[int, int]:
+        """Returns (first byte, end byte) of the read of rows first..end-1. `first_sample_id` is that of row 0."""
+        if self.with_members:
+            return dataset.bytes_around(first_sample_id + first, first_sample_id + end - 1)
+        return int(rows.offset[first]), int(rows.offset[end - 1] + rows.size[end - 1])
 
 
 def as_matrix(table: NDArray[Any]) -> NDArray[np.int64]:

@@ -44,6 +44,9 @@ _KINDS = {
     b"S": "a sparse file",
     b"M": "the rest of a file that began in another volume",
 }
+# A name of a sample in webdataset/tariterators.py, and a name of metadata, which belongs to no sample.
+_SAMPLE_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+_METADATA = re.compile(r"__[^/]*__($|/)")
 _MORE_SPARSE_BLOCKS = 504  # if this byte of a further header block is set, another one follows
 _REFUSAL = "refusal"  # no pax record has this key: their keys are "path", "size" or contain a dot
 
@@ -213,6 +216,13 @@ def read_members(
                 yield Member(name, offset, size, too_large(size, max_bytes=max_bytes))
             else:
                 yield Member(name, offset, size, pieces.take(size))
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Returns the key and the suffix in a member's name, by webdataset's rule: the path up to the first dot of the
+    file's name, and what follows that dot. Returns None if the member belongs to no sample."""
+    found = _SAMPLE_NAME.match(name)
+    return (found.group(1), found.group(2)) if found and not _METADATA.match(name) else None
 
 
 def is_hidden(name: str) -> bool:

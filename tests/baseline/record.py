@@ -113,7 +113,7 @@ def batches_of(url: str) -> list[dict[str, Any]]:
     with train_batches(url, global_batch=128, image_size=16, seed=7, rank=1, num_ranks=2, config=config) as batches:
         for batch in islice(batches, NUM_BATCHES):
             pixels, labels = (zlib.crc32(tensor.numpy().tobytes()) for tensor in (batch.images, batch.labels))
-            ids = zlib.crc32(batch.sample_ids.tobytes())
+            ids = zlib.crc32(batch.sample_ids.numpy().tobytes())
             first = batch.sample_ids[:4].tolist()
             found.append({"step": batch.step, "first_ids": first, "ids": ids, "pixels": pixels, "labels": labels})
     return found

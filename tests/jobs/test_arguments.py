@@ -15,6 +15,7 @@ from jobs.arguments import (
     take_run_flags,
     value_in,
     values_of,
+    with_flags,
     with_values,
 )
 from jobs.flags import flags_of
@@ -107,6 +108,17 @@ def test_a_tool_that_takes_one_word(others: list[str], message: str) -> None:
     assert only_word(["a"], usage="logs RUN") == "a"
     with pytest.raises(UserError, match=message):
         only_word(others, usage="logs RUN")
+
+
+@pytest.mark.parametrize(
+    ("words", "left"),
+    [
+        (["r", "--b=1", "--a", "1", "2", "--c"], ["r", "--b=1", "--c"]),
+        (["r", "--a_b=1", "--a-b", "2", "--no-x", "--a", "1"], ["r", "--a_b=1", "--a-b", "2"]),
+    ],
+)
+def test_a_command_with_other_flags(words: list[str], left: list[str]) -> None:
+    assert with_flags(words, ("--a", "9", "--no-x")) == [*left, "--a", "9", "--no-x"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Commands run as processes of their own (see tests/rigs/processes.py); one test s
 import errno
 import gc
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ from pipeline.models.weights.folder import open_weights, save_weights
 from pipeline.training.settings.job import TrainingJob
 from shards.storage.s3_client import BadAnswerError
 from tests.rigs.datasets import packed_folders
+from tests.rigs.images import class_folders
 from tests.rigs.processes import Ended, patchline
 from tests.rigs.s3 import free_port
 
@@ -306,6 +308,18 @@ def test_the_record_holds_what_was_given(packed: Path, tmp_path: Path) -> None:
     assert patchline("pretrain", "digits_smoke", *words, "--steps", "1", "--schedule.warmup-steps", "0").code == 0
     job = read_record(tmp_path / "run" / "job.yaml", stage="pretrain", kind=TrainingJob)
     assert (job.model.width, job.model.num_classes, job.steps, job.device) == (8, 3, 1, "cpu")
+
+
+def test_a_refusal_prints_the_command_that_works(tmp_path: Path) -> None:
+    root = class_folders(tmp_path / "my images")
+    (root / "c0" / "hurt.jpg").write_bytes(b"")
+    given = ("--max_quarantined=0", "--source.root", str(root), "--out", str(tmp_path / "out"))
+    ended = patchline("pack", "folder", *given)
+    command = shlex.split(ended.errors.splitlines()[-1])
+    assert command[:2] == ["patchline", "pack"], ended.errors
+    ended = patchline(*command[1:])
+    assert ended.code == 0, ended.errors
+    assert ended.errors.count("1 refused") == 1
 
 
 def test_packing_and_verifying_from_the_command_line(packed: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Jobs that fit what they name: the weights, the dataset, the batch, the run's folder and its length."""
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -61,11 +62,13 @@ def job_of(recipe: str, default: TrainingJob, *words: str) -> TrainingJob:
     return job
 
 
-def test_the_model_is_that_of_the_weights_and_flags_win(tmp_path: Path) -> None:
+def test_the_model_is_that_of_the_weights_and_flags_win(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
     job = job_of("photos", photos(), "--initial.weights", weights(tmp_path / "timm"))
     assert job.model == replace(CONFIG, num_classes=0)
     larger = job_of("photos", photos(), "--initial.weights", weights(tmp_path / "timm"), "--model.image-size", "48")
     assert larger.model == replace(CONFIG, num_classes=0, image_size=48)
+    assert "the model is that of the weights: vit at 48 px instead of 32" in caplog.text
     with pytest.raises(UserError, match=r"--model.image-size is 40, .* patch .* is 16 px: take 32 or 48"):
         job_of("photos", photos(), "--initial.weights", weights(tmp_path / "timm"), "--model.image-size", "40")
 

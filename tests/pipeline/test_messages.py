@@ -239,8 +239,8 @@ def times_of(_: Path, changes: dict[str, float]) -> None:
         "--processes set it: start with one of them, or unset it, or give rank= and num_ranks="
     ),
     row("a rank without a GPU", rank_without_a_gpu).says(
-        "local rank 99 has no GPU: this node has 0 (this torch is built without CUDA); start one rank per GPU, or "
-        "--device cpu"
+        "--device is cuda, and torch sees no GPU on this machine: this torch is built without CUDA; repair that, or "
+        "give --device cpu"
     ),
     row("an error of our own at the rendezvous", own_error_at_the_rendezvous).says("RuntimeError: ours"),
     # rendezvous

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch.overrides import TorchFunctionMode
@@ -161,8 +160,8 @@ def _batches(plan: BatchPlan) -> Iterator[Batch]:
             step=step,
             images=torch.randint(0, 256, (plan.rank_batch, 16, 16, 3), dtype=torch.uint8),
             labels=torch.randint(0, 10, (plan.rank_batch, 1)),
-            sample_ids=np.arange(plan.rank_batch),
-            datasets=np.zeros(plan.rank_batch, dtype=np.int64),
+            sample_ids=torch.arange(plan.rank_batch),
+            datasets=torch.zeros(plan.rank_batch, dtype=torch.int64),
         )
 
 

@@ -41,6 +41,7 @@ from pipeline.models.weights.folder import (
     Weights,
     is_our_description,
     open_weights,
+    refuse_hub_id,
 )
 from pipeline.models.weights.safetensors import refuse_not_finite
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
@@ -70,6 +71,7 @@ def open_any(path: str, hints: Hints) -> Weights:
     if source.suffix == ".npz" and source.is_file():
         return open_npz(source, hints)
     if not source.name.endswith(SUFFIXES) or not source.is_file():
+        refuse_hub_id(path)
         raise UserError(
             f"no weights at {path!r}; allowed: a file that ends in {', '.join(SUFFIXES)}, or a folder with "
             "config.json and model.safetensors"

@@ -6,6 +6,7 @@ Files of other libraries are read and written in conversion/. Nothing is unpickl
 import hashlib
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -40,6 +41,7 @@ _NAMES = (TENSORS_FILE, CONFIG_FILE, PIXELS_FILE)
 FORMAT = 1
 POSITION, AXES = "embed.position", ("embed.position_x", "embed.position_y")
 HEAD = ("head.weight", "head.bias")
+_HUB_ID = re.compile(r"(?P<prefix>(hf[-_]hub:|hf://)?)(?P<owner>[A-Za-z0-9][\w.-]*)/(?P<name>[A-Za-z0-9][\w.-]*)")
 _FOREIGN_KEYS = {"model_type", "architecture"}
 
 
@@ -233,11 +235,27 @@ def _folder_at(path: str) -> Path:
             f"no weights at {path!r}: it is a file, and a weights folder holds config.json and model.safetensors; "
             "make one of it with patchline import"
         )
+    if not is_there(given):
+        refuse_hub_id(path)
     what = f"it has no {CONFIG_FILE} with {TENSORS_FILE}" if is_there(given) else "there is no such file or folder"
     raise UserError(
         f"no weights at {path!r}: {what}; give a finished run (RUN or RUN/weights), or weights that patchline import "
         "reads: a timm or Hugging Face folder, or a .npz, .safetensors or .pth file"
     )
+
+
+def refuse_hub_id(path: str) -> None:
+    """Raises UserError, with the command that fetches the weights, if a path that does not exist has the form of a
+    model's id on the Hugging Face hub: OWNER/NAME, where OWNER is no folder, or with a prefix of timm's."""
+    found = _HUB_ID.fullmatch(path)
+    if found and (found["prefix"] or not is_a_folder(Path(found["owner"]))):
+        name, repository = found["name"], f"{found['owner']}/{found['name']}"
+        is_id = "it is" if found["prefix"] else "if it is"
+        raise UserError(
+            f"no weights at {path!r}: there is no such file or folder; {is_id} a model on the Hugging Face hub, give "
+            f"the folder {name} that this makes (pip install huggingface_hub):\n"
+            f"hf download {repository} --local-dir {name}"
+        )
 
 
 def is_our_description(description: Mapping[str, Any]) -> bool:

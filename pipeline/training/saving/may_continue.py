@@ -8,6 +8,7 @@
 The seed, the batch and everything under `data` are compared through the position of the stream, so a dataset may move.
 """
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -55,7 +56,32 @@ def refuse_changes(
         hint = "; --data.allow-other-decoder accepts other versions" if any(map(is_of_decoder, changed)) else ""
         ended = "holds a run that finished with other values"
         how = ended if is_done else "holds a run that cannot be continued with other values"
-        raise UserError(f"{job.run_dir} {how}:\n{as_lines(changed)}\nUse the same values, or another --run-dir{hint}")
+        message = f"{job.run_dir} {how}:\n{as_lines(changed)}\nUse the same values, or another --run-dir{hint}"
+        if is_done or any(change.field.startswith("model.") for change in changed):
+            raise UserError(message)
+        lines, flags = _new_run(saved, job, step=stands_at.next_step)
+        raise UserError("\n".join([message, *lines]), flags=flags)
+
+
+def _new_run(saved: SavedJob, job: TrainingJob, *, step: int) -> tuple[list[str], tuple[str, ...]]:
+    """Returns lines that say how to keep the progress of a run whose other values are needed, and the flags of a new
+    run that begins with its weights. If the batch has changed, the new run has the steps that see the remaining
+    images."""
+    before, lines, folder = saved.job["global_batch"], list[str](), job.run_dir.rstrip("/")
+    weights, steps = f"{folder}-weights-{step}", saved.job[STEPS]
+    if before != job.global_batch:
+        lines.append(
+            f"If only the memory or the number of ranks has changed, keep --global-batch {before}: --micro-batch and "
+            "the ranks may change at any time."
+        )
+        steps = max(1, round((steps - step) * before / job.global_batch))
+    lines.append(
+        "To keep the weights of this run, but not its optimiser and its learning rate, take them out and start a new "
+        "run from them:"
+    )
+    lines.append(shlex.join(["patchline", "weights", folder, "--out", weights]))
+    flags = ("--steps", str(steps), "--initial.weights", weights, "--initial.no-new-head")
+    return lines, (*flags, "--run-dir", f"{folder}-from-{step}")
 
 
 def _differences(saved: SavedJob, job: TrainingJob, *, is_done: bool) -> list[Difference]:

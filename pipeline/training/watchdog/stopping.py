@@ -7,7 +7,8 @@ when no Python handler runs, because Python's C handler itself writes a signal's
 INT, TERM or HUP:
 
     before the first step              ends at once: there is nothing to lose
-    in a step                          10 s to reach its end, or the time of two steps if that is longer
+    in a step                          10 s to reach its end, or the time of two steps if that is longer; with several
+                                       ranks, at most two more steps follow, until all ranks know
     waiting for data, or evaluating    a rank that runs alone gives up after 5 s and saves; with others, as in a step
     while something is written         waits until it is complete
     at the second INT                  ends at once
@@ -228,6 +229,11 @@ class Stopping:
         return self._asked_at > 0
 
     @property
+    def may_stop_alone(self) -> bool:
+        """Whether INT, TERM or HUP has come to a rank that runs alone, which needs no other's consent to stop."""
+        return self._is_alone and self.is_asked
+
+    @property
     def exit_code(self) -> int:
         """The exit code of a run that ends now: 75 if a checkpoint is committed, else 130 after Ctrl-C, else 74."""
         if self.saved_step is not None:
@@ -307,9 +313,18 @@ class Stopping:
             return
         self.progress.asked_by = self.progress.asked_by or signal.Signals(number).name
         if self.rank == 0 and self._phase is not _Phase.STARTING:
-            what = "finishing and saving this step" if self._phase is _Phase.STEP else "finishing what is being written"
+            what = self._what_is_to_come() if self._phase is _Phase.STEP else "finishing what is being written"
             more = " (Ctrl-C again ends at once)" if number == signal.SIGINT else f" ({signal.Signals(number).name})"
             say(f"stopping: {what}{more}", self._stderr)
+
+    def _what_is_to_come(self) -> str:
+        """Returns what the run still does after a stop request in a step."""
+        place = self.progress.place
+        if place.phase is Phase.EVALUATING:
+            return f"leaving out the rest of the evaluation, and saving step {place.step:,}"
+        if self._is_alone:
+            return f"finishing and saving step {place.step:,}"
+        return f"finishing step {place.step:,} and at most 2 more, until all ranks know, and saving"
 
     def _check(self, now: float) -> None:
         """Ends the process if its time is up."""

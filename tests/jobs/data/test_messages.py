@@ -269,9 +269,8 @@ def no_usable_image(folder: Path) -> None:
         "each as its own dataset, for example: --source.files DIR/a/test/0.parquet --split test"
     ),
     row("one hurt image", one_hurt_image).says(
-        "1 of 5 images cannot be packed, more than the allowed share of 0.01; see column reason of "
-        "DIR/out/plan/dropped.parquet; repair them, delete DIR/out/plan and DIR/out/work and run again, or raise "
-        "--max-quarantined"
+        "1 of 5 images cannot be packed, more than the allowed share of 0.01; all are in DIR/out/quarantine.csv; "
+        "repair them and run the same command again, or pack the others with --max-quarantined 0.2"
     ),
     row("no usable image", no_usable_image).says(
         "the source has no usable image: of 6, 6 cannot be packed\n  a/0.jpg: not a JPEG, PNG, WebP, GIF, TIFF or "

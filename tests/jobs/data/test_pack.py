@@ -1,5 +1,6 @@
 """Packing as a whole: the same bytes however it was done, and clear ends where it cannot be done."""
 
+import csv
 import inspect
 import logging
 import os
@@ -147,9 +148,11 @@ def test_bad_images_go_to_quarantine_and_are_counted(job: PackJob, tmp_path: Pat
     (tmp_path / "images" / "c1" / "empty.jpg").write_bytes(b"")
     (tmp_path / "images" / "c2" / "cut.jpg").write_bytes(image_bytes(3)[:20])
     out = str(tmp_path / "out")
-    with pytest.raises(UserError, match=r"2 of 14 images cannot be packed.*--max-quarantined"):
+    with pytest.raises(UserError, match=r"2 of 14 images cannot be packed.*--max-quarantined") as refusal:
         run(replace(job, out=out))
-    assert run(replace(job, out=out, max_quarantined=0.2)) == 0
+    name, share = refusal.value.flags
+    assert (name, share) == ("--max-quarantined", "0.143")
+    assert run(replace(job, out=out, max_quarantined=float(share))) == 0
     dataset = open_dataset(out)
     assert (dataset.num_samples, dataset.manifest.num_quarantined) == (12, 2)
     listed = read_table(dataset.store.read(QUARANTINE_PATH)).to_pylist()
@@ -158,6 +161,28 @@ def test_bad_images_go_to_quarantine_and_are_counted(job: PackJob, tmp_path: Pat
         ("c2/cut.jpg", "scan"),
     ]
     assert verify_dataset(out) == []
+
+
+def test_a_refused_packing_is_planned_again(job: PackJob, tmp_path: Path) -> None:
+    """With other settings, whose scan may be the same; or with the same command, once the images are repaired."""
+    image, whole = tmp_path / "images/c0/img 0.JPEG", (tmp_path / "images/c0/img 0.JPEG").read_bytes()
+    (tmp_path / "images/c1/copy.JPEG").write_bytes(whole)
+    image.write_bytes(bytes(len(whole)))
+    with pytest.raises(UserError, match=r"1 of 13 images cannot be packed"):
+        run(replace(job, out=str(tmp_path / "out"), samples_per_shard=1))
+    changed = replace(job, max_quarantined=0.1, seed=2)
+    for name in ("out", "fresh"):
+        assert run(replace(changed, out=str(tmp_path / name))) == 0
+    assert file_hashes(tmp_path / "out") == file_hashes(tmp_path / "fresh"), "nothing is left of the first plan"
+    with pytest.raises(UserError, match="planned with other settings"):
+        run(replace(changed, out=str(tmp_path / "out"), seed=3))
+    with pytest.raises(UserError, match=r"1 of 13 images cannot be packed"):
+        run(replace(job, out=str(tmp_path / "repaired")))
+    image.write_bytes(whole)
+    assert run(replace(job, out=str(tmp_path / "repaired"))) == 0
+    with (tmp_path / "repaired/quarantine.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert (row["kind"], row["source"], row["match"]) == ("duplicate", "c1/copy.JPEG", "c0/img 0.JPEG")
 
 
 def test_an_image_lost_after_the_plan_is_listed(job: PackJob, tmp_path: Path) -> None:

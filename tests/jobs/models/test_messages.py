@@ -30,6 +30,14 @@ def export_over_its_source(folder: Path, overwrite: bool) -> None:
         "no weights at '/nowhere': there is no such file or folder; give a finished run (RUN or RUN/weights), or "
         "weights that patchline import reads: a timm or Hugging Face folder, or a .npz, .safetensors or .pth file"
     ),
+    *(
+        row(f"a model's id {path}", evaluated, EvaluateJob(weights=path, data=EvaluatedData(url="/nowhere"))).says(
+            f"no weights at '{path}': there is no such file or folder; {is_it} a model on the Hugging Face hub, give "
+            "the folder vit_s.augreg that this makes (pip install huggingface_hub):\nhf download timm/vit_s.augreg "
+            "--local-dir vit_s.augreg"
+        )
+        for path, is_it in (("timm/vit_s.augreg", "if it is"), ("hf-hub:timm/vit_s.augreg", "it is"))
+    ),
     row("threads below none", lambda _: EvaluateJob(threads=-1)).says(
         "threads is -1; allowed: 0 (each rank's share of the cores) to 1,024"
     ),

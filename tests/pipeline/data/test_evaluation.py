@@ -61,7 +61,7 @@ def test_every_sample_exactly_once(packed: Path, batch_size: int, ranks: int) ->
     seen: list[int] = []
     for batch, mask in (pair for batches in all_ranks for pair in batches):
         assert batch.images.shape == (batch_size, SIZE, SIZE, 3)
-        assert mask.tolist() == [True] * batch.sample_ids.size + [False] * (batch_size - batch.sample_ids.size)
+        assert mask.tolist() == [True] * len(batch.sample_ids) + [False] * (batch_size - len(batch.sample_ids))
         seen += batch.sample_ids.tolist()
         assert (batch.labels[~mask] == -1).all()
         for entry, sample_id in enumerate(batch.sample_ids.tolist()):

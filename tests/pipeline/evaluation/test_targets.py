@@ -4,7 +4,7 @@ import copy
 import json
 import unicodedata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def test_labels_of_weight_zero_do_not_count() -> None:
     weights = torch.tensor([[0.5, 0.0], [1.0, 0.0]])
     labels = torch.tensor([[3, 4], [5, -1]])
     images = torch.zeros(2, 1, 1, 3, dtype=torch.uint8)
-    ids: Any = torch.arange(2).numpy()
+    ids = torch.arange(2)
     batch = Batch(step=0, images=images, labels=labels, sample_ids=ids, datasets=ids, weights=weights)
     assert counted_labels(batch).tolist() == [[3, -1], [5, -1]]
 

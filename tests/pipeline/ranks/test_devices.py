@@ -86,6 +86,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Any:
         pytest.param(
             "cuda", 1, {**srun(5), "CUDA_VISIBLE_DEVICES": "GPU-5ebe9f43"}, FILE, "cuda:0", id="a GPU by its id"
         ),
+        pytest.param("cuda:1", 2, {}, FILE, "cuda:1", id="one GPU of two"),
     ],
 )
 def test_devices(
@@ -138,7 +139,18 @@ def test_devices(
             id="given by Slurm",
         ),
         pytest.param(
-            "cuda", 0, {}, (), None, r"local rank 0 has no GPU: this node has 0 \(this torch is built", id="asked for"
+            "cuda:0",
+            0,
+            {},
+            (),
+            None,
+            "--device is cuda:0, and torch sees no GPU on this machine: this torch is built without CUDA; repair that, "
+            "or give --device cpu",
+            id="asked for",
+        ),
+        pytest.param("cuda:7", 2, {}, FILE, BUILD, "--device is cuda:7; allowed: cuda:0 to cuda:1", id="too high"),
+        pytest.param(
+            "cuda:0", 8, srun(5), FILE, BUILD, "--device is cuda:0, which is one GPU for the 8 ranks", id="one for all"
         ),
         pytest.param(
             "auto", 4, srun(5), FILE, BUILD, r"local rank 5 has no GPU: this node has 4; start one rank", id="too few"

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -239,7 +240,7 @@ def test_a_change_that_would_be_another_run_is_refused(
     words = pretrain_words(finished_runs.url, run_dir)
     continue_from(finished_runs.get(1), run_dir, step=4)
     record = (run_dir / "job.yaml").read_text()
-    for change in (("--seed", "1"), ("--model.depth", "1"), ("--optimizer.name", "sgd"), ("--data.augment.flip",)):
+    for change in (("--seed", "1"), ("--model.depth", "1"), ("--data.augment.flip",), ("--global-batch", "96")):
         capfd.readouterr()
         assert run([*words, *change], num_ranks=1, log_dir=tmp_path) == 2
         message = capfd.readouterr().err
@@ -248,6 +249,11 @@ def test_a_change_that_would_be_another_run_is_refused(
         assert "Traceback" not in message
     assert (run_dir / "job.yaml").read_text() == record  # a refused command leaves the record alone
     assert resumed_steps(run_dir) == [0]  # and does not take the run over
+    for line in message.splitlines()[-2:]:  # the commands that keep its weights work as printed
+        assert run(shlex.split(line)[1:], num_ranks=1, log_dir=tmp_path) == 0
+    (begun,) = (losses(path) for path in tmp_path.rglob("*-from-4"))
+    assert len(begun) == (STEPS - 4) * 32 // 96
+    assert abs(begun[1] - math.log(10)) > 0.01, "a new head is zero; this one is the run's"
 
 
 def test_checkpoints_that_can_not_be_used_are_no_reason_to_start_from_scratch(

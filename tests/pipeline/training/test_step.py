@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -79,8 +78,8 @@ def batch_of(step: int = 5) -> Batch:
         step=step,
         images=torch.randint(0, 256, (SHARE, 16, 16, 3), dtype=torch.uint8, generator=generator),
         labels=torch.randint(0, 10, (SHARE, 1), generator=generator),
-        sample_ids=np.arange(SHARE),
-        datasets=np.zeros(SHARE, dtype=np.int64),
+        sample_ids=torch.arange(SHARE),
+        datasets=torch.zeros(SHARE, dtype=torch.int64),
     )
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext, group_by_keys, tar_file_expander
 
-from shards.adoption.foreign_samples import Sample, SampleRules, TarFault, find_samples, split_name
+from shards.adoption.foreign_samples import FoundSample, SampleRules, TarFault, find_samples
 from shards.errors import ImageRefusedError
-from shards.sources.tar_members import BrokenOffTarError, DamagedTarError, Member
+from shards.sources.tar_members import BrokenOffTarError, DamagedTarError, Member, split_name
 
 RULES = SampleRules()
 
@@ -19,7 +19,7 @@ def member(name: str, data: bytes | ImageRefusedError = b"x") -> Member:
     return Member(name, 512, 1, data)
 
 
-def found_in(*members: Member, rules: SampleRules = RULES) -> list[Sample | TarFault]:
+def found_in(*members: Member, rules: SampleRules = RULES) -> list[FoundSample | TarFault]:
     return list(find_samples(members, rules))
 
 
@@ -56,21 +56,23 @@ def test_samples_are_those_of_webdataset(parts: list[tuple[str, str]]) -> None:
         assert any(isinstance(item, TarFault) and item.is_fatal for item in found)
         return
     expected = [(item["__key__"], item["jpg"], item["cls"]) for item in by_webdataset if {"jpg", "cls"} <= set(item)]
-    good = [item for item in found if isinstance(item, Sample) and not item.reason]
+    good = [item for item in found if isinstance(item, FoundSample) and not item.reason]
     assert [(item.key, item.image, item.labels[0].encode()) for item in good] == expected
     assert len(found) == len(by_webdataset)
 
 
 def test_a_sample_with_all_it_can_have() -> None:
     (sample,) = found_in(member("d.e/a.txt"), Member("d.e/a.JPEG", 99, 5, b"image"), member("d.e/a.cls", b" 7\n"))
-    assert sample == Sample(key="d.e/a", name="d.e/a.JPEG", suffix="JPEG", image=b"image", offset=99, labels=("7",))
+    assert sample == FoundSample(
+        key="d.e/a", name="d.e/a.JPEG", suffix="JPEG", image=b"image", offset=99, labels=("7",)
+    )
 
 
 def test_the_first_image_key_that_is_there() -> None:
     members = (member("a.png", b"png"), member("a.jpg", b"jpg"), member("a.cls", b"0"))
     for keys, image in ((("jpg", "png"), b"jpg"), (("png", "jpg"), b"png"), (("webp", "png"), b"png")):
         (sample,) = found_in(*members, rules=SampleRules(image_keys=keys))
-        assert isinstance(sample, Sample)
+        assert isinstance(sample, FoundSample)
         assert sample.image == image
 
 
@@ -87,7 +89,7 @@ def test_the_first_image_key_that_is_there() -> None:
 )
 def test_labels_of_a_json_field(data: bytes, labels: tuple[str, ...]) -> None:
     (sample,) = found_in(member("a.json", data), member("a.jpg"), rules=SampleRules(label_field="label"))
-    assert isinstance(sample, Sample)
+    assert isinstance(sample, FoundSample)
     assert sample.labels == labels
 
 

@@ -8,6 +8,7 @@ import pytest
 from shards.class_labels import LabelRules
 from shards.errors import UserError
 from shards.images.config import ImageChecks, ImageLimits, Resize
+from shards.manifest import shard_path
 from shards.packing.config import Dedup, PackSpec
 from shards.packing.plan import PLAN_PATH, Plan, read_plan, refuse_other_versions
 from shards.sources.kinds import FolderSource
@@ -55,6 +56,8 @@ def test_a_plan_of_other_settings_is_refused(store: Store, spec: PackSpec, chang
     planned(store, spec)
     words = rf"planned with other settings:\n  {next(iter(change))}[a-z_.]*: before .*, now "
     other = replace(spec, **change)  # type: ignore[arg-type]
+    assert read_plan(store, other) is None, "no shard is written, so a new plan may replace this one"
+    store.write(shard_path(0), b"")
     with pytest.raises(UserError, match=words):
         read_plan(store, other)
     plan = read_plan(store, spec)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-import numpy as np
 import pytest
 import torch
 
@@ -54,8 +53,8 @@ class _Loader:
         step, self._next = self._next, self._next + 1
         images = self._buffers[step % len(self._buffers)].fill_(step)
         labels = torch.full((SHAPE[0], 1 + step % 3), step)
-        ids = np.full(SHAPE[0], step)
-        return Batch(step=step, images=images, labels=labels, sample_ids=ids, datasets=np.zeros_like(ids))
+        ids = torch.full((SHAPE[0],), step)
+        return Batch(step=step, images=images, labels=labels, sample_ids=ids, datasets=torch.zeros_like(ids))
 
 
 def seen_by_steps(streams: LazyStreams, *, is_ready: Callable[[int], bool] = lambda _: True) -> list[set[int]]:
@@ -68,7 +67,7 @@ def seen_by_steps(streams: LazyStreams, *, is_ready: Callable[[int], bool] = lam
     for step in range(NUM_STEPS):
         batch = next(batches)
         assert (batch.step, batches.typed_position) == (step, position_at(step + 1))
-        assert set(batch.sample_ids) == {step}
+        assert set(batch.sample_ids.tolist()) == {step}
         # Two micro-batches, each with half of the images.
         for half in (slice(0, 2), slice(2, 4)):
             streams.launch(partial(look, batch.images[half], batch.labels[half]), "uses")

@@ -1,0 +1,152 @@
+"""The samples of a stream by number, for a DataLoader whose workers are processes.
+
+A transform that spends its time in Python holds the interpreter lock, so the threads of `train_batches` would run it
+one after another. Here, torch's own DataLoader runs it in processes; the order, the crops and the seeds are the
+stream's.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+from operator import index
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.data.config import DataConfig
+from pipeline.data.position import StreamPosition
+from pipeline.data.quarantine import Quarantine
+from pipeline.data.samples import Hook, Sample, refuse_global_draws, sample_draws, seeded, transform_seed, usable
+from pipeline.data.training_data import TrainingData
+from pipeline.ranks.world import rank_and_size
+from shards.dataset import Dataset
+from shards.errors import UserError
+from shards.order import SampleOrder
+from shards.reading.members import members_of, refuse_no_fields
+from shards.reading.samples import RawSample, read_sample
+
+_TRIED = 8  # samples that are searched for a member before a stream begins
+
+
+class TrainSamples:
+    """The samples of a stream by number; see train_samples in stream.py. `start`: the stream's position before its
+    first batch. `opened_by`: what makes the same object in another process."""
+
+    def __init__(
+        self,
+        data: TrainingData,
+        config: DataConfig,
+        orders: tuple[SampleOrder, ...],
+        *,
+        start: StreamPosition,
+        num_steps: int,
+        hook: Hook,
+        quarantine: str | Path = "quarantine.jsonl",
+        opened_by: Callable[[], "TrainSamples"] | None = None,
+    ) -> None:
+        self.config, self.num_steps, self.global_batch = config, num_steps, start.global_batch
+        self.classes = data.label_names
+        self._data, self._orders, self._start, self._hook, self._path = data, orders, start, hook, Path(quarantine)
+        self._opened_by = opened_by
+        self._mixture = data.mixture(config, seed=start.seed)
+
+    @cached_property
+    def _quarantine(self) -> Quarantine:
+        return Quarantine(self._path, max_share=self.config.max_quarantined)
+
+    def __len__(self) -> int:
+        return self.num_steps * self.global_batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A worker that is not forked opens the data again."""
+        if self._opened_by is None:
+            raise UserError("only what train_samples returned can be sent to another process")
+        return self._opened_by, ()
+
+    def __getitem__(self, place: int) -> Any:
+        number = index(place)
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"sample {number} of {len(self):,}")
+        step, entry = divmod(number % len(self), self.global_batch)
+        position = self._orders[0].positions(step, self.global_batch, 0, 1)[entry : entry + 1]
+        [dataset], own = self._mixture.split(position)
+        order, source = self._orders[dataset], self._data.datasets[dataset]
+        sample_id, epoch = int(order.at(own)[0]), int(own[0]) // order.num_samples
+        make = partial(self._item, int(dataset), sample_id, epoch)
+        self._quarantine.count(1)
+        return usable(source, read_sample(source, sample_id), make, seed=self._start.seed, quarantine=self._quarantine)[
+            1
+        ]
+
+    def batch_sampler(
+        self, *, first_step: int = 0, rank: int | None = None, num_ranks: int | None = None
+    ) -> "BatchNumbers":
+        """Returns the numbers of this rank's samples in every batch from `first_step` on, for DataLoader(batch_sampler=
+        ...). `rank` and `num_ranks` are as in `train_batches`."""
+        rank, num_ranks = rank_and_size(rank, num_ranks)
+        if self.global_batch % num_ranks:
+            raise UserError(f"global_batch is {self.global_batch}, which {num_ranks} ranks cannot share equally")
+        if not 0 <= first_step <= self.num_steps:
+            raise UserError(f"first_step is {first_step}; allowed: 0 to {self.num_steps}, the samples' num_steps")
+        share = self.global_batch // num_ranks
+        steps = range(first_step, self.num_steps)
+        return BatchNumbers(steps=steps, global_batch=self.global_batch, first=rank * share, end=(rank + 1) * share)
+
+    def try_hook(self) -> None:
+        """Refuses fields that the samples do not have, and a transform that draws from a global generator. Calls the
+        transform once, in this thread, so its own errors are raised here."""
+        for dataset in self._data.datasets:
+            refuse_no_fields(dataset, self._hook.required, range(min(_TRIED, dataset.num_samples)))
+        if self._hook.transform:
+            dataset = self._data.datasets[0]
+            make = partial(self._made, 0, 0, 0)
+            refuse_global_draws(
+                lambda: usable(
+                    dataset, read_sample(dataset, 0), make, seed=self._start.seed, quarantine=self._quarantine
+                )
+            )
+
+    def _item(self, number: int, sample_id: int, epoch: int, dataset: Dataset, raw: RawSample) -> Any:
+        """Makes an item with the global generators seeded, as only the sole user of a process may."""
+        seed = transform_seed(raw.sample_id, epoch, seed=self._data.seed_of(number, self._start.seed))
+        with seeded(seed):
+            return self._made(number, sample_id, epoch, dataset, raw)
+
+    def _made(self, number: int, sample_id: int, epoch: int, dataset: Dataset, raw: RawSample) -> Any:
+        """Returns the item of a sample of dataset `number`. `sample_id`: the sample of the order, for which `raw` may
+        be a substitute."""
+        seed = self._data.seed_of(number, self._start.seed)
+        ids, epochs = np.array([sample_id], dtype=np.int64), np.array([epoch], dtype=np.int64)
+        sample = Sample(
+            raw,
+            labels=tuple(self._data.label_maps[number][list(raw.labels)].tolist()),
+            fields=self._hook.read(members_of(dataset, raw.sample_id)) if self._hook.fields else {},
+            draws=sample_draws(ids, epochs, seed=seed, config=self.config)[0],
+            seed=transform_seed(raw.sample_id, epoch, seed=seed),
+            image_size=self._start.image_size,
+            config=self.config,
+            limits=dataset.manifest.limits,
+        )
+        if self._hook.transform:
+            return self._hook.made(sample)
+        return torch.from_numpy(sample.crop).permute(2, 0, 1).contiguous(), sample.label
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchNumbers:
+    """The numbers of a rank's samples in each step: entries first..end-1 of every global batch."""
+
+    steps: range
+    global_batch: int
+    first: int
+    end: int
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in self.steps:
+            begin = step * self.global_batch
+            yield list(range(begin + self.first, begin + self.end))

@@ -1,0 +1,65 @@
+"""Finds the other members of a sample, such as KEY.txt and KEY.json beside KEY.jpg, in the bytes that were read.
+
+The index has the place of the image alone. The members of a sample lie around it, by webdataset's rule: consecutive
+members with the same key are one sample. So the bytes from the end of the image before to the header of the image after
+have all of them (Dataset.bytes_around).
+"""
+
+from collections.abc import Mapping
+
+from shards.dataset import Dataset
+from shards.errors import InvalidDataError, PrintableError
+from shards.output.terminal import printable_name
+from shards.reading.samples import BYTES_MISSING, MOST_SLICE_BYTES, locate_row
+from shards.sources.tar_members import BLOCK_BYTES, read_members, split_name
+from shards.storage.ahead import Pieces
+
+Places = dict[str, tuple[int, int]]  # the first byte and the end of each member of a sample, by its suffix
+
+
+class MembersError(PrintableError):
+    """The members of a sample cannot be read."""
+
+
+def member_places(data: memoryview) -> dict[int, Places]:
+    """Returns the members of the samples in a stretch of a tar that begins with a header: for the first byte of every
+    member, the places of all members of its sample. Suffixes are in lower case. A damaged stretch has no members."""
+    found: dict[int, Places] = {}
+    key, sample = None, Places()
+    pieces = Pieces(lambda first, end: bytes(data[first:end]), 0, len(data), piece_bytes=BLOCK_BYTES)
+    for member in read_members(pieces, wanted=lambda _: True, max_bytes=0, with_data=lambda _: False):
+        split = split_name(member.name)
+        if split is None or isinstance(member.data, Exception):
+            continue
+        if split[0] != key:
+            key, sample = split[0], {}
+        sample.setdefault(split[1].lower(), (member.offset, member.offset + member.size))
+        found[member.offset] = sample
+    return found
+
+
+def members_of(dataset: Dataset, sample_id: int) -> Mapping[str, memoryview]:
+    """Reads the members of one sample, by their suffixes. Raises MembersError if its tar does not have them, and the
+    errors of an unreachable store."""
+    shard, _ = locate_row(dataset, sample_id)
+    first, end = dataset.bytes_around(sample_id, sample_id)
+    if end - first > MOST_SLICE_BYTES:
+        raise MembersError(f"the sample and its members have {end - first} bytes; allowed: {MOST_SLICE_BYTES}")
+    try:
+        data = memoryview(dataset.read_shard(shard, first, end))
+    except BYTES_MISSING as error:
+        raise MembersError(f"its bytes are not there: {error}") from error
+    offset = int(dataset.rows_of(sample_id, 1).offset[0]) - first
+    return {suffix: data[begin:stop] for suffix, (begin, stop) in member_places(data).get(offset, {}).items()}
+
+
+def refuse_no_fields(dataset: Dataset, fields: Mapping[str, object] | tuple[str, ...], sample_ids: range) -> None:
+    """Raises InvalidDataError if none of these samples has one of the fields, and says which members there are."""
+    seen = [members_of(dataset, number) for number in sample_ids]
+    for field in fields:
+        if not any(field in members for members in seen):
+            known = ", ".join(sorted({printable_name(suffix) for members in seen for suffix in members})) or "none"
+            raise InvalidDataError(
+                f"fields has {field!r}, but the first {len(seen)} samples of {dataset.url} have no such member; their "
+                f"members are {known}"
+            )
