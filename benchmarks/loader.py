@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loader_arms import ARMS
+from benchmarks.loader_arms import ARMS, HOOK, SAME_DECODER, WORKERS
 from benchmarks.loader_prepare import (
     BETON,
     ENERGON,
@@ -203,6 +203,7 @@ def aims(rounds: list[Round]) -> list[Aim]:
         Aim(what=f"CPU: ours / {bare}, two threads", limit=1.15, found=ratios(rounds, OURS, bare_2, CPU)),
         Aim(what=f"CPU: ours / {full}", limit=1.0, found=ratios(rounds, OURS, full, CPU)),
         *_native_aims(rounds),
+        *_hook_aims(rounds),
         *_memory_aims(rounds),
     ]
 
@@ -211,6 +212,14 @@ def _native_aims(rounds: list[Round]) -> list[Aim]:
     """Whether any peer with a native decoder takes less CPU than ours, with and without antialiasing."""
     pairs = [("DALI", OURS), ("DALI, antialiased", ANTIALIASED), ("FFCV", ANTIALIASED), ("SPDL", ANTIALIASED)]
     return [_times(f"CPU: {peer} / {mine}", 1.0, ratios(rounds, peer, mine, CPU)) for peer, mine in pairs]
+
+
+def _hook_aims(rounds: list[Round]) -> list[Aim]:
+    """Our hook beside the same transform in a DataLoader's workers, with its usual decoder and with ours."""
+    return [
+        Aim(what=f"CPU: {HOOK} / {peer}", limit=1.1, found=ratios(rounds, HOOK, peer, CPU))
+        for peer in (WORKERS, SAME_DECODER)
+    ]
 
 
 def _memory_aims(rounds: list[Round]) -> list[Aim]:

@@ -15,7 +15,7 @@ import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,15 @@ import numpy as np
 
 from benchmarks.loader_bare import bare
 from benchmarks.loader_native import dali, ffcv, spdl
-from benchmarks.loader_ours import ours
+from benchmarks.loader_ours import hooked, ours
 from benchmarks.loader_peers import energon, huggingface, imagefolder, litdata, mosaicml, webdataset
 from benchmarks.loader_settings import Settings
 from benchmarks.loader_step import BusyStep
 
 Batches = Iterator[tuple[Any, Any]]  # images uint8 of any layout, labels
 PACKAGES = ("torch", "numpy", "simplejpeg", "opencv-python-headless", "pillow")
+HOOK = "patchline, torchvision v2"
+WORKERS, SAME_DECODER = "ImageFolder, torchvision v2", "ImageFolder, simplejpeg, torchvision v2"
 SETTINGS = frozenset(field.name for field in fields(Settings))
 WARM_SHARE = 8  # an eighth of the batches is before the steady part, and an eighth after it
 
@@ -181,6 +183,15 @@ ARMS: dict[str, tuple[Callable[[Settings], Callable[[], Batches]], tuple[str, ..
     "LitData, our decoder": (lambda settings: litdata(settings, ours=True), ()),
     "HF datasets, our decoder": (lambda settings: huggingface(settings, ours=True), ("datasets",)),
     "ImageFolder, our decoder": (lambda settings: imagefolder(settings, ours=True), ()),
+    HOOK: (hooked, ("torchvision",)),
+    f"{HOOK}, 1 thread": (lambda settings: hooked(replace(settings, workers=1)), ("torchvision",)),
+    f"{HOOK} on our crop": (lambda settings: hooked(settings, uses_crop=True), ("torchvision",)),
+    WORKERS: (lambda settings: imagefolder(settings, v2="Pillow"), ("torchvision",)),
+    SAME_DECODER: (lambda settings: imagefolder(settings, v2="simplejpeg"), ("torchvision",)),
+    f"{SAME_DECODER}, 1 worker": (
+        lambda settings: imagefolder(replace(settings, workers=1), v2="simplejpeg"),
+        ("torchvision",),
+    ),
     "bare full decode": (lambda settings: bare(settings, "decode"), ()),
     "bare decode + crop + resize": (lambda settings: bare(settings, "crop"), ()),
     "bare decode + crop + resize, 2 threads": (lambda settings: bare(settings, "crop", threads=2), ()),

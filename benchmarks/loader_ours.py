@@ -3,11 +3,13 @@
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 from unittest import mock
 
 from benchmarks.loader_prepare import PATCHLINE
 from benchmarks.loader_settings import BLOCK, MIN_AREA, Settings
+from benchmarks.torchvision_operators import import_torchvision
 
 
 def ours(
@@ -43,6 +45,46 @@ def ours(
                 yield batch.images, batch.labels[:, 0]
 
     return batches
+
+
+def hooked(settings: Settings, *, uses_crop: bool = False) -> Callable[[], Iterator[tuple[Any, Any]]]:
+    """`train_batches` with a transform of torchvision v2. `uses_crop`: it changes the colours of our crop instead of
+    cropping the whole image itself."""
+    augment = v2_view(settings, is_cropped=uses_crop)
+    from pipeline.data.config import DataConfig  # noqa: PLC0415
+    from pipeline.data.stream import train_batches  # noqa: PLC0415
+
+    config = DataConfig(
+        lanes=settings.lanes,
+        window_blocks=settings.window_blocks,
+        num_threads=settings.workers,
+        augment=augment_config(antialias=True),  # as torchvision's crop always is
+    )
+
+    def transform(sample: Any) -> Any:
+        return augment(sample.crop if uses_crop else sample.image)
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        url, num_batches = f"{settings.work}/{PATCHLINE}", settings.images // settings.batch
+        size = settings.image_size
+        with train_batches(
+            url, global_batch=settings.batch, image_size=size, config=config, transform=transform
+        ) as found:
+            for batch in itertools.islice(found, num_batches):
+                yield batch.images, batch.labels[:, 0]
+
+    return batches
+
+
+def v2_view(settings: Settings, *, is_cropped: bool = False) -> Callable[[Any], Any]:
+    """Crop, flip and colour jitter by torchvision v2, from an image of Pillow or an array. `is_cropped`: the jitter
+    alone."""
+    import_torchvision()
+    v2 = import_module("torchvision.transforms.v2")
+    cuts = [v2.RandomResizedCrop(settings.image_size, scale=(MIN_AREA, 1.0)), v2.RandomHorizontalFlip()]
+    steps = [v2.ToImage(), *([] if is_cropped else cuts), v2.ColorJitter(0.4, 0.4, 0.4), v2.ToPureTensor()]
+    view: Callable[[Any], Any] = v2.Compose(steps)
+    return view
 
 
 def augment_config(*, antialias: bool) -> Any:

@@ -10,11 +10,11 @@ import os
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from benchmarks.loader_ours import view_of
+from benchmarks.loader_ours import v2_view, view_of
 from benchmarks.loader_prepare import ENERGON, FOLDERS, LITDATA, MOSAICML, PARQUET, WEBDATASET, parquet_files
 from benchmarks.loader_settings import MIN_AREA, Settings
 from benchmarks.torchvision_operators import import_torchvision
@@ -145,9 +145,12 @@ def litdata(settings: Settings, *, ours: bool = False) -> Callable[[], Batches]:
     return batches
 
 
-def imagefolder(settings: Settings, *, ours: bool = False) -> Callable[[], Batches]:
-    """torchvision's ImageFolder with a DataLoader that shuffles."""
-    transform = _transform(settings, ours=ours)
+def imagefolder(
+    settings: Settings, *, ours: bool = False, v2: Literal["", "Pillow", "simplejpeg"] = ""
+) -> Callable[[], Batches]:
+    """torchvision's ImageFolder with a DataLoader that shuffles. `v2`: with the transform that the arms of our hook
+    have, after this decoder."""
+    transform = _v2_transform(settings, decoder=v2) if v2 else _transform(settings, ours=ours)
     from torch.utils.data import DataLoader  # noqa: PLC0415
 
     folders = import_module("torchvision.datasets")
@@ -184,6 +187,21 @@ def _pillow_view(settings: Settings, declared: object) -> Transform:
     def transform(data: bytes, _: object = declared) -> Any:
         with Image.open(io.BytesIO(data)) as image:
             return steps(image.convert("RGB"))
+
+    return transform
+
+
+def _v2_transform(settings: Settings, *, decoder: Literal["Pillow", "simplejpeg"]) -> Transform:
+    import simplejpeg  # noqa: PLC0415
+    from PIL import Image  # noqa: PLC0415
+
+    view = v2_view(settings)
+
+    def transform(data: bytes) -> Any:
+        if decoder == "simplejpeg":
+            return view(simplejpeg.decode_jpeg(data, colorspace="RGB"))
+        with Image.open(io.BytesIO(data)) as image:
+            return view(image.convert("RGB"))
 
     return transform
 

@@ -28,7 +28,17 @@ from pipeline.data.crop_decoder import SAMPLE, view_settings
 from pipeline.data.decode import DecodeError, Pixels
 from pipeline.data.position import Skipped, data_step_of
 from pipeline.data.quarantine import Quarantine
-from pipeline.data.samples import Draws, Hook, Made, Sample, recolour, sample_draws, transform_seed, usable
+from pipeline.data.samples import (
+    Draws,
+    Hook,
+    Made,
+    Sample,
+    recolour,
+    sample_draws,
+    transform_seed,
+    usable,
+    use_one_torch_thread,
+)
 from pipeline.data.training_data import TrainingData
 from pipeline.data.transform import crop_decoder, train_view, train_views
 from shards.dataset import Dataset
@@ -445,6 +455,7 @@ class TrainBatches:
 
     def _transform_all(self, planned: _Planned, chunk: range) -> _Chunk:
         """Calls the transform for every sample of a chunk."""
+        use_one_torch_thread()
         began = time.monotonic()
         self.quarantine.count(len(chunk))
         found, fields, results = dict[int, Labels](), list[dict[str, Any]](), list[Any]()

@@ -9,6 +9,7 @@ worker processes of a DataLoader, all global generators are seeded for each samp
 
 import json
 import random
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -334,6 +335,17 @@ class _KeyedTorch(TorchFunctionMode):
         if func in _DRAWING and kwargs.get("generator") is None:
             kwargs = {**kwargs, "generator": self.generator}
         return func(*args, **kwargs)
+
+
+def use_one_torch_thread() -> None:
+    """Makes torch's operations in this thread use this thread alone. The threads that they would start compete with the
+    other decoding threads, and wait by spinning. All other threads keep their number."""
+    num_threads = torch.get_num_threads()
+    if num_threads > 1:
+        torch.set_num_threads(1)  # which is then the number of every thread that begins later, too
+        restore = threading.Thread(target=torch.set_num_threads, args=(num_threads,))
+        restore.start()
+        restore.join()
 
 
 def keyed_torch(seed: int) -> TorchFunctionMode:

@@ -260,6 +260,23 @@ def test_streams_do_not_go_to_other_processes(url: str) -> None:
         loader._shutdown_workers()
 
 
+def test_a_transform_runs_on_one_thread_of_torch_alone(url: str) -> None:
+    before, later = torch.get_num_threads(), list[int]()
+    torch.set_num_threads(3)
+    try:
+        with train_batches(
+            url, global_batch=BATCH, config=CONFIG, transform=lambda _: torch.get_num_threads()
+        ) as batches:
+            counts = next(batches).images
+        other = threading.Thread(target=lambda: later.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        assert counts.tolist() == [1] * BATCH
+        assert (torch.get_num_threads(), later) == (3, [3])
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_generators_of_threads_are_apart() -> None:
     found = dict[int, torch.Tensor]()
 
