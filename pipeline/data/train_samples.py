@@ -30,7 +30,7 @@ from shards.reading.samples import RawSample, read_sample
 _TRIED = 8  # samples that are searched for a member before a stream begins
 
 
-class TrainSamples:
+class TrainSamples(torch.utils.data.Dataset[Any]):
     """The samples of a stream by number; see train_samples in stream.py. `start`: the stream's position before its
     first batch. `opened_by`: what makes the same object in another process."""
 

@@ -127,12 +127,13 @@ def test_a_transform_is_a_pure_function_on_threads_in_workers_and_after_resuming
     torch.manual_seed(5)
     before = torch.get_rng_state()
     with train_batches(**arguments(url, transform=drawn)) as batches, train_batches(**arguments(url)) as plain:
-        found = [batch.images for batch in islice(batches, 6)]
+        found: list[Any] = [batch.images for batch in islice(batches, 6)]
         assert torch.equal(found[0]["crop"], next(plain).images), "the crop is the view without a transform"
-        state, expected = batches.state_dict(), next(batches).images
+        state = batches.state_dict()
+        expected: Any = next(batches).images
     with train_batches(**arguments(url, transform=drawn)) as batches:
         batches.load_state_dict(json.loads(json.dumps(state)))
-        again = next(batches).images
+        again: Any = next(batches).images
     assert all(torch.equal(again[name], expected[name]) for name in expected)
     assert torch.equal(before, torch.get_rng_state())
     samples = train_samples(**arguments(url, transform=drawn, num_steps=6))
@@ -172,8 +173,9 @@ def test_collate_makes_what_the_loop_gets(url: str) -> None:
         return torch.from_numpy(np.array(sample.image.resize((4, 4)))), sample.fields["caption.txt"]
 
     with train_batches(**arguments(url, fields=("caption.txt",), transform=transform, collate=pairs)) as batches:
-        images, texts = next(batches)  # type: ignore[misc]
+        collated: Any = next(batches)
         assert batches.position["next_step"] == 1
+    images, texts = collated
     assert images.shape == (BATCH, 4, 4, 3)
     assert all(text.startswith("picture ") for text in texts)
 

@@ -286,7 +286,13 @@ def filled(num: int, *, ids: range = range(100), batch: int = 7) -> list[Example
         targets_B1 = torch.from_numpy(np.where(some % 10 == 9, -1, some % 3))[:, None]
         logits_BK = torch.tensor([[0.0, 1.0, 0.0]]).repeat(len(some), 1)
         confidence_B = torch.from_numpy(some / 100)
-        examples.add(some, logits_BK, targets_B1, torch.from_numpy(some % 3)[:, None], confidence_B=confidence_B)
+        examples.add(
+            torch.from_numpy(some),
+            logits_BK,
+            targets_B1,
+            torch.from_numpy(some % 3)[:, None],
+            confidence_B=confidence_B,
+        )
     return examples.chosen()
 
 
