@@ -30,6 +30,7 @@ from jobs.reports.worth import (
 )
 from pipeline.runs.starts import Left, Start, read_starts
 from pipeline.shared_settings import SCORES_FOLDER
+from shards.pages.page import whole_flags
 from tests.rigs.browser import CHROMIUM, browser
 from tests.rigs.processes import patchline
 from tests.rigs.training import STEPS, FinishedRuns, pretrain_words
@@ -372,7 +373,7 @@ def test_answers_that_a_class_map_allows_are_no_confusions(scored: Path, digits_
     assert patchline("report", str(run_dir)).code == 0
     page = (run_dir / "report.html").read_text()
     assert "which are not this run" in page
-    assert "--subset.share 0.5, --class-map" in page
+        assert whole_flags("--subset.share 0.5, --class-map") in page
 
 
 def test_lists_of_a_part_or_of_other_weights_are_not_this_runs_row(scored: Path, tmp_path: Path) -> None:
