@@ -373,7 +373,7 @@ def test_answers_that_a_class_map_allows_are_no_confusions(scored: Path, digits_
     assert patchline("report", str(run_dir)).code == 0
     page = (run_dir / "report.html").read_text()
     assert "which are not this run" in page
-        assert whole_flags("--subset.share 0.5, --class-map") in page
+    assert whole_flags("--subset.share 0.5, --class-map") in page
 
 
 def test_lists_of_a_part_or_of_other_weights_are_not_this_runs_row(scored: Path, tmp_path: Path) -> None:
