@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +23,7 @@ from shards.errors import UserError
 from shards.hashing import HELD_OUT, SUBSETS, hash_array
 from shards.output.terminal import printable_name
 from shards.sample_rows import BlockTable, SampleRows
+from shards.storage.ranges import RangeReads
 
 Ids = NDArray[np.int64]
 PART_VERSION = 1
@@ -168,6 +170,12 @@ class Part(Dataset):
         self._whole, self._runs, self._is_scattered = whole, runs, is_scattered
         self._packed_first = self.first_sample_ids  # the first sample id of each shard in the whole dataset
         self.num_samples, self.first_sample_ids = runs.num_samples, runs.num_below(self._packed_first)
+
+    def read_by(self, reads: RangeReads) -> "Part":
+        """As `Dataset.read_by`; the whole dataset is read through `reads`, too."""
+        stream = cast("Part", super().read_by(reads))
+        stream._whole = self._whole.read_by(reads)
+        return stream
 
     def packed_ids(self, sample_ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns the ids that these samples have in the whole dataset."""

@@ -9,6 +9,7 @@ dataset when they start, and the order of the blocks at each epoch of a large da
 
 import logging
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -360,7 +361,7 @@ class TrainBatches:
         chunks = [range(first, min(first + size, positions.size)) for first in range(0, positions.size, size)]
         if self.hook.transform:
             pieces = [self._decoders.submit(partial(self._transform_all, planned, chunk)) for chunk in chunks]
-            collated = self._decoders.submit(partial(self._collate, pieces))
+            collated = self._collated(pieces)
         else:
             each = [(chunk, views[chunk.start : chunk.stop]) for chunk in chunks]
             pieces = [self._decoders.submit(partial(self._fill_all, planned, chunk, some)) for chunk, some in each]
@@ -443,7 +444,7 @@ class TrainBatches:
         try:
             if self.config.augment.num_colour_draws:  # otherwise the library has applied RandAugment, too
                 recolour(view, one.draws, config=self.config)
-            return self._fields(one, int(one.planned.table["sample_id"][one.number])) if self.hook.fields else {}
+            return self._fields(one, None)
         except DecodeError:
             return None
 
@@ -451,7 +452,7 @@ class TrainBatches:
         """Decodes, crops and recolours a sample into `view`, and returns its fields. Raises DecodeError."""
         train_view(sample, one.draws.crop, config=self.config.augment, out=view, limits=dataset.manifest.limits)
         recolour(view, one.draws, config=self.config)
-        return self._fields(one, sample.sample_id)
+        return self._fields(one, sample)
 
     def _transform_all(self, planned: _Planned, chunk: range) -> _Chunk:
         """Calls the transform for every sample of a chunk."""
@@ -469,7 +470,7 @@ class TrainBatches:
 
     def _made(self, one: _Entry, dataset: Dataset, sample: RawSample) -> tuple[dict[str, Any], Any]:
         """Returns the fields of a sample and what the transform makes of it. Raises DecodeError."""
-        source, fields = self._sources[one.source], self._fields(one, sample.sample_id)
+        source, fields = self._sources[one.source], self._fields(one, sample)
         epoch = int(one.planned.epochs[one.number])
         made = self.hook.made(
             Sample(
@@ -485,19 +486,37 @@ class TrainBatches:
         )
         return fields, made
 
-    def _collate(self, pieces: list[Future[_Chunk]]) -> Any:
-        """Waits for the chunks of a batch, which began before, and collates their results."""
-        return self.hook.collated([result for piece in pieces for result in piece.result().results])
+    def _collated(self, pieces: list[Future[_Chunk]]) -> Future[Any]:
+        """Returns what is collated from the results of all chunks of a batch, by the thread that finishes the last."""
+        collated, lock, left = Future[Any](), threading.Lock(), [len(pieces)]
 
-    def _fields(self, one: _Entry, sample_id: int) -> dict[str, Any]:
-        """Returns the fields of the entry's own sample, or of the substitute with this id. Raises DecodeError."""
+        def finish(_: Future[_Chunk]) -> None:
+            with lock:
+                left[0] -= 1
+                if left[0]:
+                    return
+            try:
+                collated.set_result(
+                    self.hook.collated([result for piece in pieces for result in piece.result().results])
+                )
+            except BaseException as error:  # the loop raises it, an interrupt of a cancelled chunk included
+                collated.set_exception(error)
+
+        for piece in pieces:
+            piece.add_done_callback(finish)
+        return collated
+
+    def _fields(self, one: _Entry, sample: RawSample | None) -> dict[str, Any]:
+        """Returns the fields of the entry's own sample (None: as it was read with its block), or of a `sample` that was
+        read again or is a substitute. Raises DecodeError."""
         if not self.hook.fields:
             return {}
-        is_own = sample_id == one.planned.table["sample_id"][one.number]
-        members = one.planned.members(one.number) if is_own else None
+        own = int(one.planned.table["sample_id"][one.number])
+        is_as_planned = sample is None or (sample.sample_id == own and not sample.source)
+        members = one.planned.members(one.number) if is_as_planned else None
         if members is None:
             try:
-                members = members_of(self._sources[one.source].dataset, sample_id)
+                members = members_of(self._sources[one.source].dataset, sample.sample_id if sample else own)
             except MembersError as error:
                 raise DecodeError(str(error)) from error
         return self.hook.read(members)

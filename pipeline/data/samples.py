@@ -3,17 +3,17 @@
 A transform is called in the decoding threads. It stays a pure function of (seed, epoch, sample) if it draws only from
 `Sample.rng` or from torch: torch's random functions draw from a generator of the sample's while the transform runs
 (`keyed_torch`), so torchvision's transforms need no change. What draws from Python's or NumPy's global generators would
-share them with all other threads; such a transform is refused when the stream is opened (`refuse_global_draws`). In the
+share them with all other threads; such a transform is refused when the stream is opened (`refuse_unrepeatable`). In the
 worker processes of a DataLoader, all global generators are seeded for each sample instead (`seeded`).
 """
 
 import json
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from io import BytesIO
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 from PIL import Image
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from pipeline.data.augment import draws_of, recoloured
@@ -109,6 +110,10 @@ class Sample:
         limits: ImageLimits,
     ) -> None:
         self.labels, self.fields, self.sample_id, self.seed = labels, fields, raw.sample_id, seed
+        # No cached_property: before Python 3.12, it holds one lock for all samples, so only one would be decoded.
+        self._pixels: Pixels | None = None
+        self._crop: Pixels | None = None
+        self._rng: np.random.Generator | None = None
         self._raw, self._draws, self._size, self._config, self._limits = raw, draws, image_size, config, limits
 
     @property
@@ -120,31 +125,37 @@ class Sample:
         """The number of its first class, or -1 if it has none."""
         return self.labels[0] if self.labels else -1
 
-    @cached_property
+    @property
     def pixels(self) -> Pixels:
         """The whole image, uint8[height, width, 3] RGB, upright. Raises DecodeError for a damaged one: let it pass, and
         the stream replaces the sample."""
-        return upright_pixels(self._raw, augment=self._config.augment, limits=self._limits)
+        if self._pixels is None:
+            self._pixels = upright_pixels(self._raw, augment=self._config.augment, limits=self._limits)
+        return self._pixels
 
     @property
     def image(self) -> Image.Image:
         """The whole image for Pillow, RGB and upright."""
         return Image.fromarray(self.pixels)
 
-    @cached_property
+    @property
     def crop(self) -> Pixels:
         """The view that the stream would give without a transform: uint8[image_size, image_size, 3], cropped, resized
         and augmented by the stream's configuration. It decodes no more than it needs."""
-        view = np.empty((self._size, self._size, 3), dtype=np.uint8)
-        augment = self._config.augment
-        train_view(self._raw, self._draws.crop, config=augment, out=view, limits=self._limits, use_library=True)
-        recolour(view, self._draws, config=self._config)
-        return view
+        if self._crop is None:
+            view = np.empty((self._size, self._size, 3), dtype=np.uint8)
+            augment = self._config.augment
+            train_view(self._raw, self._draws.crop, config=augment, out=view, limits=self._limits, use_library=True)
+            recolour(view, self._draws, config=self._config)
+            self._crop = view
+        return self._crop
 
-    @cached_property
+    @property
     def rng(self) -> np.random.Generator:
         """A generator of NumPy's that is seeded with `seed`."""
-        return np.random.Generator(np.random.Philox(key=self.seed))
+        if self._rng is None:
+            self._rng = np.random.Generator(np.random.Philox(key=self.seed))
+        return self._rng
 
     def __repr__(self) -> str:
         fields = f", fields {', '.join(self.fields)}" if self.fields else ""
@@ -234,16 +245,6 @@ class Hook:
                 "give transform, too, for example transform=lambda sample: (sample.crop, sample.label)"
             )
 
-    @property
-    def is_none(self) -> bool:
-        """Whether nothing is done beyond the view."""
-        return not self.fields and self.transform is None
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """The fields that every sample must have."""
-        return () if isinstance(self.fields, Mapping) else tuple(self.fields)
-
     def read(self, members: Mapping[str, bytes | memoryview]) -> dict[str, Any]:
         """Returns the decoded fields of a sample with these members. Raises DecodeError if a required one is missing or
         one is damaged."""
@@ -292,7 +293,9 @@ def decoded_field(suffix: str, data: bytes | memoryview) -> Any:
             return json.loads(data)
         if kind == "npy":
             return _array(data)
-    except (ValueError, RecursionError, EOFError, SyntaxError) as error:
+    except DecodeError:
+        raise
+    except Exception as error:  # parsers raise nearly anything for hostile bytes: NumPy's has a tokenizer's errors
         raise DecodeError(f"member {suffix!r} is damaged: {error}") from error
     return data
 
@@ -314,26 +317,35 @@ def _array(data: bytes) -> NDArray[Any]:
 def _drawing() -> frozenset[Any]:
     """Returns torch's functions that draw random numbers and take a generator."""
     functions = ["bernoulli", "multinomial", "normal", "poisson", "rand", "randint", "randn", "randperm"]
+    functions += ["_sample_dirichlet", "_standard_gamma"]
     methods = ["bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial"]
     methods += ["normal_", "random_", "uniform_"]
     return frozenset(getattr(torch, name) for name in functions) | {getattr(torch.Tensor, name) for name in methods}
 
 
 _DRAWING = _drawing()
+_ALIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}  # these take no generator
+_DROPPING = frozenset({torch.dropout, functional.dropout, functional.dropout2d, functional.alpha_dropout})
 
 
 class _KeyedTorch(TorchFunctionMode):
     def __init__(self, seed: int) -> None:
         self._seed = seed
-
-    @cached_property
-    def generator(self) -> torch.Generator:
-        return torch.Generator().manual_seed(self._seed)
+        self._generator: torch.Generator | None = None
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _ALIKE:
+            like = args[0]
+            func, args = _ALIKE[func], (like.shape, *args[1:])
+            kwargs = {"dtype": like.dtype, "device": like.device, **kwargs}
+            kwargs.pop("memory_format", None)
         if func in _DRAWING and kwargs.get("generator") is None:
-            kwargs = {**kwargs, "generator": self.generator}
+            if self._generator is None:
+                self._generator = torch.Generator().manual_seed(self._seed)
+            kwargs = {**kwargs, "generator": self._generator}
+        elif func in _DROPPING:
+            raise UserError("transform calls dropout, which always draws from torch's default generator; leave it out")
         return func(*args, **kwargs)
 
 
@@ -370,21 +382,40 @@ def seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(states[2])
 
 
-def refuse_global_draws(make: Callable[[], object]) -> None:
-    """Calls `make` with a sample. Raises UserError if it drew from a generator that all threads share, which is then
-    restored."""
-    drawn = []
+def refuse_unrepeatable(make: Callable[[], object]) -> None:
+    """Calls `make` twice, for the same sample. Raises UserError if it drew from a generator that all threads share,
+    which is then restored, or if the results differ."""
     with seeded(0):
         before = _global_states()
-        make()
+        first, second = make(), make()
         after = _global_states()
-        drawn = [name for name, state in before.items() if after[name] != state]
+    drawn = [name for name, state in before.items() if after[name] != state]
+    if not drawn and not _are_equal(first, second):
+        raise UserError(
+            "transform made two different results of one sample, so no run could be resumed; seed what it draws from "
+            "with sample.seed, or draw from sample.rng"
+        )
     if drawn:
         raise UserError(
             f"transform drew from {' and '.join(drawn)}, which all decoding threads share, so its results would differ "
             "from run to run; draw from sample.rng or from torch's random functions on the CPU, or run it in the "
             "workers of a DataLoader: train_samples(...), which seeds every generator for each sample"
         )
+
+
+def _are_equal(first: Any, second: Any) -> bool:
+    """Returns whether two results are equal. Objects of other types than those of usual results are not compared."""
+    if type(first) is not type(second):
+        return False
+    if isinstance(first, torch.Tensor | np.ndarray):
+        return np.array_equal(np.asarray(first), np.asarray(second), equal_nan=np.asarray(first).dtype.kind in "fc")
+    if isinstance(first, Mapping):
+        return first.keys() == second.keys() and all(_are_equal(first[name], second[name]) for name in first)
+    if isinstance(first, list | tuple):
+        return len(first) == len(second) and all(map(_are_equal, first, second))
+    if isinstance(first, float):
+        return first == second or (math.isnan(first) and math.isnan(second))
+    return not isinstance(first, int | str | bytes) or first == second
 
 
 def _global_states() -> dict[str, Any]:

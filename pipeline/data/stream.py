@@ -25,6 +25,7 @@ from shards.config_values import as_lines
 from shards.errors import UserError, one_traceback
 from shards.host_copy import LocalRanks
 from shards.order import SampleOrder
+from shards.reading.members import refuse_no_fields
 
 log = logging.getLogger(__name__)
 _NEXT_STEP = "next_step"
@@ -50,6 +51,7 @@ class PlannedStream:
 def plan_stream(
     config: DataConfig,
     *,
+    with_members: bool = False,
     seed: int,
     image_size: int,
     share: Share,
@@ -59,7 +61,8 @@ def plan_stream(
 ) -> PlannedStream:
     """Opens the data and plans a stream of it. Raises UserError if the data or the settings do not allow that.
     `num_cores`: the number of this rank's cores, and of its decoding threads unless the configuration sets that.
-    `num_local_ranks`: the number of ranks on this host. `ranks`: the ranks on this host, if they open the same data at
+    `num_local_ranks`: the number of ranks on this host. `with_members`: whether the other members of
+    the samples are read, too. `ranks`: the ranks on this host, if they open the same data at
     the same time."""
     config = replace(config, num_threads=config.num_threads or num_cores)
     data = open_training_data(config, ranks=ranks)
@@ -71,6 +74,7 @@ def plan_stream(
         global_batch=share.global_batch,
         num_ranks=share.num_ranks,
         num_local_ranks=num_local_ranks,
+        with_members=with_members,
     )
     return PlannedStream(
         config=config,
@@ -85,8 +89,8 @@ def plan_stream(
 class BatchStream(IterableDataset[Batch]):
     """An endless stream of a rank's batches. If a loop over it is left, another loop continues with the next batch.
 
-    `state_dict` and `load_state_dict` are what torchdata's StatefulDataLoader, Accelerate and Lightning call. A
-    DataLoader takes the stream with batch_size=None and without workers, since it has threads of its own.
+    `state_dict` and `load_state_dict` are what torchdata's StatefulDataLoader and Accelerate call. A DataLoader takes
+    the stream with batch_size=None and without workers, since it has threads of its own.
     `start`: the position of the first batch. `is_collected`: whether garbage collection closes the stream.
     """
 
@@ -121,8 +125,7 @@ class BatchStream(IterableDataset[Batch]):
             hook=self._hook,
         )
         self._batches = self._source(self._position.next_step, skipped=self._position.skipped)
-        if self._is_collected:
-            finalize(self, self._source.close)  # the source must not refer to the stream
+        self._closes = finalize(self, self._source.close) if self._is_collected else self._source.close
 
     @property
     def typed_position(self) -> StreamPosition:
@@ -143,7 +146,7 @@ class BatchStream(IterableDataset[Batch]):
         of other data or settings."""
         allow = self._planned.config.allow_other_decoder
         position = _continued(state_dict, self._planned.start, allow_other_decoder=allow)
-        self._source.close()
+        self._closes()  # a finalizer that was called is forgotten, and with it the old source
         self._position = position
         self._open()
 
@@ -250,7 +253,8 @@ def train_batches(
     fields          other members of the samples, by suffix, such as ("txt", "json", "npy"); batch.fields["txt"] is a
                     list of texts. A mapping gives values for samples without the member: {"txt": ""}
     transform       called with each Sample in a decoding thread, instead of making the view; batch.images is what
-                    torch's default_collate makes of the results. It must draw only from sample.rng or torch
+                    torch's default_collate makes of the results. It must draw only from sample.rng, or from torch on
+                    the CPU; it is tried with a few samples when the stream is opened
     collate         called with the list of a batch's results; the stream then yields what it returns
 
     Raises UserError for arguments that are wrong or contradict each other, before anything is read ahead. The `url` may
@@ -270,15 +274,17 @@ def train_batches(
     config = loop_config(config, url=url, global_batch=global_batch)
     share = Share(global_batch=global_batch, rank=rank, num_ranks=num_ranks)
     cores = len(os.sched_getaffinity(0))
-    planned = plan_stream(config, seed=seed, image_size=image_size, share=share, num_cores=cores)
+    planned = plan_stream(
+        config, seed=seed, image_size=image_size, share=share, num_cores=cores, with_members=bool(hook.fields)
+    )
     at = planned.start
     if position is not None:
         at = _continued(position, planned.start, allow_other_decoder=config.allow_other_decoder)
-    if not hook.is_none:
-        samples = TrainSamples(
-            planned.data, planned.config, planned.orders, start=planned.start, num_steps=1, hook=hook
-        )
-        samples.try_hook()
+    for dataset in planned.data.datasets:
+        refuse_no_fields(dataset, hook.fields)
+    TrainSamples(
+        planned.data, planned.config, planned.orders, start=planned.start, num_steps=1, hook=hook, quarantine=quarantine
+    ).try_hook()
     return BatchStream(planned, at, quarantine=Path(quarantine), pin_memory=pin_memory, hook=hook, is_collected=True)
 
 
@@ -306,7 +312,8 @@ def train_samples(
     runs, the global generators of Python, NumPy and torch are seeded with sample.seed, and so an item depends only on
     its number and the arguments. The arguments are those of `train_batches`; UserError is raised as there.
 
-    Each sample is read with a separate request. From S3, that needs more workers than `train_batches` needs threads.
+    Each sample is read with a separate request, or two with `fields`. From S3, that needs more workers than
+    `train_batches` needs threads. Each worker counts the samples that it replaces by itself.
     """
     refuse_wrong_sizes(global_batch=global_batch, num_steps=num_steps, image_size=image_size)
     global_batch, num_steps, image_size, seed = map(index, (global_batch, num_steps, image_size, seed))
@@ -314,6 +321,8 @@ def train_samples(
     data = open_training_data(config)
     start = position_of(data, config, seed=seed, global_batch=global_batch, image_size=image_size)
     hook = Hook(fields=fields, transform=transform)
+    for dataset in data.datasets:
+        refuse_no_fields(dataset, hook.fields)
     again = partial(
         train_samples,
         global_batch=global_batch,

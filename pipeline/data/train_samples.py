@@ -6,8 +6,9 @@ stream's.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from operator import index
 from pathlib import Path
 from typing import Any
@@ -16,18 +17,19 @@ import numpy as np
 import torch
 
 from pipeline.data.config import DataConfig
+from pipeline.data.decode import DecodeError
 from pipeline.data.position import StreamPosition
 from pipeline.data.quarantine import Quarantine
-from pipeline.data.samples import Hook, Sample, refuse_global_draws, sample_draws, seeded, transform_seed, usable
+from pipeline.data.samples import Hook, Sample, refuse_unrepeatable, sample_draws, seeded, transform_seed, usable
 from pipeline.data.training_data import TrainingData
 from pipeline.ranks.world import rank_and_size
 from shards.dataset import Dataset
 from shards.errors import UserError
 from shards.order import SampleOrder
-from shards.reading.members import members_of, refuse_no_fields
+from shards.reading.members import MembersError, members_of
 from shards.reading.samples import RawSample, read_sample
 
-_TRIED = 8  # samples that are searched for a member before a stream begins
+_TRIED = 4  # samples that a transform is tried with before a stream begins
 
 
 class TrainSamples(torch.utils.data.Dataset[Any]):
@@ -48,13 +50,10 @@ class TrainSamples(torch.utils.data.Dataset[Any]):
     ) -> None:
         self.config, self.num_steps, self.global_batch = config, num_steps, start.global_batch
         self.classes = data.label_names
-        self._data, self._orders, self._start, self._hook, self._path = data, orders, start, hook, Path(quarantine)
+        self._data, self._orders, self._start, self._hook = data, orders, start, hook
+        self._quarantine = Quarantine(Path(quarantine), max_share=config.max_quarantined)
         self._opened_by = opened_by
         self._mixture = data.mixture(config, seed=start.seed)
-
-    @cached_property
-    def _quarantine(self) -> Quarantine:
-        return Quarantine(self._path, max_share=self.config.max_quarantined)
 
     def __len__(self) -> int:
         return self.num_steps * self.global_batch
@@ -74,7 +73,7 @@ class TrainSamples(torch.utils.data.Dataset[Any]):
         [dataset], own = self._mixture.split(position)
         order, source = self._orders[dataset], self._data.datasets[dataset]
         sample_id, epoch = int(order.at(own)[0]), int(own[0]) // order.num_samples
-        make = partial(self._item, int(dataset), sample_id, epoch)
+        make = partial(self._made, int(dataset), sample_id, epoch)
         self._quarantine.count(1)
         return usable(source, read_sample(source, sample_id), make, seed=self._start.seed, quarantine=self._quarantine)[
             1
@@ -95,43 +94,48 @@ class TrainSamples(torch.utils.data.Dataset[Any]):
         return BatchNumbers(steps=steps, global_batch=self.global_batch, first=rank * share, end=(rank + 1) * share)
 
     def try_hook(self) -> None:
-        """Refuses fields that the samples do not have, and a transform that draws from a global generator. Calls the
-        transform once, in this thread, so its own errors are raised here."""
-        for dataset in self._data.datasets:
-            refuse_no_fields(dataset, self._hook.required, range(min(_TRIED, dataset.num_samples)))
-        if self._hook.transform:
-            dataset = self._data.datasets[0]
-            make = partial(self._made, 0, 0, 0)
-            refuse_global_draws(
-                lambda: usable(
-                    dataset, read_sample(dataset, 0), make, seed=self._start.seed, quarantine=self._quarantine
-                )
-            )
-
-    def _item(self, number: int, sample_id: int, epoch: int, dataset: Dataset, raw: RawSample) -> Any:
-        """Makes an item with the global generators seeded, as only the sole user of a process may."""
-        seed = transform_seed(raw.sample_id, epoch, seed=self._data.seed_of(number, self._start.seed))
-        with seeded(seed):
-            return self._made(number, sample_id, epoch, dataset, raw)
+        """Refuses a transform whose results cannot be repeated. Calls it for a few samples in this thread, so its own
+        errors are raised here. Samples that cannot be used are passed over: the stream replaces them."""
+        dataset = self._data.datasets[0]
+        for number in range(min(_TRIED, dataset.num_samples) if self._hook.transform else 0):
+            raw = read_sample(dataset, number)
+            if raw.data is not None:
+                with suppress(DecodeError):
+                    fields = self._fields(dataset, number)
+                    refuse_unrepeatable(lambda: self._hook.made(self._sample(0, number, 0, raw, fields)))  # noqa: B023
 
     def _made(self, number: int, sample_id: int, epoch: int, dataset: Dataset, raw: RawSample) -> Any:
-        """Returns the item of a sample of dataset `number`. `sample_id`: the sample of the order, for which `raw` may
-        be a substitute."""
-        seed = self._data.seed_of(number, self._start.seed)
+        """Makes an item with the global generators seeded, as only the sole user of a process may."""
+        sample = self._sample(number, sample_id, epoch, raw, self._fields(dataset, raw.sample_id))
+        with seeded(sample.seed):
+            if self._hook.transform:
+                return self._hook.made(sample)
+            return torch.from_numpy(sample.crop).permute(2, 0, 1).contiguous(), sample.label
+
+    def _fields(self, dataset: Dataset, sample_id: int) -> dict[str, Any]:
+        """Reads the fields of a sample. Raises DecodeError."""
+        if not self._hook.fields:
+            return {}
+        try:
+            return self._hook.read(members_of(dataset, sample_id))
+        except MembersError as error:
+            raise DecodeError(str(error)) from error
+
+    def _sample(self, number: int, sample_id: int, epoch: int, raw: RawSample, fields: dict[str, Any]) -> Sample:
+        """Returns a sample of dataset `number`. `sample_id`: the sample of the order, for which `raw` may be a
+        substitute."""
+        dataset, seed = self._data.datasets[number], self._data.seed_of(number, self._start.seed)
         ids, epochs = np.array([sample_id], dtype=np.int64), np.array([epoch], dtype=np.int64)
-        sample = Sample(
+        return Sample(
             raw,
             labels=tuple(self._data.label_maps[number][list(raw.labels)].tolist()),
-            fields=self._hook.read(members_of(dataset, raw.sample_id)) if self._hook.fields else {},
+            fields=fields,
             draws=sample_draws(ids, epochs, seed=seed, config=self.config)[0],
             seed=transform_seed(raw.sample_id, epoch, seed=seed),
             image_size=self._start.image_size,
             config=self.config,
             limits=dataset.manifest.limits,
         )
-        if self._hook.transform:
-            return self._hook.made(sample)
-        return torch.from_numpy(sample.crop).permute(2, 0, 1).contiguous(), sample.label
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The data of a run: one dataset, or several mixed in exact proportions, with its order, position and memory."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
 
@@ -176,12 +176,17 @@ def check_memory(
     global_batch: int,
     num_ranks: int,
     num_local_ranks: int,
+    with_members: bool = False,
 ) -> int:
     """Returns the most bytes of samples that the ranks of this host can hold or be reading at a time. Raises UserError
     if that exceeds the limit."""
     a_rank = sum(
         window_bound_bytes(
-            dataset.blocks, order, batch_size=global_batch, num_ranks=num_ranks, batches_in_use=config.steps_ahead
+            replace(dataset.blocks, read_bytes=None) if with_members else dataset.blocks,
+            order,
+            batch_size=global_batch,
+            num_ranks=num_ranks,
+            batches_in_use=config.steps_ahead,
         )
         for dataset, order in zip(data.datasets, orders, strict=True)
     )

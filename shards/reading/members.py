@@ -5,7 +5,8 @@ members with the same key are one sample. So the bytes from the end of the image
 have all of them (Dataset.bytes_around).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 from shards.dataset import Dataset
 from shards.errors import InvalidDataError, PrintableError
@@ -14,6 +15,7 @@ from shards.reading.samples import BYTES_MISSING, MOST_SLICE_BYTES, locate_row
 from shards.sources.tar_members import BLOCK_BYTES, read_members, split_name
 from shards.storage.ahead import Pieces
 
+_LOOKED_AT = 8  # samples that are searched for a member before a stream begins
 Places = dict[str, tuple[int, int]]  # the first byte and the end of each member of a sample, by its suffix
 
 
@@ -53,12 +55,17 @@ def members_of(dataset: Dataset, sample_id: int) -> Mapping[str, memoryview]:
     return {suffix: data[begin:stop] for suffix, (begin, stop) in member_places(data).get(offset, {}).items()}
 
 
-def refuse_no_fields(dataset: Dataset, fields: Mapping[str, object] | tuple[str, ...], sample_ids: range) -> None:
-    """Raises InvalidDataError if none of these samples has one of the fields, and says which members there are."""
-    seen = [members_of(dataset, number) for number in sample_ids]
+def refuse_no_fields(dataset: Dataset, fields: Collection[str]) -> None:
+    """Raises InvalidDataError if none of the first samples has one of the fields, and says which members there are."""
+    if not fields:
+        return
+    seen = list[set[str]]()
+    for number in range(min(_LOOKED_AT, dataset.num_samples)):
+        with suppress(MembersError):  # a stream replaces such a sample
+            seen.append(set(members_of(dataset, number)))
     for field in fields:
-        if not any(field in members for members in seen):
-            known = ", ".join(sorted({printable_name(suffix) for members in seen for suffix in members})) or "none"
+        if seen and not any(field in suffixes for suffixes in seen):
+            known = ", ".join(map(printable_name, sorted(set().union(*seen)))) or "none"
             raise InvalidDataError(
                 f"fields has {field!r}, but the first {len(seen)} samples of {dataset.url} have no such member; their "
                 f"members are {known}"

@@ -23,7 +23,7 @@ from shards.dataset import Dataset
 from shards.images.config import MAX_IMAGE_BYTES
 from shards.order import SampleOrder, WindowId
 from shards.pool import Pool, close_all
-from shards.reading.samples import RawSample, faulty, locate_row, refetched, sample_of, too_large
+from shards.reading.samples import MOST_SLICE_BYTES, RawSample, faulty, locate_row, refetched, sample_of, too_large
 from shards.reading.windows import (
     PLACED,
     SINGLE_READS_SHARE,
@@ -74,14 +74,14 @@ class RawBatch:
         return tuple(map(self.sample, range(self.table.size)))
 
     def members_of(self, place: int) -> dict[str, memoryview] | None:
-        """Returns the members of a sample by their suffixes, if the reader reads them; None if the sample's bytes are
-        unavailable here."""
+        """Returns the members of a sample by their suffixes, if the reader reads them. Returns None if they are not in
+        the bytes that were read."""
         if not self.addresses[place]:
             return None
         row = self.table[place]
         body = self.pieces[int(row["piece"])].body
-        places = body.members.get(int(row["begin"]), {})
-        return {suffix: body.data[begin:end] for suffix, (begin, end) in places.items()}
+        places = body.members().get(int(row["begin"]))
+        return places and {suffix: body.data[begin:end] for suffix, (begin, end) in places.items()}
 
     def labels_of(self, place: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Returns the labels of a sample and their weights: either one per label, or none."""
@@ -298,7 +298,8 @@ class SampleReader:
         begin, size = int(rows.offset[0]), int(rows.size[0])
         end = begin + size
         if self.with_members:
-            begin, end = self.dataset.bytes_around(number, number)
+            around = self.dataset.bytes_around(number, number)
+            begin, end = around if around[1] - around[0] <= MOST_SLICE_BYTES else (begin, end)
         path = self.dataset.shard_path(shard)
         single = LoadedSlice(path=path, rows=rows, begin=begin, end=end, fetched=None, num_left=1)
         if size > self.most_sample_bytes:

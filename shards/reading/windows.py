@@ -9,7 +9,7 @@ import weakref
 from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from shards.dataset import Dataset
 from shards.manifest import index_path
 from shards.order import BlockSlice, SampleOrder, WindowId
 from shards.reading.members import Places, member_places
-from shards.reading.samples import BYTES_MISSING, locate_row
+from shards.reading.samples import BYTES_MISSING, MOST_SLICE_BYTES, locate_row
 from shards.sample_rows import NO_WEIGHT, BlockTable, SampleRows, refuse_block_reads
 from shards.storage.fork_lock import ForkLock
 from shards.storage.ranges import ReusedMemory, StreamStore
@@ -81,17 +81,21 @@ class HeldBytes:
         self.add(-count)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)
 class RangeBytes:
     """The bytes of a range, and their address. The address is valid as long as something refers to the bytes."""
 
     data: memoryview
     address: int
+    _members: dict[int, Places] | None = (
+        None  # no cached_property: before Python 3.12, one lock is held for all objects
+    )
 
-    @cached_property
     def members(self) -> dict[int, Places]:
-        """The members of the samples, if the range has whole samples: see `member_places`."""
-        return member_places(self.data)
+        """Returns the members of the samples, if the range has whole samples: see `member_places`."""
+        if self._members is None:
+            self._members = member_places(self.data)
+        return self._members
 
 
 NO_BYTES = RangeBytes(memoryview(b""), 0)
@@ -264,6 +268,9 @@ class Window:
             low, high = (int(wanted.min()), int(wanted.max())) if wanted.size else (0, 0)
             path, rows = _needed_rows(dataset, block, low, high)
             begins = rows.reads()
+            if self.with_members:  # the members of samples that follow each other lie in one stretch
+                ids = dataset.packed_ids(block.first_sample_id + low + np.arange(rows.size.size))
+                begins = np.concatenate([[0], np.flatnonzero(np.diff(ids) != 1) + 1])
             ranges = [
                 self._range(dataset, rows, block.first_sample_id + low, int(first), int(end))
                 for first, end in zip(begins, [*begins[1:], rows.size.size], strict=True)
@@ -284,9 +291,11 @@ class Window:
 
     def _range(self, dataset: Dataset, rows: SampleRows, first_sample_id: int, first: int, end: int) -> tuple[int, int]:
         """Returns (first byte, end byte) of the read of rows first..end-1. `first_sample_id` is that of row 0."""
-        if self.with_members:
-            return dataset.bytes_around(first_sample_id + first, first_sample_id + end - 1)
-        return int(rows.offset[first]), int(rows.offset[end - 1] + rows.size[end - 1])
+        images = int(rows.offset[first]), int(rows.offset[end - 1] + rows.size[end - 1])
+        if not self.with_members:
+            return images
+        around = dataset.bytes_around(first_sample_id + first, first_sample_id + end - 1)
+        return around if around[1] - around[0] <= MOST_SLICE_BYTES else images
 
 
 def as_matrix(table: NDArray[Any]) -> NDArray[np.int64]:

@@ -1,11 +1,13 @@
 """A transform of one's own: what it gets, that it is a pure function, and what is refused."""
 
+import gc
 import io
 import json
 import pickle
 import random
 import tarfile
 import threading
+import weakref
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -19,8 +21,8 @@ from torch.utils.data import DataLoader, default_collate
 from jobs.data import index
 from pipeline.data.batches import Batch
 from pipeline.data.config import AugmentConfig, DataConfig
-from pipeline.data.decode import DecodeError
-from pipeline.data.samples import Hook, Sample, decoded_field, keyed_torch, seeded
+from pipeline.data.decode import DecodeError, Pixels
+from pipeline.data.samples import Sample, decoded_field, keyed_torch, seeded
 from pipeline.data.stream import train_batches, train_samples
 from shards.config import SubsetConfig
 from shards.dataset import open_dataset
@@ -47,7 +49,7 @@ def members(number: int) -> Members:
         "jpg": image_bytes(number),
         "json": json.dumps({"number": number}).encode(),
         "npy": npy(np.full((2, number % 4), number)),
-        "raw": b"x" * (700 * number),
+        "raw": b"x" * (20_000 * number),  # up to 460 kB: more than a gap that blocks of images alone skip
     }
 
 
@@ -89,7 +91,7 @@ def test_members_come_with_their_image(url: str) -> None:
             numbers = numbers_of(batch)
             assert batch.fields["caption.txt"] == [f"picture {number}" for number in numbers]
             assert batch.fields["cls"] == batch.labels[:, 0].tolist() == [number % 3 for number in numbers]
-            assert [len(raw) for raw in batch.fields["raw"]] == [700 * number for number in numbers]
+            assert [len(raw) for raw in batch.fields["raw"]] == [20_000 * number for number in numbers]
             for array, number in zip(batch.fields["npy"], numbers, strict=True):
                 np.testing.assert_array_equal(array, np.full((2, number % 4), number))
             seen += numbers
@@ -116,7 +118,9 @@ def drawn(sample: Sample) -> dict[str, Any]:
     """What a transform may draw from, and what it gets."""
     return {
         "crop": torch.from_numpy(sample.crop),
-        "torch": torch.cat([torch.rand(2), torch.empty(1).uniform_(-1, 1), torch.randperm(5).float()]),
+        "torch": torch.cat(
+            [torch.rand(2), torch.empty(1).uniform_(-1, 1), torch.randperm(5).float(), torch.randn_like(torch.zeros(2))]
+        ),
         "rng": sample.rng.random(),
         "label": sample.label,
     }
@@ -221,7 +225,14 @@ def test_a_failing_transform_names_its_sample(url: str) -> None:
             {"transform": lambda _: np.random.random()}, "transform drew from numpy.random, which", id="NumPy"
         ),
         pytest.param({"transform": lambda _: random.random()}, "drew from the module random", id="Python"),
-        pytest.param({"transform": lambda _: torch.rand_like(torch.zeros(1))}, "drew from torch's default", id="torch"),
+        pytest.param(
+            {"transform": lambda _: torch.nn.functional.dropout(torch.ones(9))}, "calls dropout", id="dropout"
+        ),
+        pytest.param(
+            {"transform": lambda _: torch.rrelu(-torch.ones(9), training=True)}, "drew from torch's", id="torch"
+        ),
+        pytest.param({"transform": lambda _: np.random.default_rng().random()}, "two different results", id="unseeded"),
+        pytest.param({"fields": {"capton.txt": ""}}, "'capton.txt', but the first 8", id="typo in a mapping"),
         pytest.param({"fields": ("txt",)}, r"'txt', but the first 8 .* members are caption\.txt, cls, jpg", id="typo"),
         pytest.param({"fields": "json"}, r"fields is 'json'; give a tuple .*\('json',\)", id="a string"),
         pytest.param({"collate": default_collate}, "collate is given without transform", id="no transform"),
@@ -241,6 +252,7 @@ def test_what_would_not_be_repeatable_is_refused(url: str, change: dict[str, Any
     [
         ("npy", npy(np.array([{}], dtype=object)), "would be unpickled"),
         ("npy", npy(np.zeros(3)).replace(b"(3,)", b"(9,)"), "cannot reshape"),
+        ("npy", npy(np.zeros(3)).replace(b"}", b"("), "is damaged"),
         ("npy", b"\x93NUMPY\x09\x00", "version is"),
         ("txt", b"\xff", "is damaged: 'utf-8'"),
         ("json", b"[" * 100_000, "is damaged"),
@@ -279,6 +291,32 @@ def test_a_transform_runs_on_one_thread_of_torch_alone(url: str) -> None:
         torch.set_num_threads(before)
 
 
+def test_threads_decode_at_the_same_time(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = threading.Barrier(2)
+
+    def decode(*_: Any, **__: Any) -> Pixels:
+        both.wait(60)
+        return np.zeros((4, 4, 3), dtype=np.uint8)
+
+    def transform(sample: Sample) -> int:
+        is_trial = threading.current_thread() is threading.main_thread()
+        return 0 if is_trial else sample.pixels.size
+
+    monkeypatch.setattr("pipeline.data.samples.upright_pixels", decode)
+    with train_batches(**arguments(url, transform=transform, global_batch=8)) as batches:
+        assert next(batches).images.tolist() == [48] * 8
+
+
+def test_a_stream_that_was_moved_lets_go_of_the_old_one(url: str) -> None:
+    with train_batches(**arguments(url)) as batches:
+        next(batches)
+        old = weakref.ref(batches._source)
+        batches.load_state_dict(batches.state_dict())
+        gc.collect()
+        assert old() is None
+        assert next(batches).step == 1
+
+
 def test_generators_of_threads_are_apart() -> None:
     found = dict[int, torch.Tensor]()
 
@@ -309,8 +347,3 @@ def test_lanes_that_are_not_set_fit(url: str) -> None:
     with train_batches(**arguments(url, global_batch=10, config=config)) as batches:
         assert batches.position["lanes"] == 2
         assert next(batches).labels.shape == (10, 1)
-
-
-def test_a_hook_without_anything_does_nothing() -> None:
-    assert Hook().is_none
-    assert not Hook(fields=("txt",)).is_none
