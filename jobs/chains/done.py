@@ -16,7 +16,7 @@ from typing import Any
 from jobs import exit_codes
 from jobs.chains.state import ChainJob, read_record_of
 from jobs.chains.steps import Unit
-from jobs.data.pack import complete, spec_of
+from jobs.data.pack import complete, must_scan_again, sides_of, spec_of
 from jobs.record import read_leaves, read_record
 from jobs.submittable import Override, job_of_words
 from jobs.train.trials import run_changes
@@ -65,8 +65,11 @@ def missing_tasks(unit: Unit, *, state: Path, override: Override) -> list[int]:
 
 def _missing_of_pack(unit: Unit, override: Override) -> list[int]:
     job = job_of_words(list(unit.words[0]), override)
-    store, spec = open_store(job.out), spec_of(job)
-    plan = read_plan(store, spec)
+    for side in sides_of(job):  # the last one is the job itself
+        store, spec = open_store(side.out), spec_of(side)
+        plan = read_plan(store, spec)
+        if plan is not None and must_scan_again(store, plan, side):
+            return list(range(unit.num_parts))
     if plan is not None and (job.phase in ("scan", "plan") or complete(store, plan)):
         return []
     if job.phase == "scan":

@@ -20,7 +20,7 @@ from shards.output.quantities import plural
 from shards.packing.config import PackSpec
 from shards.packing.deal import read_dropped
 from shards.packing.evaluation_sets import HashTask, find_sets, hash_shard, hash_tasks
-from shards.packing.listing import Listing, listed
+from shards.packing.listing import LISTING_PATH, Listing, listed
 from shards.packing.merge import (
     class_warnings,
     class_words,
@@ -43,7 +43,7 @@ from shards.sources.names import split_in, split_of
 from shards.sources.vtab import VtabSplit
 from shards.store import MissingObjectError, Store, open_store
 
-__all__ = ["PackJob", "Phase", "complete", "run", "source_of_split", "spec_of"]
+__all__ = ["PackJob", "Phase", "complete", "must_scan_again", "run", "sides_of", "source_of_split", "spec_of"]
 
 log = logging.getLogger(__name__)
 
@@ -53,12 +53,15 @@ def run(job: PackJob) -> int:
     if not job.out:
         raise UserError("--out is missing; give a folder or s3://bucket/prefix")
     try:
-        if job.split_test and job.split == "train":
-            _phases(test_side(job))
-        return _phases(job)
+        return max(_phases(side) for side in sides_of(job))
     except KeyboardInterrupt:
         log.info("stopped; what is packed so far stays in %s; run the same command to continue", job.out)
         return exit_codes.CONTINUE
+
+
+def sides_of(job: PackJob) -> list[PackJob]:
+    """Returns a job for each split that is packed: the test split's, if the job sets one aside, then the job itself."""
+    return [test_side(job), job] if job.split_test and job.split == "train" else [job]
 
 
 def test_side(job: PackJob) -> PackJob:
@@ -82,13 +85,13 @@ def _phases(job: PackJob) -> int:
     store, spec, began = open_store(job.out), spec_of(job), time.monotonic()
     if job.run_dir:
         write_record(Path(job.run_dir), stage="pack", job=job)
-    plan = read_plan(store, spec)
-    if plan and job.phase == "all" and is_refused(plan, max_quarantined=job.max_quarantined) and not has_shards(store):
+    may_replan = job.phase in ("all", "scan", "plan")
+    plan = read_plan(store, spec, may_replan=may_replan)
+    if plan and job.phase in ("all", "scan") and must_scan_again(store, plan, job):
         # The same command again after a refusal: the images were repaired, perhaps without another size.
-        for path in plan.files:
-            store.delete(path)
+        _discard(store, plan)
         plan = None
-    if plan is None and job.phase in ("all", "scan", "plan"):
+    if plan is None and may_replan:
         store.delete(PLAN_PATH)  # there is none, or a new one replaces it
     if plan is not None and (packed := complete(store, plan)):
         discard_work(store)  # in case an earlier command was killed just before this
@@ -103,7 +106,9 @@ def _phases(job: PackJob) -> int:
             plan = plan or _planned(job, spec, store)
             _refuse_quarantine(plan, job, store)
         if job.phase in ("all", "shards"):
-            _shards(job, spec, _needed(plan, store))
+            plan = _needed(plan, store)
+            refuse_quarantine(plan, max_quarantined=job.max_quarantined, url=store.url, is_alone=True)
+            _shards(job, spec, plan)
         if job.phase in ("all", "merge"):
             manifest = merge(store, spec, _needed(plan, store), max_quarantined=job.max_quarantined)
             describe(store, manifest, job.about())
@@ -111,6 +116,19 @@ def _phases(job: PackJob) -> int:
     if job.phase in ("scan", "shards"):
         log.info("%s: phase %s, part %s is done", store.url, job.phase, job.part)
     return exit_codes.DONE
+
+
+def must_scan_again(store: Store, plan: Plan, job: PackJob) -> bool:
+    """Whether the plan was refused, so that the images have to be scanned and planned again."""
+    return is_refused(plan, max_quarantined=job.max_quarantined) and not has_shards(store)
+
+
+def _discard(store: Store, plan: Plan) -> None:
+    """Removes a plan with its scan and the listing. Stops once another task of the scan has removed plan.json, which
+    goes last, because that task then scans again."""
+    for path in (*plan.files, LISTING_PATH, PLAN_PATH):
+        if store.exists(PLAN_PATH):
+            store.delete(path)
 
 
 @contextmanager
@@ -208,7 +226,7 @@ def _refuse_quarantine(plan: Plan, job: PackJob, store: Store) -> None:
     """Raises UserError if too much of the source is refused. Before that, writes a list of all refused samples and logs
     the first reasons."""
     try:
-        refuse_quarantine(plan, max_quarantined=job.max_quarantined, url=store.url)
+        refuse_quarantine(plan, max_quarantined=job.max_quarantined, url=store.url, is_alone=job.phase == "plan")
     except UserError:
         dropped = read_dropped(store.read(DROPPED_PATH))
         write_quarantine_csv(store, dropped.drop_columns(["locator"]))

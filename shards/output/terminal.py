@@ -25,7 +25,7 @@ from typing import Any, TextIO, cast
 from shards.output.url_secrets import without_secrets
 
 _ECHO = 2  # columns of the ^C that a terminal echoes after the line
-_COMMAND = re.compile("(^|: ) *(patchline|hf download) ")
+_COMMAND = re.compile("(^|: ) *(patchline|hf download|rm -rf) ")
 _COLUMNS = 80  # assumed for a terminal that does not report its width
 _LOG_INDENT = " " * len("12:34:56 ")
 _INDENT = "  "

@@ -270,11 +270,20 @@ def _discard_stale_files(store: Store, plan: Plan) -> None:
 def is_refused(plan: Plan, *, max_quarantined: float, num_lost: int = 0) -> bool:
     """Returns whether more images were refused than the job allows, including `num_lost` since the plan was made.
     Images without a label, copies, and images of the other split do not count."""
-    return plan.num_refused + num_lost > max_quarantined * (plan.num_samples + plan.num_quarantined)
+    total = plan.num_samples + plan.num_quarantined
+    return total > 0 and (plan.num_refused + num_lost) / total > max_quarantined  # 0.29 * 100 is below 29
 
 
-def refuse_quarantine(plan: Plan, *, max_quarantined: float, url: str, left_out: Sequence[LeftOut] = ()) -> None:
-    """Raises UserError if more images were refused than the job allows."""
+def refuse_quarantine(
+    plan: Plan,
+    *,
+    max_quarantined: float,
+    url: str,
+    left_out: Sequence[LeftOut] = (),
+    is_alone: bool = False,
+) -> None:
+    """Raises UserError if more images were refused than the job allows. `is_alone`: whether the command is a
+    later phase alone, which does not scan repaired images again."""
     if not is_refused(plan, max_quarantined=max_quarantined, num_lost=len(left_out)):
         return
     total, count = plan.num_samples + plan.num_quarantined, plan.num_refused + len(left_out)
@@ -285,7 +294,8 @@ def refuse_quarantine(plan: Plan, *, max_quarantined: float, url: str, left_out:
         message = f"{message}; {len(left_out)} of them since the plan was made, for example {example}"
         todo = "restore them and run --phase shards again"
     else:
-        todo = f"all are in {url}/{QUARANTINE_CSV_PATH}; repair them and run the same command again"
+        command = "--phase scan (every part) and --phase plan" if is_alone else "the same command"
+        todo = f"all are in {url}/{QUARANTINE_CSV_PATH}; repair them and run {command} again"
     flags = ("--max-quarantined", share)
     raise UserError(message, todo=f"{todo}, or pack the others with {' '.join(flags)}", flags=flags)
 

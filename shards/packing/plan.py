@@ -15,7 +15,6 @@ from shards.config_values import Range, as_lines, differences, shown_value
 from shards.errors import InvalidDataError, UserError
 from shards.files.typed_json import parse_json, record_from
 from shards.manifest import FORMAT_VERSION, MANIFEST_PATH, MOST_SAMPLES, sha256_hex
-from shards.output.terminal import printable_name
 from shards.packing.config import PackSpec
 from shards.store import MissingObjectError, Store
 
@@ -113,10 +112,13 @@ def refuse_other_format(found: Any) -> None:
         raise ValueError(f"its format version is {shown_value(version)}; this version reads {FORMAT_VERSION}")
 
 
-def read_plan(store: Store, spec: PackSpec) -> Plan | None:
-    """Returns the plan in the store. Returns None if there is none yet, or if it was made with other settings and no
-    shard is written, so that a new plan may replace it. Raises UserError if the plan cannot be used, or if shards were
-    written with other settings."""
+def read_plan(store: Store, spec: PackSpec, *, may_replan: bool = False) -> Plan | None:
+    """Returns the plan in the store, or None if there is none yet. Raises UserError if the plan cannot be used, or was
+    made with other settings.
+
+    `may_replan`: the caller makes a new plan if there is none. Unless a shard is written, a plan of other settings then
+    counts as none, and the log says so.
+    """
     try:
         plan = Plan.from_bytes(store.read(PLAN_PATH))
     except MissingObjectError:
@@ -129,10 +131,10 @@ def read_plan(store: Store, spec: PackSpec) -> Plan | None:
         raise UserError(f"{store.url}/{PLAN_PATH} is {error}; {todo}") from error
     if different := differences(plan.settings, spec.settings()):
         what = f"{store.url} is planned with other settings:\n{as_lines(different)}"
-        if not has_shards(store):
-            log.info("%s\nNo shard is written yet, so it is planned again with these", printable_name(what))
+        if may_replan and not has_shards(store):
+            log.info("%s\nNo shard is written yet, so it is planned again with these", what)
             return None
-        raise UserError(f"{what}\nUse those of before, or another --out, or {_discarding(store.url)} to pack it again")
+        raise UserError(f"{what}\nUse those of before, or another --out. {_to_pack_again(store.url)}")
     if plan.num_shards != -(-plan.num_samples // spec.samples_per_shard):
         what = f"says {plan.num_shards} shards for {plan.num_samples} samples, {spec.samples_per_shard} per shard"
         raise InvalidDataError(f"{store.url}/{PLAN_PATH} {what}; delete it and pack again")
@@ -144,10 +146,12 @@ def has_shards(store: Store) -> bool:
     return store.exists(MANIFEST_PATH) or next(iter(store.list("shards")), None) is not None
 
 
-def _discarding(url: str) -> str:
-    """Returns how to remove a plan."""
+def _to_pack_again(url: str) -> str:
+    """Returns how to remove a plan; a command is on a line of its own, so that it can be copied."""
     paths = [f"{url}/{name}" for name in ("plan", "work", "manifest.json")]
-    return f"delete {', '.join(paths)}" if "://" in url else shlex.join(["rm", "-rf", *paths])
+    if "://" in url:
+        return f"To pack it again, delete {', '.join(paths)}"
+    return f"To pack it again:\n  {shlex.join(['rm', '-rf', *paths])}"
 
 
 def refuse_other_versions(plan: Plan, spec: PackSpec) -> None:

@@ -10,6 +10,7 @@ import pytest
 from jobs.chains.done import is_scored_by, missing_tasks, refuse_changed, refuse_stopped
 from jobs.chains.steps import Unit
 from jobs.cli import _overridden as overridden
+from jobs.data.pack import run
 from jobs.recipes.pretrain import RECIPES
 from jobs.record import write_record
 from jobs.settings.models import EvaluateJob
@@ -17,6 +18,7 @@ from jobs.submittable import job_of_words
 from pipeline.shared_settings import EvaluationTransform
 from shards.errors import UserError
 from tests.jobs.cluster.test_slurm import programs
+from tests.rigs.images import class_folders
 from tests.rigs.processes import patchline
 from tests.rigs.training import FinishedRuns, pretrain_words
 
@@ -61,6 +63,22 @@ def test_a_dataset_that_was_planned_with_other_settings(digits_url: str) -> None
     words.append("--samples-per-shard=77")
     with pytest.raises(UserError, match="is planned with other settings"):
         refuse_changed("pack", words, job_of_words(words, overridden))
+
+
+@pytest.mark.parametrize("more", [(), ("--split-test=0.5",)])
+def test_a_refused_packing_is_scanned_and_planned_again(tmp_path: Path, more: tuple[str, ...]) -> None:
+    root = class_folders(tmp_path / "images")
+    next(root.rglob("*.JPEG")).write_bytes(b"")
+    words = ("pack", "folder", f"--source.root={root}", f"--out={tmp_path}/out", *more)
+    units = [
+        Unit(name=phase, step="u", stage="pack", words=((*words, f"--phase={phase}"),), num_parts=num_parts)
+        for phase, num_parts in (("scan", 2), ("plan", 1), ("shards", 2), ("merge", 1))
+    ]
+    run(job_of_words([*units[0].words[0], "--part=0/1"], overridden))
+    with pytest.raises(UserError, match="cannot be packed"):
+        run(job_of_words(list(units[1].words[0]), overridden))
+    missing = [missing_tasks(unit, state=tmp_path, override=overridden) for unit in units]
+    assert missing == [[0, 1], [0], [0, 1], [0]]
 
 
 def test_scores_are_of_the_settings_that_were_recorded_with_them(tmp_path: Path) -> None:

@@ -185,6 +185,26 @@ def test_a_refused_packing_is_planned_again(job: PackJob, tmp_path: Path) -> Non
     assert (row["kind"], row["source"], row["match"]) == ("duplicate", "c1/copy.JPEG", "c0/img 0.JPEG")
 
 
+def test_a_refused_packing_in_phases_is_scanned_again(
+    job: PackJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shards.packing.listing.SLICE_ENTRIES", 4)
+    image, whole = tmp_path / "images/c0/img 0.JPEG", (tmp_path / "images/c0/img 0.JPEG").read_bytes()
+    image.write_bytes(whole[:20])
+    job = replace(job, out=str(tmp_path / "out"))
+    scans = [replace(job, phase="scan", part=f"{part}/2") for part in range(2)]
+    plan = replace(job, phase="plan")
+    assert [run(each) for each in scans] == [0, 0]
+    for each in (plan, replace(job, phase="shards"), plan):
+        with pytest.raises(UserError, match=r"repair them and run --phase scan \(every part\) and --phase plan again"):
+            run(each)
+        image.write_bytes(whole)
+    for each in (*scans, plan, *(replace(job, phase=phase) for phase in ("shards", "merge"))):
+        assert run(each) == 0
+    assert run(replace(job, out=str(tmp_path / "fresh"))) == 0
+    assert file_hashes(tmp_path / "out") == file_hashes(tmp_path / "fresh")
+
+
 def test_an_image_lost_after_the_plan_is_listed(job: PackJob, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     for phase in ("scan", "plan"):

@@ -173,6 +173,7 @@ def test_names_cannot_move_the_cursor(name: str, shown: str) -> None:
         pytest.param("  one two three four", ["  one two", "    three four"], id="its own indentation stays"),
         pytest.param("a-very-long-name-of-a-file b", ["a-very-long-name-of-a-file", "  b"], id="words stay whole"),
         pytest.param("run: patchline verify URL", ["run: patchline verify URL"], id="commands stay whole"),
+        pytest.param("again:\n  rm -rf a/plan a/work", ["again:", "  rm -rf a/plan a/work"], id="rm, too"),
         pytest.param("one\ntwo", ["one", "two"], id="lines stay lines"),
     ],
 )

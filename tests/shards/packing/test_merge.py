@@ -1,6 +1,8 @@
 """The end of packing: manifest, tables and the summary with its counts, classes and reasons."""
 
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,8 +12,16 @@ from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.index import LABELS_SCHEMA, QUARANTINE_SCHEMA
 from shards.manifest import FORMAT_VERSION, LABELS_PATH, QUARANTINE_PATH, Manifest, ShardRecord, index_path
-from shards.packing.merge import blocks_of_shard, class_warnings, class_words, merge, packed_words
-from shards.packing.plan import read_plan
+from shards.packing.merge import (
+    blocks_of_shard,
+    class_warnings,
+    class_words,
+    is_refused,
+    merge,
+    packed_words,
+    refuse_quarantine,
+)
+from shards.packing.plan import Plan, read_plan
 from shards.sources.kinds import FolderSource
 from shards.store import Store, open_store
 from shards.tables import table_bytes
@@ -67,6 +77,18 @@ def test_a_missing_shard_stops_the_merge(tmp_path: Path) -> None:
     store.delete(index_path(2))
     with pytest.raises(UserError, match=r"shard 2 of .* is not packed.*--phase shards"):
         merge(store, spec, plan, max_quarantined=0.0)
+
+
+def test_the_share_that_a_refusal_prints_is_allowed() -> None:
+    none: dict[str, Any] = {field.name: {} for field in fields(Plan)}
+    plan = Plan(**none | {field.name: 0 for field in fields(Plan) if field.name.startswith("num_")})
+    assert not is_refused(plan, max_quarantined=0.0)
+    for total in (*range(1, 101), 300):
+        for count in range(1, total + 1):
+            refused = replace(plan, num_samples=total - count, num_quarantined=count, num_refused=count)
+            with pytest.raises(UserError) as refusal:
+                refuse_quarantine(refused, max_quarantined=0.0, url="u")
+            assert not is_refused(refused, max_quarantined=float(refusal.value.flags[1])), (count, total)
 
 
 def manifest(*, num_quarantined: int, num_shards: int = 2) -> Manifest:

@@ -1,5 +1,7 @@
 """The plan as a record: read back, hashed, and refused if it belongs to another packing."""
 
+import logging
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,14 +54,21 @@ def test_the_plan_is_read_back_and_hashes_its_bytes(store: Store, spec: PackSpec
         {"split_test": 0.5},
     ],
 )
-def test_a_plan_of_other_settings_is_refused(store: Store, spec: PackSpec, change: dict[str, object]) -> None:
+def test_a_plan_of_other_settings_is_refused(
+    store: Store, spec: PackSpec, change: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
     planned(store, spec)
     words = rf"planned with other settings:\n  {next(iter(change))}[a-z_.]*: before .*, now "
     other = replace(spec, **change)  # type: ignore[arg-type]
-    assert read_plan(store, other) is None, "no shard is written, so a new plan may replace this one"
+    with pytest.raises(UserError, match=rf"{words}[^;]*To pack it again:\n  rm -rf {store.url}/plan [^\n]*\Z"):
+        read_plan(store, other)
+    assert not caplog.messages
+    caplog.set_level(logging.INFO)
+    assert read_plan(store, other, may_replan=True) is None, "no shard is written, so a new plan may replace this one"
+    assert re.search(words, caplog.messages[0])
     store.write(shard_path(0), b"")
     with pytest.raises(UserError, match=words):
-        read_plan(store, other)
+        read_plan(store, other, may_replan=True)
     plan = read_plan(store, spec)
     assert plan is not None
     store.write(PLAN_PATH, replace(plan, settings=other.settings()).to_bytes())
