@@ -127,7 +127,8 @@ def _outcome(facts: ReportFacts) -> list[str]:
     found, loss, accuracy = facts.run, facts.curves.named("loss"), facts.curves.named("test_accuracy")
     step = f"{found.step or 0:,}" + (f"/{facts.num_steps:,}" if facts.num_steps else "")
     parts = [f"step {step}"]
-    parts += [f"{plural(facts.num_images, 'image')} in {duration(facts.time.wall_seconds)}"] if facts.num_images else []
+    took = duration(facts.time.running_seconds)
+    parts += [f"{plural(facts.num_images, 'image')} in {took}"] if facts.num_images else []
     rate = found.images_per_second
     parts += [f"{rate:,.0f} images/s"] if rate is not None and math.isfinite(rate) else []
     lines = [f"{facts.name}: {facts.stage} of {facts.recipe.words()}, {found.state}"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pipeline.shared_settings import METRICS_FILE
-from pipeline.training.watchdog.heartbeat_files import Phase, beat_path, is_hanging, read_beat
+from pipeline.training.watchdog.heartbeat_files import STOP_FILE, Phase, beat_path, is_hanging, read_beat
 from shards.config_values import Range
 from shards.errors import InvalidDataError
 from shards.files.local_files import (
@@ -39,6 +39,7 @@ FILE_NAME = "starts.jsonl"
 _TAIL_BYTES = 1 << 16
 MOST_SECONDS = 1e12
 _MOST_WORDS = 400  # characters of an error's text
+_BY_ITS_USER = ("SIGINT", "SIGHUP", STOP_FILE)  # Slurm and clouds send the other signals
 _Count = Annotated[int, Range(0, 1 << 62)]
 _Seconds = Annotated[float, Range(0, MOST_SECONDS)]
 StartSpan = Literal["imports", "data", "rendezvous", "checkpoint", "model", "load", "loop", "first_batch", "first_step"]
@@ -242,11 +243,11 @@ def last_origin(run_dir: Path) -> Origin:
     return origin_in(tail) if tail else NO_ORIGIN
 
 
-def last_paused_seconds(run_dir: Path) -> float:
-    """Returns the length of all pauses before the run's latest start; 0 if the end of the file does not have it."""
+def last_start(run_dir: Path) -> Start | None:
+    """Returns the run's latest start, or None if the end of the file does not record one."""
     tail = _tail(run_dir)
     found = tail.last(is_start) if tail else None
-    return start_in(found).paused_seconds if found else 0.0
+    return start_in(found) if found else None
 
 
 def _tail(run_dir: Path) -> Tail | None:
@@ -321,7 +322,8 @@ def _has_spans(line: Line) -> bool:
 @dataclass(frozen=True)
 class Cause:
     """Why a start ended. `kind` is the same for all starts that ended for the same reason; `words` also name the
-    step. `is_pause`: whether its last step was saved, so that no work was lost until the next start."""
+    step. `is_pause`: whether the run was paused until the next start: its last step was saved, and its user had stopped
+    it, or it was done and has been extended."""
 
     kind: str
     words: str
@@ -345,7 +347,8 @@ def cause_of(left: Left, *, resumed_from: int | None, attempt_before: str) -> Ca
     if left.is_done:
         return Cause("done, and extended", f"done with step {left.step:,}, and extended", is_pause=True)
     if resumed_from is not None and resumed_from >= left.step:
-        return Cause(f"stopped{by}", f"stopped{by} with step {resumed_from:,} saved", is_pause=True)
+        is_pause = left.asked_by in _BY_ITS_USER
+        return Cause(f"stopped{by}", f"stopped{by} with step {resumed_from:,} saved", is_pause=is_pause)
     if by:
         return Cause(f"stopped{by}, not saved", f"stopped{by} {_in_step(left)}, which was not saved")
     return Cause(error, f"{error} {_in_step(left)}")

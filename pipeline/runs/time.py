@@ -3,7 +3,7 @@
 Wall time runs from the first start to the last sign of the run. Each line of the ledger has the totals of the run up to
 a moment. Three times are in no line: the time of starts that were killed before the run's first save, the time since
 the last line, and what the ledger's accounts do not measure. The running time is the wall time without pauses, in which
-the run had saved and stopped.
+the run was saved and stopped by its user.
 """
 
 from collections.abc import Sequence

@@ -185,6 +185,8 @@ class Loop:
     def _stop_here(self) -> LoopEnd:
         """Saves the steps done so far, after a stop request ended the wait for data of a rank that runs alone. Returns
         why the loop ends."""
+        if self.step > 0:
+            self.controls.stopping.progress.step_begins(self.step)  # the run ends in this step, not in the next one
         if not self._is_saved() and self.step > 0 and self.guard.updates.is_sound:
             self._save()
         return LoopEnd.ASKED if self._is_saved() else LoopEnd.NOTHING_SAVED

@@ -31,7 +31,7 @@ from pipeline.ranks.collectives import broadcast_json
 from pipeline.ranks.devices import refuse_missing_kernel
 from pipeline.ranks.host import Bf16
 from pipeline.ranks.world import World, bf16_of, fix_kernels, joined
-from pipeline.runs.starts import Origin, StartTimes, add_start, cause_of, last_paused_seconds, left_behind
+from pipeline.runs.starts import Left, Origin, StartTimes, add_start, cause_of, last_start, left_behind
 from pipeline.training.controls import Controls, SaveClock
 from pipeline.training.decisions import decide_precision
 from pipeline.training.fitting.first_pass import refuse_lack_of_memory
@@ -176,11 +176,7 @@ def _start_to_end(prepared: Prepared, writer: Writer | None, controls: Controls,
                 controls.ledger.complete(found.id, found.record.get("seconds"))
             resumed_from = found.id.step if found else None
             if left:
-                # The pause before an earlier start that saved nothing is in no line of the ledger.
-                pauses = last_paused_seconds(prepared.run_dir)
-                controls.ledger.count_as_pause(pauses - controls.ledger.seconds["paused"])
-                if cause_of(left, resumed_from=resumed_from, attempt_before=left.attempt).is_pause:
-                    controls.ledger.count_as_pause()
+                _count_pauses(controls.ledger, left, resumed_from=resumed_from)
         if left:
             add_start(
                 prepared.run_dir,
@@ -203,6 +199,18 @@ def _start_to_end(prepared: Prepared, writer: Writer | None, controls: Controls,
                     finding = needed.finding
             with _retried(loop):
                 found = rewind(loop, checkpoints, finding)
+
+
+def _count_pauses(ledger: Ledger, left: Left, *, resumed_from: int | None) -> None:
+    """Counts the pauses since the ledger's last line. Called on rank 0, before it records this start. `left`: what the
+    earlier start left."""
+    before = last_start(ledger.run_dir)
+    if before is None:
+        return
+    # The pause before an earlier start that saved nothing is in no line of the ledger.
+    ledger.count_as_pause(before.paused_seconds - ledger.seconds["paused"])
+    if cause_of(left, resumed_from=resumed_from, attempt_before=before.attempt).is_pause:
+        ledger.count_as_pause()
 
 
 def _to_its_end(loop: Loop, prepared: Prepared, checkpoints: Checkpoints) -> RunEnding:

@@ -32,7 +32,7 @@ class Ledger:
     `paused`.
 
     A run that resumes continues from the totals of its last line. The time since that line counts as `restarts`: lost
-    work, and the wait for the new start. If the run had saved and stopped, it counts as `paused` instead. `says`:
+    work, and the wait for the new start. After a pause (`Cause.is_pause`), it counts as `paused` instead. `says`:
     whether this rank logs that lines were skipped.
     """
 
@@ -55,7 +55,7 @@ class Ledger:
 
     def count_as_pause(self, seconds: float = math.inf) -> None:
         """Moves the time between the last line and this start, at most `seconds` of it, from `restarts` to `paused`.
-        Called if the earlier start saved its last step and stopped."""
+        Called if the run was paused."""
         moved = max(0.0, min(seconds, self._gap_seconds))
         self.seconds["restarts"] -= moved
         self.seconds["paused"] += moved

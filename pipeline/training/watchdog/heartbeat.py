@@ -32,6 +32,7 @@ from pipeline.training.watchdog.hang import (
 )
 from pipeline.training.watchdog.heartbeat_files import FOLDER as BEATS
 from pipeline.training.watchdog.heartbeat_files import (
+    STOP_FILE,
     Beat,
     BeatWriter,
     DiskWork,
@@ -102,7 +103,7 @@ class Heartbeat:
         if self._is_on:
             asked_by = self._progress.asked_by  # STOP is looked for while the thread still watches
             if not asked_by and look_once(self._run_dir / "STOP") is Look.THERE:
-                asked_by = "the file STOP"
+                asked_by = STOP_FILE
             self._leave.set()
             # If the thread is ending the process, this call never returns, so the thread's message stays the only one.
             self._thread.join()

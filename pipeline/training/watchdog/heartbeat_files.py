@@ -25,6 +25,7 @@ from shards.files.typed_json import read_record
 _TIMES_LONGEST = 3.0
 _TIMES_JOINING = 2.0  # once to meet (a missing rank has its own message), and once to connect
 FOLDER = "heartbeats"
+STOP_FILE = "the file STOP"  # as `asked_by` of a beat
 HANGING = f"{FOLDER}/hanging"  # holds the token of the attempt in which a rank hangs
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _MOST_ERROR_CHARACTERS = 240  # a character takes at most 12 bytes in JSON, so a beat stays below MOST_BEAT_BYTES

@@ -230,8 +230,8 @@ class Stopping:
 
     @property
     def may_stop_alone(self) -> bool:
-        """Whether INT, TERM or HUP has come to a rank that runs alone, which needs no other's consent to stop."""
-        return self._is_alone and self.is_asked
+        """Whether a signal has asked a rank that runs alone to stop, which needs no other's consent."""
+        return self._is_alone and bool(self.progress.asked_by)
 
     @property
     def exit_code(self) -> int:

@@ -132,8 +132,10 @@ def test_many_restarts_are_counted_by_cause(made: Made) -> None:
         )
         for number in range(2, 202)
     )
-    many = replace(facts, time=replace(facts.time, restarts=restarts))
+    time_ = replace(facts.time, wall_seconds=9e3 + 65, parts=facts.time.parts | {"paused": 9e3}, restarts=restarts)
+    many = replace(facts, time=time_)
     lines = summary(many).splitlines()
+    assert any(" images in 1 min 5 s" in line for line in lines), "without the pauses"
     begin = lines.index("200 restarts: cost 2 h 30 min, 300 steps lost, start-up 3 min 20 s")
     assert lines[begin + 1] == "    150 x hung: cost 2 h 30 min, 300 steps lost, start-up 2 min 30 s"
     assert lines[begin + 2] == "    50 x stopped: paused 50 min 0 s, start-up 50 s"

@@ -18,7 +18,7 @@ from pipeline.runs.starts import (
     StartTimes,
     add_start,
     cause_of,
-    last_paused_seconds,
+    last_start,
     left_behind,
     own_mark,
     read_start_times,
@@ -68,17 +68,28 @@ def test_causes(left: Left, cause: str) -> None:
     assert cause_of(left, resumed_from=8, attempt_before="1").words == cause
 
 
+def test_a_stop_by_the_user_is_a_pause_and_one_by_slurm_is_not() -> None:
+    found = {}
+    for asked_by in ("SIGINT", "SIGHUP", "the file STOP", "SIGTERM", "SIGUSR1", "SIGUSR2", ""):
+        left = Left(attempt="1", phase="ended", step=8, asked_by=asked_by)
+        found[asked_by] = cause_of(left, resumed_from=8, attempt_before="1").is_pause
+    assert [asked_by for asked_by, is_pause in found.items() if is_pause] == ["SIGINT", "SIGHUP", "the file STOP"]
+    done = Left(attempt="1", phase="ended", step=8, is_done=True)
+    assert cause_of(done, resumed_from=8, attempt_before="1").is_pause
+
+
 def test_half_a_line_spoils_no_other(tmp_path: Path) -> None:
     left = left_behind(tmp_path)
     assert left == Left()
-    assert last_paused_seconds(tmp_path) == 0
+    assert last_start(tmp_path) is None
     for attempt in ("1", "2"):
         seconds = {"startup": 1.0, "paused": float(attempt), "total": 3.0}
         add_start(tmp_path, attempt=attempt, resumed_from=None, seconds=seconds, topology=(2, 1, "cpu"), left=left)
         with (tmp_path / "starts.jsonl").open("a") as file:
             file.write('{"attempt": "3", "unix')
     assert [start.attempt for start in read_starts(tmp_path)] == ["1", "2"]
-    assert last_paused_seconds(tmp_path) == 2
+    assert (last := last_start(tmp_path))
+    assert (last.attempt, last.paused_seconds) == ("2", 2)
 
 
 def test_a_start_is_on_record_once_with_all_its_parts(tmp_path: Path) -> None:

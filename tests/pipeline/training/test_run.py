@@ -4,6 +4,7 @@ import json
 import math
 import shlex
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -15,8 +16,10 @@ from safetensors.torch import load_file
 from jobs.exit_codes import end_of
 from pipeline.checkpoints.attempts import Attempt, attempt_to_json, record_path
 from pipeline.models.weights.safetensors import refuse_not_finite
+from pipeline.runs.starts import Left, add_start
 from pipeline.training.loop import Loop
-from pipeline.training.run import _retried
+from pipeline.training.reporting.ledger import ACCOUNTS, Ledger
+from pipeline.training.run import _count_pauses, _retried
 from pipeline.training.saving.finish import read_done
 from shards.errors import InvalidDataError, WillNotSucceedError
 from tests.rigs.kills import saving, wait_until
@@ -296,6 +299,20 @@ def test_a_last_save_that_fails_is_no_done(digits_url: str, run_dir: Path, tmp_p
     blocked.unlink()
     assert run(words, num_ranks=1, log_dir=tmp_path) == 0
     assert set(losses(run_dir)) == set(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize(("attempt", "paused"), [("2", 100), pytest.param("1", 0, id="the last start wrote none")])
+def test_only_the_heartbeat_of_the_last_start_tells_of_a_pause(tmp_path: Path, attempt: str, paused: float) -> None:
+    seconds = dict.fromkeys(ACCOUNTS, 0.0)
+    line = {"step": 8, "attempt": "2", "unix_time": time.time() - 100, "seconds": seconds}
+    (tmp_path / "ledger.jsonl").write_text(json.dumps(line) + "\n")
+    totals = {"startup": 1.0, "paused": 0.0, "total": 1.0}
+    for one in ("1", "2"):
+        add_start(tmp_path, attempt=one, resumed_from=None, seconds=totals, topology=(1, 1, "cpu"), left=Left())
+    ledger, left = Ledger(tmp_path), Left(attempt=attempt, phase="ended", step=8, asked_by="SIGINT")
+    _count_pauses(ledger, left, resumed_from=8)
+    assert ledger.seconds["paused"] == pytest.approx(paused, abs=5)
+    assert ledger.seconds["restarts"] == pytest.approx(100 - paused, abs=5)
 
 
 @pytest.mark.parametrize(("before", "after", "code"), [(0, 0, 2), (0, 4, 78), (4, 8, 78), (8, 8, 78)])

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from jobs import exit_codes
+from pipeline.runs.starts import cause_of, left_behind
 from pipeline.training.controls import Controls
 from pipeline.training.reporting.ledger import Ledger
 from pipeline.training.watchdog import stopping
@@ -108,6 +109,9 @@ def test_a_read_that_stands_still_is_given_up_and_the_run_saved(
         assert command.end(seconds=ANSWER_SECONDS) == exit_codes.CONTINUE
     assert_saved(run_dir, command.said)
     assert_quiet(command.said)
+    left, step = left_behind(run_dir), max(losses(run_dir))
+    assert left.step == step, "the step that waited for data had not begun"
+    assert cause_of(left, resumed_from=step, attempt_before=left.attempt).kind == "stopped by SIGTERM"
 
 
 @pytest.mark.slow
@@ -198,6 +202,20 @@ def test_a_wait_is_given_up_by_a_rank_that_is_alone_only() -> None:
                 given_up = True
             assert given_up is is_given_up
             signal.raise_signal(signal.SIGALRM)  # outside the block it has no effect
+
+
+@pytest.mark.parametrize("number", ALL)
+def test_only_a_rank_that_is_alone_may_stop_alone(tmp_path: Path, number: signal.Signals) -> None:
+    for num_ranks in (1, 2):
+        with Stopping(num_ranks=num_ranks) as watch, Signals(tmp_path, watch_markers=False):
+            watch.step_begins(40)
+            assert not watch.may_stop_alone
+            os.kill(os.getpid(), number)
+            deadline = time.monotonic() + WAIT_SECONDS
+            while not watch.progress.asked_by and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert watch.progress.asked_by == number.name
+            assert watch.may_stop_alone is (num_ranks == 1)
 
 
 def test_everything_is_left_as_it_was() -> None:
