@@ -11,7 +11,7 @@ from shards.errors import UserError
 
 RECORD_FILE, METRICS_FILE = "job.yaml", "metrics.jsonl"  # in a run's folder
 SCORES_FOLDER, SCORES_FILE = "scores", "scores.json"  # of evaluations, in a run's folder
-# cuda:N is GPU N of this machine, for one rank; cuda gives each rank a GPU of its own.
+# cuda:0 to cuda:7 are GPUs of this machine, for one rank; cuda gives each rank a GPU of its own.
 Device = Literal["auto", "cpu", "cuda", "cuda:0", "cuda:1", "cuda:2", "cuda:3", "cuda:4", "cuda:5", "cuda:6", "cuda:7"]
 LossName = Literal["softmax", "sigmoid"]
 ClassWeights = Literal["equal", "balanced"]

@@ -27,7 +27,7 @@ from jobs.chains.state import (
     state_folder,
 )
 from jobs.chains.steps import ChainConfig, Unit, units_of
-from jobs.cluster.batch_script import Request, head_lines, script_summary, size_of
+from jobs.cluster.batch_script import Request, head_lines, most_hours, script_summary, size_of
 from jobs.cluster.folder_lock import alone
 from jobs.cluster.secret_names import refuse_secret_words
 from jobs.cluster.settings import ClusterConfig, Names
@@ -219,7 +219,7 @@ def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) ->
         more = [f"also after {' and '.join(others)}"] if others else []
         more += ["with the best values instead of the first"] if unit.best_of else []
         gpus = f"{one.gpus:,}" if one.gpus else "-"
-        cost = f"{hours:,.0f}" if hours else "-"
+        cost = most_hours(hours) if hours else "-"
         rows.append(
             (place + unit.name, unit.stage, jobs, f"{one.nodes:,}", gpus, one.time_limit or "-", cost, "; ".join(more))
         )
@@ -232,7 +232,7 @@ def graph_of(units: tuple[Unit, ...], cluster: ClusterConfig, *, folder: str) ->
         for row in rows
     ]
     about = f"chain in {folder}: {plural(len(units), 'step')}, {plural(num_jobs, 'job')}"
-    about += f", at most {total:,.0f} GPU-hours" if total else ""
+    about += f", at most {most_hours(total)} GPU-hours" if total else ""
     return "".join(f"{printable_name(line.rstrip())}\n" for line in (about, "", *lines))
 
 

@@ -5,6 +5,7 @@ A job array is cut into pieces that Slurm accepts, since MaxArraySize limits the
 many tasks run at once.
 """
 
+import math
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,12 +15,15 @@ from pathlib import Path
 from jobs.cluster.container import words_in_container
 from jobs.cluster.settings import ClusterConfig, asked_seconds
 from jobs.output import private_mode
+from jobs.recipes import photos
+from jobs.settings.runs import GPU_NAMES
 from jobs.stages import WITH_SMOKE
 from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
 _BODIES = (Path(__file__).parents[1] / "stage.sbatch", Path(__file__).parents[2] / "slurm" / "stage.sbatch")
 _PLANNED = ("--steps", "--global-batch", "--micro-batch", "--model.", "--engine.", "--data.lanes")
+_ADAPTING = (*photos.RECIPES, *photos.FINETUNE_RECIPES)  # the model and the steps follow what only the job reads
 _BODY_BEGINS = "# Run one stage of Patchline"
 
 
@@ -168,32 +172,39 @@ def size_of(cluster: ClusterConfig, *, nodes: int, time_limit: str, has_ranks: b
     return JobSize(nodes=with_spares, gpus=gpus, time_limit=limit, gpu_hours=hours)
 
 
+def most_hours(hours: float) -> str:
+    """Returns a limit of GPU-hours, rounded up: to tenths below 10, else to whole hours."""
+    tenths = math.ceil(round(10 * hours, 6))  # the sum of three thirds of an hour is one hour
+    return f"{tenths / 10:g}" if tenths < 100 else f"{math.ceil(round(hours, 6)):,}"
+
+
 def script_summary(request: Request, cluster: ClusterConfig, *, besides: Collection[str] = ()) -> str:
     """Returns the facts that a reader checks first: the command, the nodes, the GPUs, the most GPU-hours, the command
-    that forecasts the GPU-hours of a training run, and the #SBATCH lines, except those in `besides`, which are shown
-    elsewhere."""
+    that forecasts the GPU-hours of a training run (unless its recipe adapts to its inputs), and the #SBATCH lines,
+    except those in `besides`, which are shown elsewhere."""
     one = size_of(cluster, nodes=request.nodes, time_limit=request.time_limit, has_ranks=request.has_ranks)
     tasks = sum(map(len, tasks_in(f"0_[{request.array}]"))) if request.array else 1
     size = f"{plural(tasks, 'task')}, each " if tasks > 1 else ""
     size += plural(one.nodes, "node")
     size += f" with {plural(one.gpus, 'GPU')} in all" if one.gpus else ""
     if one.gpu_hours is not None:
-        hours = f" and {tasks * one.gpu_hours:,.0f} GPU-hours" if one.gpus else ""
+        hours = f" and {most_hours(tasks * one.gpu_hours)} GPU-hours" if one.gpus else ""
         if tasks == 1:
             size += f", at most {one.time_limit}{hours} for each job"
         else:
             size += f", at most {one.time_limit} each" + (f"{hours} in all" if hours else "")
     shown = shlex.join(["patchline", *request.words]).replace("\n", "\\n")
     lines = [request.name, f"  {shown}", f"  {size}"]
-    if one.gpus and request.words[0] in WITH_SMOKE:
-        lines.append(f"  forecast of the whole run: {_plan_command(request, cluster, time_limit=one.time_limit)}")
+    if one.gpus and request.words[0] in WITH_SMOKE and request.words[1] not in _ADAPTING:
+        lines.append(f"  {_forecast(request, cluster, time_limit=one.time_limit)}")
     lines += [f"  {line}" for line in head_lines(request, cluster) if line not in besides]
     return "\n".join(map(printable_name, lines)) + "\n"
 
 
-def _plan_command(request: Request, cluster: ClusterConfig, *, time_limit: str) -> str:
-    """Returns the command that forecasts how long a training run takes on these nodes. It has those flags of the run
-    that the forecast depends on."""
+def _forecast(request: Request, cluster: ClusterConfig, *, time_limit: str) -> str:
+    """Returns a line with the command that forecasts how long a training run takes on these nodes. It has those flags
+    of the run that the forecast depends on. If no plan has the cluster's GPU, the line says what to put in its
+    place."""
     recipe, *words = request.words[1:]
     starts = [place for place, word in enumerate(words) if word.startswith("--")]
     flags = [words[start:end] for start, end in pairwise([*starts, len(words)])]
@@ -201,7 +212,10 @@ def _plan_command(request: Request, cluster: ClusterConfig, *, time_limit: str) 
     seconds = asked_seconds(time_limit) if time_limit else None
     limit = ["--max-time", f"{seconds / 3600:.4g}"] if seconds else []
     nodes = ["--nodes", str(request.nodes), "--gpus-per-node", str(cluster.gpus_per_node), *limit]
-    return shlex.join(["patchline", "plan", recipe, "--gpu", cluster.gpu_type.lower() or "GPU", *nodes, *own])
+    is_known = cluster.gpu_type.lower() in GPU_NAMES
+    gpu = cluster.gpu_type.lower() if is_known else "GPU"
+    about = "" if is_known else f" (replace GPU by one of {', '.join(GPU_NAMES)})"
+    return f"forecast of the whole run{about}: {shlex.join(['patchline', 'plan', recipe, '--gpu', gpu, *nodes, *own])}"
 
 
 def head_lines(request: Request, cluster: ClusterConfig) -> list[str]:

@@ -15,6 +15,7 @@ from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 SUFFIXES = (".svg", ".html")
+GPU_NAMES = ("a100", "a100-40", "h100", "h200", "b200", "l40s", "rtx4090")  # those that a plan can have
 TRIAL_STEPS = 20  # steps of verify-resume without --steps, unless the recipe has fewer
 SortColumn = Literal["run", "recipe", "state", "step", "loss", "accuracy", "images", "goodput", "seen"]
 

@@ -8,6 +8,7 @@
 The seed, the batch and everything under `data` are compared through the position of the stream, so a dataset may move.
 """
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -66,7 +67,7 @@ def refuse_changes(
 def _new_run(saved: SavedJob, job: TrainingJob, *, step: int) -> tuple[list[str], tuple[str, ...]]:
     """Returns lines that say how to keep the progress of a run whose other values are needed, and the flags of a new
     run that begins with its weights. If the batch has changed, the new run has the steps that see the remaining
-    images."""
+    images, and a warm-up and a cooldown that fit them."""
     before, lines, folder = saved.job["global_batch"], list[str](), job.run_dir.rstrip("/")
     weights, steps = f"{folder}-weights-{step}", saved.job[STEPS]
     if before != job.global_batch:
@@ -80,8 +81,19 @@ def _new_run(saved: SavedJob, job: TrainingJob, *, step: int) -> tuple[list[str]
         "run from them:"
     )
     lines.append(shlex.join(["patchline", "weights", folder, "--out", weights]))
-    flags = ("--steps", str(steps), "--initial.weights", weights, "--initial.no-new-head")
+    flags = ("--steps", str(steps), *_fitting(job, steps), "--initial.weights", weights, "--initial.no-new-head")
     return lines, (*flags, "--run-dir", f"{folder}-from-{step}")
+
+
+def _fitting(job: TrainingJob, steps: int) -> tuple[str, ...]:
+    """Returns the flags of a warm-up and a cooldown in proportion to `steps`; none if the job's own fit."""
+    warmup, cooldown = job.schedule.warmup_steps, job.schedule.cooldown_steps
+    if warmup < steps and warmup + cooldown <= steps:
+        return ()
+    flags = ("--schedule.warmup-steps", str(warmup * steps // job.steps))
+    if not cooldown:
+        return flags
+    return (*flags, "--schedule.cooldown-steps", str(math.ceil(cooldown * steps / job.steps)))
 
 
 def _differences(saved: SavedJob, job: TrainingJob, *, is_done: bool) -> list[Difference]:

@@ -369,7 +369,7 @@ class TrainingJob:
     seed: int = 0
     """Seed for everything random in the run."""
     device: Device = "auto"
-    """Where to compute; auto: the GPU if there is one, else the CPU; cuda:N: GPU N, for one rank."""
+    """Where to compute; auto: the GPU if there is one, else the CPU; cuda:0 to cuda:7: that GPU, for one rank."""
     threads: Annotated[int, Range(0, MOST_THREADS, zero="the rank's share of the cores")] = 0
     """Threads of each rank, for computing and decoding; 0: OMP_NUM_THREADS if it is set, else the rank's share of
     the cores."""

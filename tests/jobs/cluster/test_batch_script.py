@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.cluster.batch_script import Piece, Request, batch_script, names_of, pieces_of, script_summary
+from jobs.cluster.batch_script import (
+    Piece,
+    Request,
+    batch_script,
+    most_hours,
+    names_of,
+    pieces_of,
+    script_summary,
+)
 from jobs.cluster.container import ContainerConfig
 from jobs.cluster.settings import ClusterConfig
 
@@ -98,7 +106,8 @@ def test_a_summary_has_what_a_reader_checks_first() -> None:
     assert (first, command) == ("pretrain-digits_smoke", "  patchline pretrain digits_smoke")
     assert size == "  3 nodes with 24 GPUs in all, at most 12:00:00 and 288 GPU-hours for each job"
     assert options.pop(0) == (
-        "  forecast of the whole run: patchline plan digits_smoke --gpu GPU --nodes 2 --gpus-per-node 8 --max-time 12"
+        "  forecast of the whole run (replace GPU by one of a100, a100-40, h100, h200, b200, l40s, rtx4090): "
+        "patchline plan digits_smoke --gpu GPU --nodes 2 --gpus-per-node 8 --max-time 12"
     )
     assert options == [f"  {line}" for line in lines_of(REQUEST, site)]
     common = frozenset(line.removeprefix("  ") for line in options)
@@ -109,10 +118,19 @@ def test_a_summary_has_what_a_reader_checks_first() -> None:
         "plan cifar10 --gpu h100 --nodes 2 --gpus-per-node 8 --max-time 12 --training.steps 90 "
         "--training.model.name=vit_l16"
     )
+    other = script_summary(REQUEST, replace(site, gpu_type="a100-sxm4-80gb")).splitlines()[3]
+    assert other == script_summary(REQUEST, site).splitlines()[3]  # Slurm's name is none of a plan's
+    for words in (("finetune", "photos", "--initial.weights=w"), ("pretrain", "photos_scratch_s16")):
+        assert "plan" not in script_summary(replace(REQUEST, words=words), site)  # its model and steps are not known
     array = script_summary(replace(REQUEST, array="0-2,5%2"), site).splitlines()[2]
     assert array == "  4 tasks, each 3 nodes with 24 GPUs in all, at most 12:00:00 each and 1,152 GPU-hours in all"
     alone = script_summary(replace(REQUEST, has_ranks=False, nodes=1, time_limit="30"), site).splitlines()
     assert alone[2] == "  1 node, at most 30 for each job"
+
+
+def test_the_most_hours_are_never_fewer_than_a_job_may_take() -> None:
+    table = {0.5: "0.5", 1 / 60: "0.1", 1.5: "1.5", 2.51: "2.6", 10 * 0.3: "3", 9.95: "10", 10.2: "11", 1151.5: "1,152"}
+    assert {hours: most_hours(hours) for hours in table} == table
 
 
 def test_a_job_with_ranks_takes_all_memory_unless_it_asks_for_other() -> None:

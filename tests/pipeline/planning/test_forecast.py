@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.recipes import finetune, paper_images, pretrain
+from jobs.settings.runs import GPU_NAMES
 from pipeline.planning.forecast import Forecast, cost_of, forecast
 from pipeline.planning.rates import Rates
 from pipeline.planning.step_time import GPUS, gpu_named, gpu_of_device
@@ -84,7 +85,7 @@ def test_every_recipe_fits_eight_gpus_of_80_gb() -> Iterator[str]:
 
 
 def test_the_tables_gpus_are_those_of_the_help() -> None:
-    assert set(GPUS) == {"a100", "a100-40", "h100", "h200", "b200", "l40s", "rtx4090"}
+    assert set(GPUS) == set(GPU_NAMES) == {"a100", "a100-40", "h100", "h200", "b200", "l40s", "rtx4090"}
 
 
 def test_a_gpu_is_found_in_any_case_of_letters() -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -61,6 +62,28 @@ def test_another_image_size_is_said_once_of_the_model() -> None:
     assert [line for line in str(raised.value).splitlines() if "before" in line] == [
         f"  model.image_size: before {job.model.image_size}, now 48"
     ]
+
+
+def test_a_new_run_of_the_images_that_are_left_has_a_schedule_that_fits() -> None:
+    """Also if the command has a warm-up of its own, which no recipe shortens."""
+    table: tuple[tuple[int, int, int, dict[str, int]], ...] = (  # the warm-up, the cooldown, the step, what is printed
+        (100, 0, 950, {"warmup_steps": 2}),  # 25 steps of batches twice as large
+        (100, 300, 200, {}),
+        (100, 300, 210, {"warmup_steps": 39, "cooldown_steps": 119}),  # of 395 steps
+        (100, 300, 999, {"warmup_steps": 0, "cooldown_steps": 1}),
+    )
+    for warmup, cooldown, step, expected in table:
+        schedule = replace(JOB.schedule, decay="cosine", warmup_steps=warmup, cooldown_steps=cooldown)
+        job = replace(with_classes(JOB), steps=1000, schedule=schedule, run_dir="run")
+        half = replace(job, global_batch=2 * job.global_batch)
+        with pytest.raises(UserError) as raised:
+            refuse_changes(saved_job(job), position_at(step), job=half, start=replace(position_at(0), global_batch=99))
+        flags = raised.value.flags
+        values = dict(pairwise(flags))
+        of_schedule = {name: int(value) for name, value in values.items() if name.startswith("--schedule.")}
+        assert of_schedule == {f"--schedule.{name.replace('_', '-')}": value for name, value in expected.items()}
+        begun: dict[str, Any] = {"warmup_steps": warmup, "cooldown_steps": cooldown, **expected}
+        replace(half, steps=int(values["--steps"]), schedule=replace(schedule, **begun))  # not refused
 
 
 def test_a_models_tuples_survive_json() -> None:
