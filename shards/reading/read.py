@@ -81,7 +81,7 @@ class RawBatch:
         row = self.table[place]
         body = self.pieces[int(row["piece"])].body
         places = body.members().get(int(row["begin"]))
-        return places and {suffix: body.data[begin:end] for suffix, (begin, end) in places.items()}
+        return None if places is None else {name: body.data[begin:end] for name, (begin, end) in places.items()}
 
     def labels_of(self, place: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
         """Returns the labels of a sample and their weights: either one per label, or none."""

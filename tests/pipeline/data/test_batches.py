@@ -426,7 +426,7 @@ def test_reading_ahead_holds_no_more_than_said(
     config = replace(CONFIG, url=str(packed), steps_ahead=steps_ahead, window_blocks=window_blocks)
     data = open_training_data(config)
     (order,) = data.orders(config, seed=3)
-    sizes = {"global_batch": BATCH, "num_ranks": 1, "num_local_ranks": 1}
+    sizes: dict[str, Any] = {"global_batch": BATCH, "num_ranks": 1, "num_local_ranks": 1}
     bound = check_memory(data, config, (order,), **sizes)
     most = 0.0
     with closing(stream_of(data, tmp_path / "q", config=config)) as stream:

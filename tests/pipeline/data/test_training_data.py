@@ -5,6 +5,7 @@ import shutil
 import unicodedata
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,7 +162,7 @@ def test_more_memory_than_allowed_is_refused_with_the_number(
     data = with_large_blocks(packed)
     config = DataConfig(lanes=lanes, window_blocks=4, memory_limit_bytes=100_000_000_000)
     orders = data.orders(config, seed=0)
-    sizes = {"global_batch": batch, "num_ranks": ranks, "num_local_ranks": local_ranks}
+    sizes: dict[str, Any] = {"global_batch": batch, "num_ranks": ranks, "num_local_ranks": local_ranks}
     bound = check_memory(data, config, orders, **sizes)
     assert at_least * 1e9 <= bound <= at_most * 1e9
     tight = replace(config, memory_limit_bytes=bound - 1)
