@@ -47,7 +47,8 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 ROOMS = ("shards", "pipeline", "jobs", "slurm", "patchline")
 # Who starts a thread beside a pool: most only wait, so that a signal, a silent rank or a parent's end is noticed; the
 # checkpoint writer is a process of its own, whose two threads have different priorities; a service that loggers send to
-# may never answer; a lock is renewed while its owner waits for Slurm.
+# may never answer; a lock is renewed while its owner waits for Slurm; torch's number of threads is set back by a thread
+# that does only that.
 WATCHERS = [
     *("shards/reading/parallel.py", "pipeline/checkpoints/writer/process.py"),
     *(
@@ -57,6 +58,7 @@ WATCHERS = [
     ),
     "pipeline/training/reporting/follower.py",
     "jobs/cluster/folder_lock.py",
+    "pipeline/data/samples.py",
 ]
 
 
