@@ -172,7 +172,7 @@ class Part(Dataset):
         self.num_samples, self.first_sample_ids = runs.num_samples, runs.num_below(self._packed_first)
 
     def read_by(self, reads: RangeReads) -> "Part":
-        """As `Dataset.read_by`; the whole dataset is read through `reads`, too."""
+        """Returns the same as `Dataset.read_by`. The whole dataset is read through `reads`, too."""
         stream = cast("Part", super().read_by(reads))
         stream._whole = self._whole.read_by(reads)
         return stream

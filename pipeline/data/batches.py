@@ -45,7 +45,6 @@ from pipeline.data.transform import crop_decoder, train_view, train_views
 from shards.dataset import Dataset
 from shards.hashing import CROPS, OPERATIONS
 from shards.order import SampleOrder
-from shards.reading.members import MembersError, members_of
 from shards.reading.read import TRAFFIC_NAMES, RawBatch, SampleReader, StreamReader
 from shards.reading.samples import RawSample
 from shards.sample_rows import NO_WEIGHT
@@ -515,10 +514,7 @@ class TrainBatches:
         is_as_planned = sample is None or (sample.sample_id == own and not sample.source)
         members = one.planned.members(one.number) if is_as_planned else None
         if members is None:
-            try:
-                members = members_of(self._sources[one.source].dataset, sample.sample_id if sample else own)
-            except MembersError as error:
-                raise DecodeError(str(error)) from error
+            return self.hook.read_from(self._sources[one.source].dataset, sample.sample_id if sample else own)
         return self.hook.read(members)
 
     def _entries(self, planned: _Planned, numbers: NDArray[np.int64]) -> list[_Entry]:

@@ -98,6 +98,15 @@ def decode_stored(
     return pixels
 
 
+def decode_upright(
+    data: bytes | memoryview, *, height: int, width: int, orientation: int, limits: ImageLimits = DEFAULT_LIMITS
+) -> Pixels:
+    """Returns the whole image turned by an orientation of 1 to 8: uint8[height, width, 3], contiguous and writeable.
+    `height`, `width`: the size as stored. Raises DecodeError, as `decode_stored` does."""
+    stored = decode_stored(data, height=height, width=width, limits=limits)
+    return np.require(turned(stored, turn_of(orientation)), requirements=["C", "W"])
+
+
 def scaled_size(height: int, width: int, denominator: int) -> tuple[int, int]:
     """Returns (height, width) of a JPEG that is decoded at 1 / denominator."""
     return -(-height // denominator), -(-width // denominator)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 from PIL import Image
 
-from pipeline.data.decode import DecodeError, decode_stored, turn_of, turned
+from pipeline.data.decode import DecodeError, decode_upright
 from pipeline.data.transform import evaluation_view
 from pipeline.shared_settings import EvaluationTransform
 from shards.class_names import listed
@@ -97,13 +97,13 @@ class ImageDataset(Sequence[LabelledImage]):
             return [self[number] for number in range(*place.indices(len(self)))]
         sample = self.sample(place)
         try:
-            stored = decode_stored(
+            pixels = decode_upright(
                 sample.data or b"",
                 height=sample.height,
                 width=sample.width,
+                orientation=sample.orientation,
                 limits=self.dataset.manifest.limits,
             )
-            pixels = np.require(turned(stored, turn_of(sample.orientation)), requirements=["C", "W"])
         except DecodeError as error:
             raise self.damaged(sample, str(error)) from error
         names = tuple(self.classes[label] for label in sample.labels)

@@ -2,7 +2,7 @@
 
 A transform is called in the decoding threads. It stays a pure function of (seed, epoch, sample) if it draws only from
 `Sample.rng` or from torch: torch's random functions draw from a generator of the sample's while the transform runs
-(`keyed_torch`), so torchvision's transforms need no change. What draws from Python's or NumPy's global generators would
+(`KeyedTorch`), so torchvision's transforms need no change. What draws from Python's or NumPy's global generators would
 share them with all other threads; such a transform is refused when the stream is opened (`refuse_unrepeatable`). In the
 worker processes of a DataLoader, all global generators are seeded for each sample instead (`seeded`).
 """
@@ -26,8 +26,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from pipeline.data.augment import draws_of, recoloured
-from pipeline.data.config import AugmentConfig, DataConfig
-from pipeline.data.decode import DecodeError, Pixels, decode_stored, image_faults, turn_of, turned
+from pipeline.data.config import DataConfig
+from pipeline.data.decode import DecodeError, Pixels, decode_upright, image_faults
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.randaugment import randaugment
 from pipeline.data.transform import train_view
@@ -36,13 +36,29 @@ from shards.errors import UserError, WillNotSucceedError
 from shards.hashing import COLOURS, OPERATIONS, SUBSTITUTES, TRANSFORMS, hash_array
 from shards.images.config import ImageLimits
 from shards.orientation import UPRIGHT
+from shards.reading.members import MembersError, members_of
 from shards.reading.samples import RawSample, read_sample, refetched, verified
 
 MOST_FIELD_BYTES = 1 << 28  # of one member; parsed JSON takes thirty times its size in memory
 _MOST_JSON_BYTES = 4 << 20
 Made = TypeVar("Made")
 _MAX_SUBSTITUTES = 20
-_SEED_BITS = np.uint64(1)  # shifted out: torch and NumPy take seeds of 63 bits
+# torch's functions that draw random numbers and take a generator.
+_DRAWING_FUNCTIONS = (
+    *("bernoulli", "multinomial", "normal", "poisson", "rand", "randint", "randn", "randperm"),
+    *("_sample_dirichlet", "_standard_gamma"),
+)
+_DRAWING_METHODS = (
+    *("bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial"),
+    *("normal_", "random_", "uniform_"),
+)
+_DRAWING = frozenset(getattr(torch, name) for name in _DRAWING_FUNCTIONS) | frozenset(
+    getattr(torch.Tensor, name) for name in _DRAWING_METHODS
+)
+_ALIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}  # these take no generator
+_DROPPING = frozenset({torch.dropout, functional.dropout, functional.dropout2d, functional.alpha_dropout})
+Transform = Callable[["Sample"], Any]
+Collate = Callable[[list[Any]], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +99,7 @@ def recolour(view: Pixels, draws: Draws, *, config: DataConfig) -> None:
 def transform_seed(sample_id: int, epoch: int, *, seed: int) -> int:
     """Returns the seed of a sample's transform in an epoch, 0 to 2**63 - 1. `seed` is that of its dataset."""
     hashed = hash_array(np.array([sample_id], dtype=np.int64), key=TRANSFORMS.key(seed, epoch))
-    return int(hashed[0] >> _SEED_BITS)
+    return int(hashed[0] >> np.uint64(1))  # torch and NumPy take seeds of 63 bits
 
 
 class Sample:
@@ -118,6 +134,7 @@ class Sample:
 
     @property
     def data(self) -> bytes:
+        """The image's bytes as packed."""
         return bytes(self._raw.data or b"")
 
     @property
@@ -130,7 +147,14 @@ class Sample:
         """The whole image, uint8[height, width, 3] RGB, upright. Raises DecodeError for a damaged one: let it pass, and
         the stream replaces the sample."""
         if self._pixels is None:
-            self._pixels = upright_pixels(self._raw, augment=self._config.augment, limits=self._limits)
+            raw = self._raw
+            self._pixels = decode_upright(
+                self.data,
+                height=raw.height,
+                width=raw.width,
+                orientation=raw.orientation if self._config.augment.exif else UPRIGHT,
+                limits=self._limits,
+            )
         return self._pixels
 
     @property
@@ -161,15 +185,6 @@ class Sample:
         fields = f", fields {', '.join(self.fields)}" if self.fields else ""
         size = f"{self._raw.height} x {self._raw.width} px"
         return f"Sample({self.sample_id}, {size}, labels {list(self.labels)}{fields})"
-
-
-def upright_pixels(raw: RawSample, *, augment: AugmentConfig, limits: ImageLimits) -> Pixels:
-    """Returns the whole image of a sample: uint8[height, width, 3]. Raises DecodeError."""
-    if raw.data is None:
-        raise DecodeError("there are no bytes to decode")
-    stored = decode_stored(raw.data, height=raw.height, width=raw.width, limits=limits)
-    turn = turn_of(raw.orientation if augment.exif else UPRIGHT)
-    return np.require(turned(stored, turn), requirements=["C", "W"])
 
 
 def usable(
@@ -220,10 +235,6 @@ def _tried(
     return sample, None
 
 
-Transform = Callable[[Sample], Any]
-Collate = Callable[[list[Any]], Any]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Hook:
     """What a stream does with each sample beyond its view.
@@ -260,11 +271,18 @@ class Hook:
                 raise DecodeError(f"it has no member {field!r}; its members are {known}; {todo}")
         return found
 
+    def read_from(self, dataset: Dataset, sample_id: int) -> dict[str, Any]:
+        """Reads the members of one sample, and returns its decoded fields. Raises DecodeError, as `read` does."""
+        try:
+            return self.read(members_of(dataset, sample_id)) if self.fields else {}
+        except MembersError as error:
+            raise DecodeError(str(error)) from error
+
     def made(self, sample: Sample) -> Any:
         """Returns what the transform makes of a sample, or the sample without one. It is called in a decoding thread.
         An error gets a note that names the sample."""
         try:
-            with keyed_torch(sample.seed):
+            with KeyedTorch(sample.seed):
                 return self.transform(sample) if self.transform else sample
         except DecodeError:
             raise
@@ -314,21 +332,10 @@ def _array(data: bytes) -> NDArray[Any]:
     return values.reshape(shape, order="F" if is_fortran else "C").copy()
 
 
-def _drawing() -> frozenset[Any]:
-    """Returns torch's functions that draw random numbers and take a generator."""
-    functions = ["bernoulli", "multinomial", "normal", "poisson", "rand", "randint", "randn", "randperm"]
-    functions += ["_sample_dirichlet", "_standard_gamma"]
-    methods = ["bernoulli", "bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "multinomial"]
-    methods += ["normal_", "random_", "uniform_"]
-    return frozenset(getattr(torch, name) for name in functions) | {getattr(torch.Tensor, name) for name in methods}
+class KeyedTorch(TorchFunctionMode):
+    """A context in which torch's random functions draw from a new CPU generator with this seed, in this thread alone.
+    torch's global generator is neither used nor changed."""
 
-
-_DRAWING = _drawing()
-_ALIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}  # these take no generator
-_DROPPING = frozenset({torch.dropout, functional.dropout, functional.dropout2d, functional.alpha_dropout})
-
-
-class _KeyedTorch(TorchFunctionMode):
     def __init__(self, seed: int) -> None:
         self._seed = seed
         self._generator: torch.Generator | None = None
@@ -358,12 +365,6 @@ def use_one_torch_thread() -> None:
         restore = threading.Thread(target=torch.set_num_threads, args=(num_threads,))
         restore.start()
         restore.join()
-
-
-def keyed_torch(seed: int) -> TorchFunctionMode:
-    """Returns a context in which torch's random functions draw from a new CPU generator with this seed, in this thread
-    alone. torch's global generator is neither used nor changed."""
-    return _KeyedTorch(seed)
 
 
 @contextmanager

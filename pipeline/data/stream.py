@@ -51,19 +51,18 @@ class PlannedStream:
 def plan_stream(
     config: DataConfig,
     *,
-    with_members: bool = False,
     seed: int,
     image_size: int,
     share: Share,
     num_cores: int,
     num_local_ranks: int = 1,
     ranks: LocalRanks | None = None,
+    with_members: bool = False,
 ) -> PlannedStream:
     """Opens the data and plans a stream of it. Raises UserError if the data or the settings do not allow that.
     `num_cores`: the number of this rank's cores, and of its decoding threads unless the configuration sets that.
-    `num_local_ranks`: the number of ranks on this host. `with_members`: whether the other members of
-    the samples are read, too. `ranks`: the ranks on this host, if they open the same data at
-    the same time."""
+    `num_local_ranks`: the number of ranks on this host. `ranks`: the ranks on this host, if they open the same data at
+    the same time. `with_members`: whether the other members of the samples are read, too."""
     config = replace(config, num_threads=config.num_threads or num_cores)
     data = open_training_data(config, ranks=ranks)
     orders = data.orders(config, seed=seed)
@@ -271,7 +270,7 @@ def train_batches(
     hook = Hook(fields=fields, transform=transform, collate=collate)
     if transform and pin_memory:
         raise UserError("pin_memory pins the buffers of views, which a transform replaces; pin what collate returns")
-    config = loop_config(config, url=url, global_batch=global_batch)
+    config = _loop_config(config, url=url, global_batch=global_batch)
     share = Share(global_batch=global_batch, rank=rank, num_ranks=num_ranks)
     cores = len(os.sched_getaffinity(0))
     planned = plan_stream(
@@ -317,7 +316,7 @@ def train_samples(
     """
     refuse_wrong_sizes(global_batch=global_batch, num_steps=num_steps, image_size=image_size)
     global_batch, num_steps, image_size, seed = map(index, (global_batch, num_steps, image_size, seed))
-    config = loop_config(config, url=url, global_batch=global_batch)
+    config = _loop_config(config, url=url, global_batch=global_batch)
     data = open_training_data(config)
     start = position_of(data, config, seed=seed, global_batch=global_batch, image_size=image_size)
     hook = Hook(fields=fields, transform=transform)
@@ -354,7 +353,7 @@ def _refuse_unequal_shares(global_batch: int, *, num_ranks: int) -> None:
         )
 
 
-def loop_config(config: DataConfig | None, *, url: str, global_batch: int) -> DataConfig:
+def _loop_config(config: DataConfig | None, *, url: str, global_batch: int) -> DataConfig:
     """Returns the configuration with the URL and the lanes filled in. Raises UserError if it mixes images, or if the
     lanes do not divide the batch."""
     config = config or DataConfig()

@@ -26,7 +26,6 @@ from pipeline.ranks.world import rank_and_size
 from shards.dataset import Dataset
 from shards.errors import UserError
 from shards.order import SampleOrder
-from shards.reading.members import MembersError, members_of
 from shards.reading.samples import RawSample, read_sample
 
 _TRIED = 4  # samples that a transform is tried with before a stream begins
@@ -69,15 +68,15 @@ class TrainSamples(torch.utils.data.Dataset[Any]):
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} of {len(self):,}")
         step, entry = divmod(number % len(self), self.global_batch)
-        position = self._orders[0].positions(step, self.global_batch, 0, 1)[entry : entry + 1]
+        position = self._orders[0].positions(step, self.global_batch, entry, self.global_batch)  # as if each had a rank
         [dataset], own = self._mixture.split(position)
         order, source = self._orders[dataset], self._data.datasets[dataset]
         sample_id, epoch = int(order.at(own)[0]), int(own[0]) // order.num_samples
         make = partial(self._made, int(dataset), sample_id, epoch)
         self._quarantine.count(1)
-        return usable(source, read_sample(source, sample_id), make, seed=self._start.seed, quarantine=self._quarantine)[
-            1
-        ]
+        raw = read_sample(source, sample_id)
+        _, item = usable(source, raw, make, seed=self._start.seed, quarantine=self._quarantine)
+        return item
 
     def batch_sampler(
         self, *, first_step: int = 0, rank: int | None = None, num_ranks: int | None = None
@@ -101,25 +100,16 @@ class TrainSamples(torch.utils.data.Dataset[Any]):
             raw = read_sample(dataset, number)
             if raw.data is not None:
                 with suppress(DecodeError):
-                    fields = self._fields(dataset, number)
+                    fields = self._hook.read_from(dataset, number)
                     refuse_unrepeatable(lambda: self._hook.made(self._sample(0, number, 0, raw, fields)))  # noqa: B023
 
     def _made(self, number: int, sample_id: int, epoch: int, dataset: Dataset, raw: RawSample) -> Any:
         """Makes an item with the global generators seeded, as only the sole user of a process may."""
-        sample = self._sample(number, sample_id, epoch, raw, self._fields(dataset, raw.sample_id))
+        sample = self._sample(number, sample_id, epoch, raw, self._hook.read_from(dataset, raw.sample_id))
         with seeded(sample.seed):
             if self._hook.transform:
                 return self._hook.made(sample)
             return torch.from_numpy(sample.crop).permute(2, 0, 1).contiguous(), sample.label
-
-    def _fields(self, dataset: Dataset, sample_id: int) -> dict[str, Any]:
-        """Reads the fields of a sample. Raises DecodeError."""
-        if not self._hook.fields:
-            return {}
-        try:
-            return self._hook.read(members_of(dataset, sample_id))
-        except MembersError as error:
-            raise DecodeError(str(error)) from error
 
     def _sample(self, number: int, sample_id: int, epoch: int, raw: RawSample, fields: dict[str, Any]) -> Sample:
         """Returns a sample of dataset `number`. `sample_id`: the sample of the order, for which `raw` may be a

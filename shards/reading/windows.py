@@ -269,12 +269,10 @@ class Window:
             path, rows = _needed_rows(dataset, block, low, high)
             begins = rows.reads()
             if self.with_members:  # the members of samples that follow each other lie in one stretch
-                ids = dataset.packed_ids(block.first_sample_id + low + np.arange(rows.size.size))
-                begins = np.concatenate([[0], np.flatnonzero(np.diff(ids) != 1) + 1])
-            ranges = [
-                self._range(dataset, rows, block.first_sample_id + low, int(first), int(end))
-                for first, end in zip(begins, [*begins[1:], rows.size.size], strict=True)
-            ]
+                packed = dataset.packed_ids(block.first_sample_id + low + np.arange(rows.size.size))
+                begins = np.concatenate([[0], np.flatnonzero(np.diff(packed) != 1) + 1])
+            bounds = list(zip(begins.tolist(), [*begins[1:].tolist(), rows.size.size], strict=True))
+            ranges = [self._range(dataset, rows, block.first_sample_id + low, *bound) for bound in bounds]
             of_read = np.searchsorted(begins, wanted - low, side="right") - 1
             own = placed(rows, wanted - low, first_sample_id=block.first_sample_id + low)
             own["piece"] = len(slices) + of_read
@@ -282,10 +280,8 @@ class Window:
             own["row"] -= begins[of_read]
             table[places] = own
             num_left = np.bincount(of_read, minlength=begins.size)
-            for first, end, (begin, stop), num in zip(
-                begins, [*begins[1:], rows.size.size], ranges, num_left, strict=True
-            ):
-                some = rows if begins.size == 1 else rows.slice(int(first), int(end))
+            for (first, end), (begin, stop), num in zip(bounds, ranges, num_left, strict=True):
+                some = rows if begins.size == 1 else rows.slice(first, end)
                 slices.append(LoadedSlice(path=path, rows=some, begin=begin, end=stop, fetched=None, num_left=int(num)))
         return Contents(rows=as_matrix(table), slices=tuple(slices))
 

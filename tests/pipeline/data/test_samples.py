@@ -22,7 +22,7 @@ from jobs.data import index
 from pipeline.data.batches import Batch
 from pipeline.data.config import AugmentConfig, DataConfig
 from pipeline.data.decode import DecodeError, Pixels
-from pipeline.data.samples import Sample, decoded_field, keyed_torch, seeded
+from pipeline.data.samples import KeyedTorch, Sample, decoded_field, seeded
 from pipeline.data.stream import train_batches, train_samples
 from shards.config import SubsetConfig
 from shards.dataset import open_dataset
@@ -302,7 +302,7 @@ def test_threads_decode_at_the_same_time(url: str, monkeypatch: pytest.MonkeyPat
         is_trial = threading.current_thread() is threading.main_thread()
         return 0 if is_trial else sample.pixels.size
 
-    monkeypatch.setattr("pipeline.data.samples.upright_pixels", decode)
+    monkeypatch.setattr("pipeline.data.samples.decode_upright", decode)
     with train_batches(**arguments(url, transform=transform, global_batch=8)) as batches:
         assert next(batches).images.tolist() == [48] * 8
 
@@ -321,7 +321,7 @@ def test_generators_of_threads_are_apart() -> None:
     found = dict[int, torch.Tensor]()
 
     def draw(seed: int) -> None:
-        with keyed_torch(seed):
+        with KeyedTorch(seed):
             found[seed] = torch.stack([torch.rand(3) for _ in range(50)])
 
     threads = [threading.Thread(target=draw, args=(seed,)) for seed in range(4)]
