@@ -271,11 +271,8 @@ def run_at(root: Path, path: Path, now: float) -> Run | None:
     if leaves and not num_steps:
         reasons.append(f"{RECORD_FILE} is damaged: it has no number of steps")
     facts = read_facts(path, num_steps=num_steps, is_scored=is_scored(leaves), now=now)
-    if facts.accuracy is None and is_a_folder(path / SCORES_FOLDER):
-        from jobs.reports.run_scores import evaluations_of  # noqa: PLC0415 - most lists need no scores
-
-        kept, _ = evaluations_of(path, step=facts.step or 0)
-        facts = replace(facts, accuracy=kept[0].score if kept else None)
+    if leaves and facts.accuracy is None:
+        facts = replace(facts, accuracy=_later_accuracy(path, facts.step or 0))
     return Run(
         path=str(path.relative_to(root)) if path != root else path.name or str(path),
         stage=stage,
@@ -285,6 +282,20 @@ def run_at(root: Path, path: Path, now: float) -> Run | None:
         facts=facts,
         reasons=(*facts.reasons, *reasons),
     )
+
+
+def _later_accuracy(path: Path, step: int) -> float | None:
+    """Returns the accuracy of the newest `patchline evaluate RUN`. Returns None if there is none, or if this user may
+    not read it."""
+    try:
+        if not is_a_folder(path / SCORES_FOLDER):
+            return None
+        from jobs.reports.run_scores import evaluations_of  # noqa: PLC0415 - most lists need no scores
+
+        kept, _ = evaluations_of(path, step=step)
+    except OSError:
+        return None
+    return kept[0].score if kept else None
 
 
 def is_unstarted(path: Path) -> bool:

@@ -109,7 +109,11 @@ def evaluations_of(run_dir: Path, *, step: int) -> tuple[list[AlsoScored], list[
     and each way to score it, and reasons why some cannot be used. `step`: the last step of the run; scores of an
     earlier step are left out."""
     found, reasons = dict[ScoredOn, AlsoScored](), list[str]()
-    for folder in kept_folders(run_dir):
+    try:
+        folders = kept_folders(run_dir)
+    except OSError as error:
+        return [], [f"{SCORES_FOLDER} cannot be read: {error.strerror or error}"]
+    for folder in folders:
         where = folder.relative_to(run_dir)
         try:
             job = read_record(folder / RECORD_FILE, stage="evaluate", kind=EvaluateJob)

@@ -29,7 +29,7 @@ from pipeline.evaluation.config import EvaluationConfig
 from pipeline.runs.curves import Curves
 from pipeline.runs.starts import Start, read_starts
 from pipeline.runs.summary_file import read_curves
-from pipeline.shared_settings import METRICS_FILE, RECORD_FILE, SCORES_FILE
+from pipeline.shared_settings import METRICS_FILE, RECORD_FILE, SCORES_FILE, SCORES_FOLDER
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import Line, is_finite, read_local_file
 from shards.files.looks import is_there
@@ -347,7 +347,10 @@ class ScoreSheet:
 def read_scores(run_dir: Path) -> ScoreSheet:
     """Reads the newest evaluation in RUN/scores. If there is none, reads the newest evaluation of this run's weights in
     a nearby folder (see `_newest_evaluation`). The result is empty if there is none either."""
-    kept = kept_folders(run_dir)
+    try:
+        kept = kept_folders(run_dir)
+    except OSError as error:
+        return ScoreSheet(reasons=(f"{SCORES_FOLDER} cannot be read: {error.strerror or error}",))
     folder = kept[0] if kept else _newest_evaluation(run_dir)
     if folder is None:
         return ScoreSheet()

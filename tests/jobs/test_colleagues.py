@@ -135,6 +135,16 @@ def test_one_run_that_may_not_be_read_does_not_hide_the_others(run_of_another: M
     assert patchline_of_a_colleague("ls", str(tmp_path), environ=ALONE).code == 0
 
 
+def test_scores_that_may_not_be_read_are_left_out(run_of_another: MakeRun, tmp_path: Path) -> None:
+    run_dir = run_of_another("private")
+    (run_dir / "scores").mkdir(mode=0)
+    ended = patchline_of_a_colleague("ls", str(tmp_path), environ=ALONE)
+    assert (ended.code, "private" in ended.output) == (0, True), ended
+    ended = patchline_of_a_colleague("report", str(run_dir), "--out", str(tmp_path / "x.html"), environ=ALONE)
+    assert ended.code == 0, ended
+    assert "scores cannot be read: Permission denied" in (tmp_path / "x.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("umask", "flags", "folder", "file", "script"),
     [

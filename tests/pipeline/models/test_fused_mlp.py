@@ -53,7 +53,7 @@ def ulps(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @FORMS
-def test_operators_are_within_two_ulps_of_separate_kernels_and_nearer_to_exact_results(is_tanh: bool) -> None:
+def test_operators_are_within_two_ulps_of_separate_kernels_and_exact_results_rounded_once(is_tanh: bool) -> None:
     x_TD, weight1_MD, bias1_M, weight2_DM, dy_TD = layer()
     form = "tanh" if is_tanh else "none"
     u_TM = F.linear(x_TD, weight1_MD, bias1_M)
@@ -70,8 +70,9 @@ def test_operators_are_within_two_ulps_of_separate_kernels_and_nearer_to_exact_r
     for name, one, other, true in zip(names, fused, usual, exact, strict=True):
         assert one.dtype is other.dtype is torch.bfloat16
         assert ulps(one, other) <= 2, name
-        assert ulps(one, true) <= 0.51, name  # rounded once
-        assert (one - true).norm() <= (other - true).norm(), name
+        assert ulps(one, true) <= 0.51, name
+        # Rounded once: as near to exact results as bf16 can be. On some CPUs the separate product is so, too.
+        assert (one - true).norm() <= (1 + 1e-6) * (true.bfloat16() - true).norm(), name
 
 
 def gradients_of(
