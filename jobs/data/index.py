@@ -8,7 +8,7 @@ from jobs import exit_codes
 from jobs.record import write_record
 from jobs.settings.data import IndexJob
 from shards.adoption.adopt import LABEL_FLAGS, Adoption, adopt
-from shards.adoption.foreign_samples import SampleRules
+from shards.adoption.foreign_samples import SampleRules, Unlabeled
 from shards.adoption.foreign_tar import AdoptSpec
 from shards.adoption.tar_lists import find_tars, split_pattern
 from shards.errors import UserError
@@ -29,6 +29,7 @@ def index_tars(
     index_url: str = "",
     label_key: str = SampleRules.label_key,
     label_field: str = "",
+    unlabeled: Unlabeled = SampleRules.unlabeled,
     split: str = "train",
     workers: int = 1,
 ) -> None:
@@ -36,12 +37,19 @@ def index_tars(
     as they are. `patchline index` does the same and has more settings.
 
     `url`: a folder or s3://bucket/prefix. The class of an image is the text of its `label_key` member or, if
-    `label_field` is given, that field of its json member. The function can be called again on the same tars. Raises
-    UserError if there are no tars, or if no images or labels in them can be read.
+    `label_field` is given, that field of its json member. Images without one are quarantined, or indexed if `unlabeled`
+    is "keep". The function can be called again on the same tars. Raises UserError if there are no tars, or if no images
+    or labels in them can be read.
     """
     run(
         IndexJob(
-            url=url, index_url=index_url, label_key=label_key, label_field=label_field, split=split, workers=workers
+            url=url,
+            index_url=index_url,
+            label_key=label_key,
+            label_field=label_field,
+            unlabeled=unlabeled,
+            split=split,
+            workers=workers,
         )
     )
 
@@ -60,7 +68,7 @@ def run(job: IndexJob) -> int:
     store = open_store(adoption.index_url)
     describe(store, manifest, job.about())
     names = read_labels(store.read(LABELS_PATH))["name"].to_pylist()
-    log.info("%s", class_words(names))
+    log.info("%s", class_words(names) if names else "no labels; patchline.train_batches reads such images")
     for warning in [*class_warnings(names, todo=LABEL_FLAGS), *empty_words(store, manifest)]:
         log.warning("%s", warning)
     counts = (manifest.num_samples, len(manifest.shards), manifest.num_classes, manifest.num_quarantined)
@@ -70,6 +78,8 @@ def run(job: IndexJob) -> int:
 
 def spec_of(job: IndexJob) -> AdoptSpec:
     """Returns all settings that decide what the index contains."""
-    rules = SampleRules(image_keys=job.image_keys, label_key=job.label_key, label_field=job.label_field)
+    rules = SampleRules(
+        image_keys=job.image_keys, label_key=job.label_key, label_field=job.label_field, unlabeled=job.unlabeled
+    )
     shared = {field.name: getattr(job, field.name) for field in fields(DatasetSettings)}
     return AdoptSpec(rules=rules, **shared)

@@ -111,6 +111,7 @@ class IndexJob:
     label_key: str = SampleRules.label_key
     label_field: str = SampleRules.label_field
     """Field of the member json that is the label, or a list of labels; empty: --label-key is used."""
+    unlabeled: Literal["refuse", "keep"] = SampleRules.unlabeled
     labels_file: str = DatasetSettings.labels_file
     labels: LabelRules = DatasetSettings.labels
     description: str = About.description

@@ -82,7 +82,9 @@ def a_batch_late(launched: Iterator[Item]) -> Iterator[Item]:
 
 def label_map(dataset: Dataset, known: tuple[str, ...]) -> NDArray[np.int64]:
     """Maps every label of the dataset to its number among the `known` names of a model. Raises UserError if one is
-    unknown."""
+    unknown, or if there are none."""
+    if not dataset.label_names:
+        raise UserError(f"{dataset.url} has no labels to score a model with", todo="give a dataset that has")
     numbers = {class_name(name): number for number, name in enumerate(known)}
     unknown = [name for name in dataset.label_names if name not in numbers]
     if unknown:

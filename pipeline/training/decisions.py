@@ -87,11 +87,16 @@ def decide_classes(
     job: TrainingJob, data: TrainingData, held_out: Sequence[Dataset], *, say: bool
 ) -> tuple[TrainingJob, Decision]:
     """Returns the job with the data's number of classes, unless the job names one, and the decision. Raises UserError
-    if the job has fewer classes than the data, or if a held-out dataset has labels that the data lacks. `say`: whether
-    to log warnings, for example about classes that the data does not have."""
+    if the data has no classes, if the job has fewer than the data, or if a held-out dataset has labels that the data
+    lacks. `say`: whether to log warnings, for example about classes that the data does not have."""
     setting = "model.num_classes"
     if job.model.masked_patches:
         return job, Decision(setting=setting, value=job.model.num_classes, why="the model predicts colours of patches")
+    if not data.num_classes:
+        raise UserError(
+            f"{data.url} has no labels to train on",
+            todo="give a dataset that has, predict masked patches, or read it with patchline.train_batches",
+        )
     wanted = job.model.num_classes or data.num_classes
     if data.num_classes > wanted:
         raise UserError(

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from shards.adoption.foreign_samples import RefusalCause
+from shards.adoption.foreign_samples import RefusalCause, Unlabeled
 from shards.adoption.foreign_tar import (
     AdoptSpec,
     LabelTask,
@@ -47,9 +47,10 @@ from shards.store import LocalStore, MissingObjectError, Store, open_store
 
 log = logging.getLogger(__name__)
 LABEL_FLAGS = "--label-key, the label's suffix, or --label-field, a field of .json"
+_NO_LABELS = "--unlabeled keep to index samples without a label"
 _ADVICE = {
     RefusalCause.NO_IMAGE: "--image-keys, the suffixes of the images",
-    RefusalCause.NO_LABEL: LABEL_FLAGS,
+    RefusalCause.NO_LABEL: f"{LABEL_FLAGS}, or {_NO_LABELS}",
     RefusalCause.UNKNOWN_LABEL: "--label-key or --label-field, or another --labels-file",
     RefusalCause.NOT_INTEGER: "the names of all classes in --labels-file",
 }
@@ -70,16 +71,19 @@ class Adoption:
 
 @dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What was found in all tars. `integers_only`: whether samples with a label that is not an integer are refused."""
+    """What was found in all tars. `integers_only`: whether samples with a label that is not an integer are refused.
+    `unlabeled`: what happens to samples without one."""
 
     facts: tuple[TarFacts, ...]
     meaning: Meaning
     labels: tuple[TarLabels, ...]
     integers_only: bool
+    unlabeled: Unlabeled
 
     def rows(self, store: Store, number: int) -> pa.Table:
         """Returns the samples of a tar, with their classes or the reason why they are refused."""
-        return adopted_rows(store, number, self.meaning, integers_only=self.integers_only)
+        rules = {"integers_only": self.integers_only, "unlabeled": self.unlabeled}
+        return adopted_rows(store, number, self.meaning, **rules)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,11 +174,21 @@ def _settled(adoption: Adoption, facts: Sequence[TarFacts], workers: int) -> _Fo
     """Decides what the labels of all tars mean. Raises UserError if they could mean two things."""
     written = WrittenLabels.joined(some.written() for some in facts)
     meaning = settle(adoption.spec.labels, written, listed=adoption.spec.known_labels())
-    tasks = (LabelTask(index_url=adoption.index_url, number=number, meaning=meaning) for number in range(len(facts)))
+    unlabeled = adoption.spec.rules.unlabeled
+    tasks = (
+        LabelTask(index_url=adoption.index_url, number=number, meaning=meaning, unlabeled=unlabeled)
+        for number in range(len(facts))
+    )
     labels = [some for _, some in sorted(run_tasks(read_labels, tasks, workers=workers), key=itemgetter(0))]
     if integers_only := meaning.names is None and are_mostly_integers(labels):
         labels = [some.of_integers() for some in labels]
-    return _Found(facts=tuple(facts), meaning=meaning, labels=tuple(labels), integers_only=integers_only)
+    return _Found(
+        facts=tuple(facts),
+        meaning=meaning,
+        labels=tuple(labels),
+        integers_only=integers_only,
+        unlabeled=unlabeled,
+    )
 
 
 def are_mostly_integers(facts: Sequence[TarLabels]) -> bool:
@@ -261,17 +275,20 @@ def write_index(task: IndexTask) -> int:
     """Writes the index file of one shard unless it exists. Returns the shard's number."""
     store = open_store(task.index_url)
     if not _is_indexed(store, task):
-        tars, ids, integers_only = _plan_of(task.index_url, task.plan_hash)
-        table = adopted_rows(store, task.number, task.meaning, integers_only=integers_only)
+        plan = _plan_of(task.index_url, task.plan_hash)
+        table = adopted_rows(
+            store, task.number, task.meaning, integers_only=plan.integers_only, unlabeled=plan.unlabeled
+        )
         fit = table.filter(table["reason"].is_null()).drop_columns(["reason", "cause"])
         rows = []
         for row in fit.to_pylist():
+            ids = plan.ids
             labels = dict.fromkeys(ids[label] if label in ids else ids[str(int(label))] for label in row["labels"])
             rows.append(IndexRow(**row | {"labels": tuple(labels)}))
         last = rows[-1]
         commit = ShardCommit(
-            tar_sha256=tars[task.number]["sha256"],
-            tar_bytes=tars[task.number]["num_bytes"],
+            tar_sha256=plan.tars[task.number]["sha256"],
+            tar_bytes=plan.tars[task.number]["num_bytes"],
             data_end=last.offset + last.size + (-last.size) % BLOCK_BYTES,
             plan_hash=task.plan_hash,
         )
@@ -286,15 +303,29 @@ def _is_indexed(store: Store, task: IndexTask) -> bool:
         return False
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """What plan/plan.json records. `ids`: the ids of the label names."""
+
+    tars: list[dict[str, Any]]
+    ids: dict[str, int]
+    integers_only: bool
+    unlabeled: Unlabeled
+
+
 @lru_cache(maxsize=1)
-def _plan_of(index_url: str, plan_hash: str) -> tuple[list[dict[str, Any]], dict[str, int], bool]:
-    """Reads plan/plan.json: the tars, the ids of the label names, and whether all labels must be integers."""
+def _plan_of(index_url: str, plan_hash: str) -> _Plan:
     data = open_store(index_url).read(PLAN_PATH)
     if sha256_hex(data) != plan_hash:
         raise UserError(f"{index_url}/{PLAN_PATH} changed meanwhile; run one patchline index at a time")
     record = json.loads(data)
     ids = {name: number for number, name in enumerate(record["label_names"])}
-    return record["adopted"], ids, record["integers_only"]
+    return _Plan(
+        tars=record["adopted"],
+        ids=ids,
+        integers_only=record["integers_only"],
+        unlabeled=record["settings"]["rules"]["unlabeled"],
+    )
 
 
 def _merged(adoption: Adoption, store: Store, found: _Found, names: tuple[str, ...], plan_hash: str) -> Manifest:
@@ -317,7 +348,8 @@ def _merged(adoption: Adoption, store: Store, found: _Found, names: tuple[str, .
     is_elsewhere = open_store(adoption.index_url) != open_store(adoption.tars_url)
     manifest = merged.manifest(adoption.spec, plan_hash=plan_hash, num_quarantined=refused.num_rows)
     shards_url = _lasting(adoption.tars_url) if is_elsewhere else ""
-    manifest = replace(manifest, shards_url=shards_url, adopted=True)
+    unlabeled = adoption.spec.rules.unlabeled == "keep"
+    manifest = replace(manifest, shards_url=shards_url, adopted=True, unlabeled=unlabeled)
     if is_elsewhere:
         store.discard_unfinished()
     manifest = write_manifest(store, manifest)

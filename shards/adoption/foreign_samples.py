@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import cast
+from typing import Literal, cast
 
 from shards.config_values import refuse_wrong_values
 from shards.errors import ImageRefusedError, UserError
@@ -26,6 +26,7 @@ from shards.sources.tar_members import (
 
 NO_LABEL = "no label"
 MOST_LABEL_BYTES = 4 << 20  # parsed JSON takes thirty times its size in memory
+Unlabeled = Literal["refuse", "keep"]  # what happens to samples without a label
 _MOST_SHOWN = 8
 
 
@@ -61,6 +62,8 @@ class SampleRules:
     """Suffix of the member whose text is the label, an integer or a name."""
     label_field: str = ""
     """Field of the member json that is the label, or a list of labels; empty: `label_key` is used."""
+    unlabeled: Unlabeled = "refuse"
+    """Whether samples without a label, for example images with captions alone, are quarantined or indexed."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
@@ -167,6 +170,8 @@ def _finished(group: _Group | None, rules: SampleRules) -> Iterator[FoundSample]
 def _labels(members: dict[str, Member], rules: SampleRules) -> tuple[str, ...]:
     wanted = "json" if rules.label_field else rules.label_key
     member = members.get(wanted)
+    if member is None and rules.unlabeled == "keep":
+        return ()
     if member is None or not isinstance(member.data, bytes):
         raise SampleRefusedError(f"no label: it has no member .{wanted}", RefusalCause.NO_LABEL)
     if len(member.data) > MOST_LABEL_BYTES:
@@ -186,7 +191,7 @@ def _labels(members: dict[str, Member], rules: SampleRules) -> tuple[str, ...]:
         labels = written_labels(values)
     except ImageRefusedError as error:
         raise SampleRefusedError(str(error), RefusalCause.NO_LABEL) from error
-    if not labels:
+    if not labels and rules.unlabeled == "refuse":
         raise SampleRefusedError(NO_LABEL, RefusalCause.NO_LABEL)
     return labels
 

@@ -18,6 +18,7 @@ from shards.adoption.foreign_samples import (
     RefusalCause,
     SampleRules,
     TarFault,
+    Unlabeled,
     cause_of,
     find_samples,
 )
@@ -115,11 +116,12 @@ class TarFacts:
 @dataclass(frozen=True, kw_only=True)
 class LabelTask:
     """A task: read the labels in the description of tar `number` in the work folder of `index_url`. `meaning`: what
-    they mean."""
+    they mean. `unlabeled`: what happens to samples that have none."""
 
     index_url: str
     number: int
     meaning: Meaning
+    unlabeled: Unlabeled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,18 +166,21 @@ def adopted_path(number: int) -> str:
     return f"work/adopted-{number:06d}.parquet"
 
 
-def adopted_rows(store: Store, number: int, meaning: Meaning, *, integers_only: bool = False) -> pa.Table:
+def adopted_rows(
+    store: Store, number: int, meaning: Meaning, *, unlabeled: Unlabeled, integers_only: bool = False
+) -> pa.Table:
     """Reads the description of a tar: one row per sample, including refused ones, with the classes that its labels
     mean.
 
-    Here a sample is also refused if a label is not a class or, with `integers_only`, not an integer. These reasons are
+    Here a sample is also refused if a label is not a class or, with `integers_only`, not an integer, or if it has no
+    label and `unlabeled` is "refuse". These reasons are
     not in the stored description, since they depend on all tars.
     """
     table = _read_adopted(store, number)
     rows = table.select(["labels", "reason", "cause"]).to_pylist()
     for row in rows:
         if row["reason"] is None:
-            row.update(_meant(row["labels"], meaning))
+            row.update(_meant(row["labels"], meaning, may_be_none=unlabeled == "keep"))
         odd = _odd(row["labels"]) if integers_only and row["reason"] is None else None
         if odd is not None:
             row.update(reason=f"label {odd!r} is not an integer, others are", cause=RefusalCause.NOT_INTEGER.value)
@@ -187,7 +192,7 @@ def adopted_rows(store: Store, number: int, meaning: Meaning, *, integers_only: 
 
 def read_labels(task: LabelTask) -> tuple[int, TarLabels]:
     """Reads what the labels of a described tar mean. Returns the tar's number and the labels."""
-    table = adopted_rows(open_store(task.index_url), task.number, task.meaning)
+    table = adopted_rows(open_store(task.index_url), task.number, task.meaning, unlabeled=task.unlabeled)
     fit = table.filter(table["reason"].is_null())["labels"].to_pylist()
     even = [some for some in fit if _odd(some) is None]
     labels = [label for some in fit for label in some]
@@ -202,15 +207,16 @@ def read_labels(task: LabelTask) -> tuple[int, TarLabels]:
     )
 
 
-def _meant(written: list[str], meaning: Meaning) -> dict[str, object]:
-    """Returns the classes of a sample, or why it is refused, as columns of its row."""
+def _meant(written: list[str], meaning: Meaning, *, may_be_none: bool) -> dict[str, object]:
+    """Returns the classes of a sample, or why it is refused, as columns of its row. `may_be_none`: it may have no
+    label."""
     try:
         labels, _ = meaning.of(written)
     except UnknownLabelError as error:
         return {"reason": str(error), "cause": RefusalCause.UNKNOWN_LABEL.value}
     except ImageRefusedError as error:
         return {"reason": str(error), "cause": None}
-    return {"labels": labels} if labels else {"reason": NO_LABEL, "cause": RefusalCause.NO_LABEL.value}
+    return {"labels": labels} if labels or may_be_none else {"reason": NO_LABEL, "cause": RefusalCause.NO_LABEL.value}
 
 
 def _odd(labels: Sequence[str]) -> str | None:

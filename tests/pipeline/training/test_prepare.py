@@ -4,9 +4,11 @@ Ranks that are about to run different things say which rank has what, and none o
 open, a model has as many classes as its data; surplus classes give a warning, missing ones an error.
 """
 
+import io
 import logging
 import os
 import re
+import tarfile
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +16,11 @@ from pathlib import Path
 import pytest
 
 from jobs.data import pack
+from jobs.data.index import index_tars
 from jobs.data.pack import PackJob, run
-from jobs.recipes.pretrain import digits_smoke
+from jobs.recipes.pretrain import digits_smoke, masked_patches_pixels
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointId
+from pipeline.data.evaluation import label_map
 from pipeline.data.training_data import open_training_data
 from pipeline.models import build_model
 from pipeline.models.loss import balanced_weights
@@ -279,6 +283,25 @@ def test_fewer_than_the_data_has_are_refused(digits_url: str) -> None:
     job = replace(recipe, data=replace(recipe.data, url=digits_url), model=replace(recipe.model, num_classes=9))
     with pytest.raises(UserError, match=r"has 10 classes, the model has 9; set --model\.num-classes 10"):
         decide_classes(job, open_training_data(job.data), [], say=True)
+
+
+def test_images_without_labels_are_refused_where_labels_are_needed(tmp_path: Path) -> None:
+    """Captioned images in tars: masked patches are learnt from them, classes are not."""
+    with tarfile.open(tmp_path / "0.tar", "w") as archive:
+        for number in range(4):
+            for suffix, data in {"png": image_bytes(number), "txt": b"a caption"}.items():
+                info = tarfile.TarInfo(f"{number}.{suffix}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+    index_tars(str(tmp_path), unlabeled="keep")
+    recipe = digits_smoke()
+    data, held_out = open_training_data(replace(recipe.data, url=str(tmp_path))), open_dataset(str(tmp_path))
+    with pytest.raises(UserError, match="has no labels to train on; give a dataset that has, predict masked patches"):
+        decide_classes(recipe, data, [], say=True)
+    with pytest.raises(UserError, match="has no labels to score a model with"):
+        label_map(held_out, ("cat",))
+    masked = masked_patches_pixels()
+    assert decide_classes(masked, data, [], say=True)[0] == masked
 
 
 def test_one_class_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

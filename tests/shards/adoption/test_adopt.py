@@ -372,3 +372,20 @@ def test_a_number_that_can_be_no_class() -> None:
         label_names({"1440764000"}, Meaning(names=None))
     with pytest.raises(UserError, match=r"the label 9{200}\.\.\. is not a class number"):
         label_names({"9" * 1024}, Meaning(names=None))
+
+
+def test_samples_without_a_label_are_kept_if_asked_for(tmp_path: Path) -> None:
+    """Captions alone, and a label on one sample in four: an empty text, NaN and no member are no label."""
+    labels = {0: {"cls": b"3"}, 1: {"cls": b""}, 2: {"cls": b"NaN"}, 3: {}}
+    store = open_store(str(tmp_path))
+    write_tars(store, lambda tar, number: {"jpg": sample_image(tar, number), "txt": b"a caption", **labels[number % 4]})
+    spec = AdoptSpec(rules=SampleRules(unlabeled="keep"), samples_per_block=2)
+    adoption = adoption_of(store.url, spec=spec)
+    with pytest.raises(UserError, match=r"--label-field, a field of \.json, or --unlabeled keep to index"):
+        adopt(replace(adoption, spec=SPEC), workers=1, max_quarantined=0)
+    manifest = adopt(adoption, workers=1, max_quarantined=0)
+    assert (manifest.num_samples, manifest.num_quarantined, manifest.unlabeled) == (sum(SIZES), 0, True)
+    assert verify_dataset(store.url, deep=True) == []
+    for shard in range(len(SIZES)):
+        rows = index_rows(open_dataset(store.url), shard)
+        assert [row.labels for row in rows] == [(3,) if number % 4 == 0 else () for number in range(len(rows))]

@@ -60,7 +60,9 @@ def described(folder: Path, tar: bytes, *, meaning: Meaning | None = None) -> tu
     task = task_of(folder, tar)
     number, facts = read_tar(task)
     assert number == 7
-    return facts, adopted_rows(open_store(task.index_url), 7, meaning or Meaning(names=None)).to_pylist()
+    return facts, adopted_rows(
+        open_store(task.index_url), 7, meaning or Meaning(names=None), unlabeled="refuse"
+    ).to_pylist()
 
 
 def outcomes(rows: list[dict[str, object]]) -> list[tuple[object, object]]:
@@ -138,10 +140,10 @@ def test_labels_that_are_no_integers_are_told_apart(tmp_path: Path) -> None:
     assert [row["reason"] for row in rows] == [None] * 4
     assert facts.labels == ("1.0", "12", "7", "\u0663")
     store, meaning = open_store(str(tmp_path / "index")), Meaning(names=None)
-    number, found = read_labels(LabelTask(index_url=store.url, number=7, meaning=meaning))
+    number, found = read_labels(LabelTask(index_url=store.url, number=7, meaning=meaning, unlabeled="refuse"))
     assert (number, found.num_labels, found.num_integers, found.num_odd) == (7, 4, 3, 1)
     assert (found.labels, found.integers) == (("1", "12", "7", "\u0663"), ("1", "12", "7"))
-    settled = adopted_rows(store, 7, meaning, integers_only=True)
+    settled = adopted_rows(store, 7, meaning, integers_only=True, unlabeled="refuse")
     assert settled["reason"].to_pylist() == [None, None, None, "label '\u0663' is not an integer, others are"]
     only = found.of_integers()
     assert (only.num_fit, only.num_refused, only.labels) == (3, 1, ("1", "12", "7"))

@@ -55,17 +55,17 @@ def sample_rules(_: Path, fields: dict[str, object]) -> None:
     row("one sample without a label", tar_without_a_label).says(
         '1 of 15 samples cannot be adopted, more than the allowed share of 0, most often: "no label", for example '
         "part-1/train-1.tar/dir.1/sample ü 000.JPEG; give --label-key, the label's suffix, or --label-field, a "
-        "field of .json, or raise --max-quarantined"
+        "field of .json, or --unlabeled keep to index samples without a label, or raise --max-quarantined"
     ),
     row("wrong rules: SampleRules(label_key=label)", adopted_by, SampleRules(label_key="label")).says(
         'no sample can be adopted, most often: "no label: it has no member .label", for example '
         "part-0/train-2.tar/dir.2/sample ü 000.JPEG; give --label-key, the label's suffix, or --label-field, a "
-        "field of .json"
+        "field of .json, or --unlabeled keep to index samples without a label"
     ),
     row("wrong rules: SampleRules(label_field=label)", adopted_by, SampleRules(label_field="label")).says(
         'no sample can be adopted, most often: "no label: it has no member .json", for example '
         "part-0/train-2.tar/dir.2/sample ü 000.JPEG; give --label-key, the label's suffix, or --label-field, a "
-        "field of .json"
+        "field of .json, or --unlabeled keep to index samples without a label"
     ),
     row("wrong rules: SampleRules(image_keys=(tif,))", adopted_by, SampleRules(image_keys=("tif",))).says(
         'no sample can be adopted, most often: "no image: its members are cls, jpeg, txt", for example '
