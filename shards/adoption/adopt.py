@@ -82,8 +82,7 @@ class _Found:
 
     def rows(self, store: Store, number: int) -> pa.Table:
         """Returns the samples of a tar, with their classes or the reason why they are refused."""
-        rules = {"integers_only": self.integers_only, "unlabeled": self.unlabeled}
-        return adopted_rows(store, number, self.meaning, **rules)
+        return adopted_rows(store, number, self.meaning, unlabeled=self.unlabeled, integers_only=self.integers_only)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -289,10 +289,10 @@ def test_images_without_labels_are_refused_where_labels_are_needed(tmp_path: Pat
     """Captioned images in tars: masked patches are learnt from them, classes are not."""
     with tarfile.open(tmp_path / "0.tar", "w") as archive:
         for number in range(4):
-            for suffix, data in {"png": image_bytes(number), "txt": b"a caption"}.items():
+            for suffix, member in {"png": image_bytes(number), "txt": b"a caption"}.items():
                 info = tarfile.TarInfo(f"{number}.{suffix}")
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
+                info.size = len(member)
+                archive.addfile(info, io.BytesIO(member))
     index_tars(str(tmp_path), unlabeled="keep")
     recipe = digits_smoke()
     data, held_out = open_training_data(replace(recipe.data, url=str(tmp_path))), open_dataset(str(tmp_path))
