@@ -220,6 +220,8 @@ def output_lines(outputs: Outputs) -> list[str]:
         for job in jobs:
             found = finding_of(job)
             lines.append(f"  job {job.job}, {printable_name(job.name)}: {printable_name(found.found)}")
-            lines += [f"  > {printable_name(found.todo)}"] * bool(found.todo)
-            lines += [f"  its log: {printable_name(job.log)}"] * bool(job.log)
+            if found.todo:
+                lines.append(f"  > {printable_name(found.todo)}")
+            if job.log:
+                lines.append(f"  its log: {printable_name(job.log)}")
     return lines

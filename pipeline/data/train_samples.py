@@ -24,7 +24,7 @@ from pipeline.data.samples import Hook, Sample, refuse_unrepeatable, sample_draw
 from pipeline.data.training_data import TrainingData
 from pipeline.ranks.world import rank_and_size
 from shards.dataset import Dataset
-from shards.errors import UserError
+from shards.errors import UserError, one_traceback
 from shards.order import SampleOrder
 from shards.reading.samples import RawSample, read_sample
 
@@ -63,6 +63,7 @@ class TrainSamples(torch.utils.data.Dataset[Any]):
             raise UserError("only what train_samples returned can be sent to another process")
         return self._opened_by, ()
 
+    @one_traceback()
     def __getitem__(self, place: int) -> Any:
         number = index(place)
         if not -len(self) <= number < len(self):
