@@ -65,7 +65,7 @@ def score_table(weights: str, scores: FewshotScores, *, test_url: str) -> str:
     has_probe = any(one.probe for one in scores.results)
     lines = [
         printable_name(f"{weights} on {test_url}"),
-        f"{scores.num_classes:,} classes (chance {1 / scores.num_classes:.4f}), {scores.num_test_images:,} test "
+        f"{scores.num_classes:,} classes (chance {scores.chance:.4f}), {scores.num_test_images:,} test "
         f"images, representation of {scores.width:,}" + (" (one seed: no deviation)" if is_one else ""),
         f"{'shots':>5}  {'images':>9}  {'accuracy':>15}" + (f"{'linear probe':>17}" if has_probe else ""),
     ]

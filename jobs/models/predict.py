@@ -74,15 +74,15 @@ def _write(line: str) -> None:
 
 
 def images_below(folder: str) -> Iterator[Path]:
-    """Yields the images in a folder in the order of their names, then those in its subfolders. Raises OSError if a
-    folder cannot be listed."""
+    """Yields the images in a folder in the order of their names, then those in its subfolders, also of kinds that
+    cannot be read here, such as HEIC. Raises OSError if a folder cannot be listed."""
 
     def fail(error: OSError) -> None:
         raise error
 
     for place, folders, names in os.walk(folder, onerror=fail):
         folders.sort()
-        yield from (Path(place) / name for name in sorted(names) if Path(name).suffix.lower() in KINDS)
+        yield from (Path(place) / name for name in sorted(names) if Path(name).suffix.lower() in IMAGE_SUFFIXES)
 
 
 def image_names(given: Sequence[str]) -> Iterator[str]:

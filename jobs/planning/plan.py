@@ -157,8 +157,9 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
         "images": memory.images,
         "activations": memory.activations,
         "reserve": budget.reserve_bytes,
-        "free": budget.bytes - memory.peak,
     }
+    free = budget.bytes - memory.peak
+    parts["free" if free >= 0 else "more than there is"] = abs(free)
     doubt = f"; {in_plan(found.fit.reason)}" if found.fit.is_warning else ""
     step = found.step
     rates = (found.images_per_second, found.least_images_per_second, found.most_images_per_second)

@@ -97,6 +97,9 @@ def _goodput(rows: Sequence[NodesPlan]) -> tuple[Frame, list[str]]:
     values = [value for _, own in lines.values() for value in own]
     low, high = min(values), max(values)
     low, high = max(0.0, min(low, high - 1)), min(100.0, max(high, low + 1))
+    # Room for the legend below the lines.
+    share = _LINE_HEIGHT * (len(lines) + 1) / HEIGHT
+    low = max(0.0, low - (high - low) * share / (1 - share))
     y = Axis(name="Goodput, % of the wall time", low=low, high=high, ticks=labelled(ticks(low, high)), margin=0.05)
     frame = Frame(x=_nodes(rows), y=y)
     drawn = [_line(frame, rows, own, style) for style, own in lines.values()]

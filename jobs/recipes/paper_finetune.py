@@ -83,8 +83,8 @@ def imagenet_518_h14() -> TrainingJob:
     Source: section 4.1, Table 4; the rate is swept as for imagenet_384 and the best one is not public; images and
     dropout as in the code. Evaluation resizes directly, as in the paper and the code. Expected from vit_h14_jft:
     88.55 % (Table 2), of the averaged weights: patchline evaluate DIR --data.url URL-val.
-    An image needs 1.8 GB of activations [computed]: 64 per rank fit a GPU of 141 GB; on smaller ones, set a smaller
-    --micro-batch or --engine.activation-checkpointing.
+    An image needs 2.2 GB of activations [computed]: 32 at once fit a GPU of 141 GB, and more with
+    --engine.activation-checkpointing selective or full.
     """
     return _high_resolution("vit_h14", image_size=518)
 

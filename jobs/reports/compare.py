@@ -134,7 +134,7 @@ def point_table(points: Sequence[Point]) -> str:
             printable_name(one.line),
             printable_name(one.dataset) or "-",
             "-" if one.num_images is None else f"{one.num_images:,}",
-            "-" if one.exaflops is None else f"{one.exaflops * in_exaflop:.3g}",
+            f"{_compute(one) * in_exaflop:.3g}{' own' if one.exaflops is None else ''}",
             _score(one.accuracy, one.deviation),
             _score(one.best_accuracy, one.best_deviation),
             ", ".join(f"{shots}: {value:.3f}" for shots, value in one.fewshot.items()) or "-",

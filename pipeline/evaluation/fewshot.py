@@ -80,10 +80,12 @@ class ShotScores:
 
 @dataclass(frozen=True, kw_only=True)
 class FewshotScores:
-    """The scores for each number of shots. `width`: the width of the representation."""
+    """The scores for each number of shots. `chance`: the share of the most frequent label among the images that are
+    measured on. `width`: the width of the representation."""
 
     num_classes: int
     num_test_images: int
+    chance: float
     width: int
     results: tuple[ShotScores, ...]
 
@@ -258,7 +260,11 @@ def measured(found: Represented, config: FewshotConfig, *, device: torch.device)
             for shots in config.shots
         ]
     return FewshotScores(
-        num_classes=num_classes, num_test_images=len(test_labels_N), width=width, results=tuple(results)
+        num_classes=num_classes,
+        num_test_images=len(test_labels_N),
+        chance=float(found.test_labels.bincount().max()) / len(test_labels_N),
+        width=width,
+        results=tuple(results),
     )
 
 

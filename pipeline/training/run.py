@@ -344,5 +344,5 @@ def _ending(end: LoopEnd, prepared: Prepared, stopping: Stopping, *, step: int) 
     if prepared.world.is_first:
         stop = prepared.run_dir / "STOP"
         how = f"delete {stop}, then run" if look_once(stop) is Look.THERE else "run"
-        log.info("saved at step %d; %s the same command to continue", step, how)
+        log.info("saved at step %d of %d; %s the same command to continue", step, prepared.job.steps, how)
     return RunEnding.STOPPED

@@ -63,7 +63,7 @@ def test_an_interrupt_saves_on_all_ranks_and_a_killed_parent_ends_them(digits_ur
         assert ranks_in(run_dir).keys() == {0, 1}
         command.signal(signal.SIGINT)
         assert command.end() == exit_codes.CONTINUE
-    assert f"saved at step {max(losses(run_dir))}; run the same command to continue" in command.said
+    assert f"saved at step {max(losses(run_dir))} of 40000; run the same command to continue" in command.said
     (asked_at,) = re.findall(r"finishing step (\d+) and at most 2 more, until all ranks know, and saving", command.said)
     assert int(asked_at) <= max(losses(run_dir)) <= int(asked_at) + 2
     assert "Traceback" not in command.said + (run_dir / "logs" / "rank-1.log").read_text()

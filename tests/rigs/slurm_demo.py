@@ -35,7 +35,8 @@ steps:
     data: pack
     nodes: 2
     flags: [--steps={steps}, --checkpoint.every-steps=25]
-  - {{name: evaluate, stage: evaluate, data: pack, weights: pretrain}}
+  - {{name: pack-test, stage: pack, recipe: digits, flags: [--split=test]}}
+  - {{name: evaluate, stage: evaluate, data: pack-test, weights: pretrain}}
   - {{name: report, stage: report, run: pretrain}}
 """
 

@@ -48,10 +48,11 @@ def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, url: str
     assert (ended.code, "Traceback" in ended.errors) == (0, False), ended.errors
     facts = json.loads((run_dir / "fewshot.json").read_text())
     assert (facts["num_classes"], facts["num_test_images"], facts["width"]) == (10, 359, 32)
+    assert facts["chance"] == pytest.approx(40 / 359), "the share of the most frequent label, as in evaluate"
     assert (facts["data_url"], facts["test_url"], facts["l2"]) == (url, f"{url}-test", 1024.0)
     first, second, head, *rows = ended.output.splitlines()
     assert first == f"{weights} on {url}-test"
-    assert second == "10 classes (chance 0.1000), 359 test images, representation of 32"
+    assert second == "10 classes (chance 0.1114), 359 test images, representation of 32"
     assert head == "shots     images         accuracy     linear probe"
     for row, result in zip(rows, facts["results"], strict=True):
         assert len(result["ridge"]) == len(result["probe"]) == 3
@@ -73,7 +74,11 @@ def test_two_processes_have_the_same_scores(url: str, weights: str) -> None:
 
 def test_a_table_without_a_probe() -> None:
     scores = FewshotScores(
-        num_classes=1000, num_test_images=50_000, width=1280, results=(ShotScores(shots=10, ridge=(0.5, 0.7)),)
+        num_classes=1000,
+        num_test_images=50_000,
+        chance=0.001,
+        width=1280,
+        results=(ShotScores(shots=10, ridge=(0.5, 0.7)),),
     )
     assert score_table("w", scores, test_url="u").splitlines()[2:] == [
         "shots     images         accuracy",
@@ -83,7 +88,11 @@ def test_a_table_without_a_probe() -> None:
 
 def test_one_seed_has_no_deviation() -> None:
     scores = FewshotScores(
-        num_classes=10, num_test_images=5, width=32, results=(ShotScores(shots=1, ridge=(0.5,), probe=(0.25,)),)
+        num_classes=10,
+        num_test_images=5,
+        chance=0.4,
+        width=32,
+        results=(ShotScores(shots=1, ridge=(0.5,), probe=(0.25,)),),
     )
     lines = score_table("w", scores, test_url="u").splitlines()
     assert lines[1].endswith("representation of 32 (one seed: no deviation)")

@@ -50,9 +50,10 @@ def assert_quiet(said: str) -> None:
 def assert_saved(run_dir: Path, said: str) -> None:
     """Saved at the last completed step."""
     (manifest,) = (run_dir / "checkpoints").glob("step-*/*/MANIFEST.json")
-    step = json.loads(manifest.read_text())["id"]["step"]
+    found = json.loads(manifest.read_text())
+    step, steps = found["id"]["step"], found["job"]["job"]["steps"]
     assert step == max(losses(run_dir))
-    assert f"saved at step {step}; run the same command to continue" in said
+    assert f"saved at step {step} of {steps}; run the same command to continue" in said
 
 
 def test_the_numbers_are_those_of_the_command_line() -> None:
