@@ -62,7 +62,7 @@ ORDER = {
         "training/reporting",
         "planning training/decisions",
         "training/fitting training/gradients",
-        "training/watchdog training/zero",
+        "training/teacher training/watchdog training/zero",
         "training/kernels",
         "inspection training/settings",
         "checkpoints evaluation",

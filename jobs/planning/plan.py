@@ -84,6 +84,8 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
     passes = (
         "one forward pass, and the head's gradients" if training.optimizer.freeze_backbone else "three forward passes"
     )
+    if training.teacher.weights:
+        passes += ", and the teacher's forward pass"
     return [
         ("model", f"{model.name} at {model.image_size} px"),
         *([("tokens", said)] if job.gpu and (said := _tile_of_class_token(job)) else []),

@@ -200,9 +200,12 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
     is_frozen, skips = job.optimizer.freeze_backbone, job.engine.skip_branches
     flops = training_flops(model, head=has_head, is_frozen=is_frozen, skips_branches=skips)
     source, why_not = _source(job.initial.weights, folder, ancestors=ancestors) if job.initial.weights else (None, "")
-    own_flops = flops * step * job.global_batch
+    of_teacher, unknown = _teacher_flops(job)
+    own_flops = (flops + of_teacher) * step * job.global_batch
     num_images, exaflops = _cost(job, lines, source, flops=own_flops)
-    reasons = [] if lines else ["no metrics yet"]
+    exaflops = None if unknown else exaflops
+    reasons = [unknown] if unknown else []
+    reasons += [] if lines else ["no metrics yet"]
     reasons += [why_not] if why_not else []
     if lines and num_images is None and not job.initial.weights:
         reasons.append("the number of images is not in its metrics")
@@ -337,6 +340,18 @@ def _is_same(one: ScoredOn, other: ScoredOn) -> bool:
     is_known = bool(one.fingerprint and other.fingerprint)
     is_one = one.fingerprint == other.fingerprint if is_known else one.urls == other.urls
     return is_one and one.part == other.part
+
+
+def _teacher_flops(job: TrainingJob) -> tuple[int, str]:
+    """Returns the operations of the teacher's forward pass, per image, and the reason if they are not known."""
+    if not job.teacher.weights:
+        return 0, ""
+    from pipeline.training.teacher import teacher_flops  # noqa: PLC0415 - loads torch
+
+    try:
+        return teacher_flops(job), ""
+    except UserError as error:
+        return 0, f"what its teacher computed is not known: {error}"
 
 
 def _cost(

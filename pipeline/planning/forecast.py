@@ -40,8 +40,8 @@ COPY_BYTES_PER_SECOND = 20e9
 class Cost:
     """The size of a job in parameters and operations. A multiply-add counts as 2 operations. A training step counts as
     three forward passes or, if the backbone is frozen, as one forward pass and the head's gradients; branches that
-    stochastic depth skips do not count. `num_epochs` is None if the number of images is not known.
-    `num_head_parameters` is 0 if the number of classes is not known."""
+    stochastic depth skips do not count, and a teacher's forward pass does. `num_epochs` is None if the number of images
+    is not known. `num_head_parameters` is 0 if the number of classes is not known."""
 
     num_parameters: int
     num_head_parameters: int
@@ -74,6 +74,10 @@ def cost_of(job: TrainingJob, *, num_images: int, num_classes: int, days: float)
     forward = forward_flops(model, head=classes > 0)
     is_frozen, skips = job.optimizer.freeze_backbone, job.engine.skip_branches
     training = training_flops(model, head=classes > 0, is_frozen=is_frozen, skips_branches=skips)
+    if job.teacher.weights:
+        from pipeline.training.teacher import teacher_flops  # noqa: PLC0415 - loads torch
+
+        training += teacher_flops(job)
     seen = job.steps * job.global_batch
     images_per_second = seen / (days * DAY_SECONDS)
     return Cost(

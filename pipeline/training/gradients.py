@@ -29,6 +29,7 @@ from pipeline.models.masked import NOT_PREDICTED, masked_loss, masked_targets
 from pipeline.models.vit import Kept
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.teacher import Teacher, distilled_loss
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.step_times import StepTimes
@@ -92,7 +93,8 @@ def patch_sources(
 
 class Gradients:
     """Forward and backward passes over a rank's share of a batch. `times`: where the time of the passes is recorded.
-    `class_weights`: float32[K], the factor of an image's loss for each class; None: no factors."""
+    `class_weights`: float32[K], the factor of an image's loss for each class; None: no factors. `teacher`: the model to
+    learn from; None: labels alone."""
 
     def __init__(
         self,
@@ -103,9 +105,11 @@ class Gradients:
         *,
         times: StepTimes | None = None,
         class_weights: torch.Tensor | None = None,
+        teacher: Teacher | None = None,
     ) -> None:
         self.job, self.plan, self.engine, self.world = job, plan, engine, world
         self.times = times or StepTimes()
+        self.teacher = teacher
         self.class_weights = None if class_weights is None else class_weights.to(world.device)
 
     def accumulate(self, batch: Batch, *, is_void: bool = False) -> torch.Tensor:
@@ -122,22 +126,36 @@ class Gradients:
                     sources, targets = self.masked(batch.step, chosen, images)
                 is_plain = branches is None and sources is None  # a ResNet takes only images
                 more = () if is_plain else (branches, sources, kept)
+            with self.times.part("forward_backward"):
+                taught = self.teacher.logits(images) if self.teacher else None
             torch.manual_seed(DROPOUT.key(self.job.seed, batch.step, micro, self.world.rank) >> 1)
 
             def loss_of(
                 model: nn.Module,
                 x: tuple[torch.Tensor | Sequence[Kept | None] | None, ...] = (images, *more),
                 y: torch.Tensor = targets,
+                taught_BK: torch.Tensor | None = taught,
             ) -> torch.Tensor:
                 if self.job.model.masked_patches:
                     loss = masked_loss(model(*x), y, target=self.job.model.masked_target)
                 else:
-                    loss = classification_loss(model(*x), y, name=self.job.loss, smoothing=self.job.label_smoothing)
+                    loss = self._loss(model(*x), y, taught_BK)
                 return loss * torch.nan if is_void else loss
 
             with self.times.part("forward_backward"):
                 losses.append(self.engine.accumulate(loss_of))
         return torch.stack(losses).mean()
+
+    def _loss(self, logits_BK: torch.Tensor, targets: torch.Tensor, taught_BK: torch.Tensor | None) -> torch.Tensor:
+        """Returns the mean loss of a micro-batch. `taught_BK`: the teacher's logits; None without a teacher."""
+        job, share = self.job, self.job.teacher.share
+        if taught_BK is None:
+            return classification_loss(logits_BK, targets, name=job.loss, smoothing=job.label_smoothing)
+        distilled = share * distilled_loss(logits_BK, taught_BK, job.teacher)
+        if share == 1:
+            return distilled
+        labelled = classification_loss(logits_BK, targets, name=job.loss, smoothing=job.label_smoothing)
+        return distilled + (1 - share) * labelled
 
     def inputs(self, batch: Batch, chosen: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns a micro-batch on the device: uint8 images, and their labels, or targets if labels or classes are

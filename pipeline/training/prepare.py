@@ -35,9 +35,10 @@ from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.rendezvous import ranks_words
 from pipeline.ranks.world import World, bf16_of
 from pipeline.training.decisions import Decision, Undecided, decide_classes, will_compile
-from pipeline.training.fitting.fit import budget_of
+from pipeline.training.fitting.fit import Budget, budget_of
 from pipeline.training.reporting.loggers import refuse_unusable_loggers
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.teacher import Teacher, open_teacher
 from pipeline.training.zero.batch_plan import plan_batch, shared_lanes
 from pipeline.training.zero.loading import deepspeed_version, refuse_untested_deepspeed
 from shards.class_names import class_name
@@ -89,8 +90,8 @@ class Prepared(Undecided):
     """A job that fits its data and its ranks. Its number of classes is filled in, the datasets are open, and the batch
     and the stream are planned.
 
-    `decisions`: the decisions made so far. `extend`: whether the job may have more steps than the run that it
-    continues.
+    `teacher`: the model to learn from, on the host. `decisions`: the decisions made so far. `extend`: whether the job
+    may have more steps than the run that it continues.
     """
 
     run_dir: Path
@@ -98,6 +99,7 @@ class Prepared(Undecided):
     stream: PlannedStream
     held_out: dict[str, Dataset]
     fewshot: FewshotData | None
+    teacher: Teacher | None
     extend: bool
     decisions: tuple[Decision, ...]
 
@@ -141,6 +143,8 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         refuse_other_head(job, stream.data)
         starting_weights(job)  # raises if they do not fit the model
     fewshot = _fewshot(job.fewshot, ranks)
+    if teacher := open_teacher(job, stream.data.label_names, say=world.is_first):
+        job = replace(job, teacher=replace(job.teacher, sha256=teacher.sha256))
     ranks.is_starting = False
     return Prepared(
         job=job,
@@ -148,10 +152,11 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         run_dir=Path(job.run_dir),
         store=store,
         plan=plan,
-        budget=budget_of(world, read_ahead_bytes=stream.most_read_ahead_bytes + _batches_bytes(job, world)),
+        budget=_budget(job, world, teacher, read_ahead_bytes=stream.most_read_ahead_bytes),
         stream=stream,
         held_out=held_out,
         fewshot=fewshot,
+        teacher=teacher,
         is_compiled=will_compile(job.engine, world),
         extend=extend,
         decisions=(classes,),
@@ -227,6 +232,14 @@ def _fewshot(config: FewshotInTraining, ranks: LocalRanks) -> FewshotData | None
             )
         return None
     return chosen_data(*open_splits(config, group="fewshot", ranks=ranks), config)
+
+
+def _budget(job: TrainingJob, world: World, teacher: Teacher | None, *, read_ahead_bytes: int) -> Budget:
+    """Returns this rank's budget of memory beside its teacher, which is in a host's memory by now."""
+    budget = budget_of(world, read_ahead_bytes=read_ahead_bytes + _batches_bytes(job, world))
+    if teacher and world.device.type == "cuda":
+        return replace(budget, reserve_bytes=budget.reserve_bytes + teacher.num_bytes)
+    return budget
 
 
 def _batches_bytes(job: TrainingJob, world: World) -> int:

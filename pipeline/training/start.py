@@ -52,6 +52,7 @@ def start_engine(
     refuse_missing_fused_mlp(job, world)
     refuse_missing_graphs(job, world, is_compiled=prepared.is_compiled)
     job, planned, decisions = decide_engine(replace(prepared, record=found.record if found else None))
+    teacher = prepared.teacher and prepared.teacher.on(world, job, is_compiled=prepared.is_compiled)
     engine, plan = _built(job, planned, world, is_compiled=prepared.is_compiled)
     if plan != planned:
         decisions.append(Decision(setting="micro_batch", value=plan.micro_batch, why="a GPU ran out of memory"))
@@ -78,7 +79,7 @@ def start_engine(
         prepared.job,
         engine=replace(prepared.job.engine, activation_checkpointing=job.engine.activation_checkpointing),
     )
-    return Gradients(decided, plan, engine, world, times=controls.times, class_weights=class_weights)
+    return Gradients(decided, plan, engine, world, times=controls.times, class_weights=class_weights, teacher=teacher)
 
 
 def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool) -> tuple[Engine, BatchPlan]:

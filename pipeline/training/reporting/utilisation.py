@@ -82,12 +82,12 @@ def measured_peak(device: torch.device, precision: Literal["bf16", "fp32"]) -> f
 
 
 class Utilisation:
-    """Computes what a job's steps cost. The job's precision must be decided. The device's peak is measured once, on
-    construction."""
+    """Computes what a job's steps cost. The job's precision must be decided. `teacher_flops`: the operations of its
+    teacher, per image. The device's peak is measured once, on construction."""
 
-    def __init__(self, job: TrainingJob, world: World, times: StepTimes) -> None:
+    def __init__(self, job: TrainingJob, world: World, times: StepTimes, *, teacher_flops: int = 0) -> None:
         self.times, self._world = times, world
-        self._flops, self._global_batch = train_flops(job), job.global_batch
+        self._flops, self._global_batch = train_flops(job) + teacher_flops, job.global_batch
         precision = job.engine.precision
         if precision == "auto":
             raise ValueError("engine.precision is 'auto'; the peak of a device is that of one precision")

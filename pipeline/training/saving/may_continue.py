@@ -27,6 +27,7 @@ OF_POSITION = ("seed", "global_batch", "data.")
 _WHERE_AND_HOW = (
     *("run_dir", "device", "threads", "micro_batch", "log_every_steps", "max_skipped_updates"),
     *("norms_every_steps", "similarity_every_steps"),
+    "teacher.weights",  # they may move; teacher.sha256 must stay
     *("checkpoint.", "engine.", "guard.", "hang.", "loggers."),
 )
 _MEASURED = ("evaluation.", "fewshot.")

@@ -218,6 +218,35 @@ class InitialConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TeacherConfig:
+    """A frozen model whose predictions the trained model learns, beside labels or instead of them (teacher.py)."""
+
+    weights: str = ""
+    """Weights of the teacher, in any form that initial.weights takes, with the data's classes; empty: no teacher."""
+    target: Literal["soft", "hard"] = "soft"
+    """What the model learns of it: its probabilities (soft, as big_vision), or its most probable class (hard, as
+    DeiT)."""
+    share: Annotated[float, Range(above=0, most=1)] = 1.0
+    """The teacher's share of the loss, above 0 to 1; labels have the rest. It is 1 in big_vision, 0.5 in DeiT."""
+    temperature: Annotated[float, Range(above=0)] = 1.0
+    """With soft: what the logits of both are divided by. The loss is multiplied by its square."""
+    sha256: str = ""
+    """Digest of the teacher's tensors. A run fills it in, and continues with the same tensors only."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong_values(self, where="teacher.")
+        others = (self.target, self.share, self.temperature, self.sha256)
+        usual = (TeacherConfig.target, TeacherConfig.share, TeacherConfig.temperature, TeacherConfig.sha256)
+        if not self.weights and others != usual:
+            raise UserError("teacher.target, .share, .temperature and .sha256 say nothing without teacher.weights")
+        if self.target == "hard" and self.temperature != 1:
+            raise UserError(
+                f"teacher.temperature is {self.temperature:g} with teacher.target 'hard', which it does not change; "
+                "give --teacher.target soft, or --teacher.temperature 1"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class HangConfig:
     """The time limits after which a rank counts as hung. All ranks then write their stacks to RUN/stacks and end with
     exit code 74.
@@ -329,6 +358,8 @@ class TrainingJob:
     """Model to train."""
     initial: InitialConfig = InitialConfig()
     """Weights to start from."""
+    teacher: TeacherConfig = TeacherConfig()
+    """Model to learn from."""
     steps: Annotated[int, Range(1, MOST_STEPS)] = 1000
     """Training steps of the whole run."""
     global_batch: Annotated[int, Range(1, _MOST_BATCH)] = 4096
@@ -431,18 +462,28 @@ class TrainingJob:
                 f"class_weights is {self.class_weights!r} with loss {self.loss!r}, which asks of each class on its "
                 "own whether the image has it; give --class-weights equal, or --loss softmax"
             )
+        if self.teacher.weights and self.loss != "softmax":
+            raise UserError(
+                f"teacher.weights is given with loss {self.loss!r}; a teacher's probabilities are those of softmax: "
+                "give --loss softmax"
+            )
         if self.model.masked_patches:
             self._refuse_labels()
         if self.engine.attention in ("flex", "cudnn_packed"):
             self._refuse_for_attention()
+        if self.optimizer.freeze_backbone:
+            self._refuse_for_frozen_backbone()
+
+    def _refuse_for_frozen_backbone(self) -> None:
+        """Raises UserError for engines that need a backward pass in every block, or weights outside the blocks."""
         recomputed = self.engine.activation_checkpointing
-        if self.optimizer.freeze_backbone and (recomputed in ("selective", "full") or self.engine.fused_mlp):
+        if recomputed in ("selective", "full") or self.engine.fused_mlp:
             raise UserError(
                 f"optimizer.freeze_backbone is on with engine.activation_checkpointing {recomputed!r} and "
                 f"engine.fused_mlp {self.engine.fused_mlp}; allowed: off, auto, and no fused MLPs, since frozen blocks "
                 "have no backward pass: give --engine.activation-checkpointing off --engine.no-fused-mlp"
             )
-        if self.engine.compile in ("on", "tuned") and self.engine.zero_stage == 3 and self.optimizer.freeze_backbone:
+        if self.engine.compile in ("on", "tuned") and self.engine.zero_stage == 3:
             raise UserError(
                 f'engine.compile is "{self.engine.compile}" with engine.zero_stage 3 and optimizer.freeze_backbone; '
                 "allowed: stages 1 and 2 (stage 3 gathers frozen weights layer by layer, inside the blocks): give "
@@ -535,6 +576,7 @@ class TrainingJob:
             '--evaluation.url ""': bool(self.evaluation.sets()),
             "--data.held-out.share 0": not self.data.held_out.is_none,
             "--optimizer.no-freeze-backbone": self.optimizer.freeze_backbone,
+            '--teacher.weights ""': bool(self.teacher.weights),
         }
         wrong = [flag for flag, is_given in given.items() if is_given]
         if wrong:

@@ -1,0 +1,164 @@
+"""Distillation: a frozen teacher, whose predictions the trained model learns.
+
+The teacher sees exactly what the model sees: the same crop, flipped, mixed and in the same order, in every step. Beyer
+et al. ("Knowledge distillation: A good teacher is patient and consistent", arXiv 2106.05237) found this to matter more
+than anything else about a teacher. The losses are those of big_vision (trainers/proj/distill, distances `kl` and
+`hard`) and of DeiT (losses.py, `hard`; Touvron et al., arXiv 2012.12877). DeiT's `soft` is another one: it divides by
+the number of logits instead of images, so its `alpha` is of another size.
+
+The teacher is no part of the engine: each rank has all its weights, whatever the ZeRO stage, and computes them without
+gradients. A host reads the file once from its disk, and its page cache serves the other ranks.
+"""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from pipeline.models.build import Model
+from pipeline.models.config import ModelConfig
+from pipeline.models.conversion.open_any import open_for_use
+from pipeline.models.flops import forward_flops, num_parameters
+from pipeline.models.weights.folder import Weights, filled_model, refuse_no_head
+from pipeline.ranks.world import World
+from pipeline.training.kernels import set_up_blocks
+from pipeline.training.settings.job import TeacherConfig, TrainingJob
+from shards.class_names import class_name
+from shards.config_values import shown_value
+from shards.errors import UserError
+from shards.output.quantities import short_count
+
+log = logging.getLogger(__name__)
+_FP32 = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teacher:
+    """A frozen model that is ready to predict. `config`: the teacher's own. `columns`: the place among its classes of
+    each of the trained model's, int64[K]. `sha256`: the digest of its tensors in fp32, by our names."""
+
+    model: Model
+    config: ModelConfig
+    columns: torch.Tensor
+    sha256: str
+
+    @property
+    def forward_flops(self) -> int:
+        """The operations of its forward pass, per image."""
+        return forward_flops(self.config)
+
+    @property
+    def num_bytes(self) -> int:
+        """The most bytes that its weights take on a device."""
+        return _FP32 * num_parameters(self.config)
+
+    def on(self, world: World, job: TrainingJob, *, is_compiled: bool) -> "Teacher":
+        """Returns the teacher on this rank's device, in the job's precision, which must be decided."""
+        plain = replace(
+            job.engine,
+            zero_stage=1,
+            activation_checkpointing="off",
+            float8="off",
+            fused_mlp=False,
+            cuda_graphs=False,
+        )
+        set_up_blocks(self.model, plain, is_compiled=is_compiled, device=world.device)
+        dtype = torch.bfloat16 if job.engine.precision == "bf16" else torch.float32
+        return replace(self, model=self.model.to(world.device, dtype), columns=self.columns.to(world.device))
+
+    @torch.no_grad()
+    def logits(self, images_BHW3: torch.Tensor) -> torch.Tensor:
+        """Returns the teacher's logits for the trained model's classes, float32[B, K]. Images, 0 to 255, are resized to
+        the size of a ViT's positions; a ResNet takes any size."""
+        side = self.config.image_size
+        if not self.config.is_bit and images_BHW3.shape[1:3] != (side, side):
+            x_B3HW = images_BHW3.permute(0, 3, 1, 2).float()
+            x_B3HW = F.interpolate(x_B3HW, (side, side), mode="bilinear", antialias=True)
+            images_BHW3 = x_B3HW.permute(0, 2, 3, 1)
+        logits_BK: torch.Tensor = self.model(images_BHW3)
+        return logits_BK.float().index_select(1, self.columns)
+
+
+def distilled_loss(logits_BK: torch.Tensor, teacher_BK: torch.Tensor, config: TeacherConfig) -> torch.Tensor:
+    """Returns the mean loss over the batch against a teacher's logits: the KL divergence of the probabilities at the
+    temperature t, times t squared, or the cross-entropy with the teacher's most probable class."""
+    logits_BK = logits_BK.float()
+    if config.target == "hard":
+        return F.cross_entropy(logits_BK, teacher_BK.argmax(dim=1))
+    t = config.temperature
+    student_BK, teacher_BK = F.log_softmax(logits_BK / t, dim=1), F.log_softmax(teacher_BK / t, dim=1)
+    return F.kl_div(student_BK, teacher_BK, reduction="batchmean", log_target=True) * t**2
+
+
+def teacher_flops(job: TrainingJob) -> int:
+    """Returns the operations of the teacher's forward pass, per image; 0 without a teacher. Reads no tensors. Raises
+    UserError if there are no such weights."""
+    return forward_flops(open_for_use(job.teacher.weights).config) if job.teacher.weights else 0
+
+
+def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teacher | None:
+    """Reads the job's teacher; None if it has none. `names`: the names of the data's classes. `say`: whether to log
+    what it is. Raises UserError if its classes are not the trained model's, or if its tensors have another digest than
+    the job names."""
+    config = job.teacher
+    if not config.weights:
+        return None
+    weights = open_for_use(config.weights, say=say)
+    refuse_no_head(weights)
+    columns = columns_of(weights, names, num_classes=job.model.num_classes)
+    digest = hashlib.sha256()
+
+    def tensor(name: str) -> torch.Tensor:
+        value = weights.tensor(name).float().contiguous()
+        digest.update(f"{name} {tuple(value.shape)}\n".encode())
+        digest.update(value.numpy().data)
+        return value
+
+    model = filled_model(replace(weights, tensor=tensor)).requires_grad_(False)
+    found = digest.hexdigest()
+    if config.sha256 not in ("", found):
+        raise UserError(
+            f"the teacher at {config.weights!r} has other tensors, sha256 {found}, than teacher.sha256 "
+            f"{config.sha256} names",
+            todo='give the weights that the run began with as --teacher.weights, or --teacher.sha256 "" in a new run',
+        )
+    teacher = Teacher(model=model, config=weights.config, columns=columns, sha256=found)
+    if say:
+        log.info("%s", words_of(teacher, job))
+    return teacher
+
+
+def columns_of(weights: Weights, names: Sequence[str], *, num_classes: int) -> torch.Tensor:
+    """Returns the place among the teacher's classes of each of the data's, found by name: int64[K]. Raises UserError
+    unless they are the same classes."""
+    places = {class_name(label): place for place, label in enumerate(weights.labels)}
+    known = [class_name(name) for name in names]
+    if len(known) == num_classes == len(weights.labels) and all(name in places for name in known):
+        return torch.tensor([places[name] for name in known])
+    missing = next((name for name in known if name not in places), None)
+    what = f"lacks {shown_value(missing)}" if missing is not None else f"has {len(weights.labels)} classes"
+    raise UserError(
+        f"the teacher at {weights.where!r} {what}; the model has {num_classes} classes, of which the data has "
+        f"{len(known)}: {', '.join(map(shown_value, known[:3]))}, ...",
+        allowed="a teacher with exactly the data's classes",
+        todo="fine-tune it on this data first, or name its classes with patchline import --labels-file",
+    )
+
+
+def words_of(teacher: Teacher, job: TrainingJob) -> str:
+    """Returns a line about the teacher and what is learned from it."""
+    config, side = job.teacher, teacher.config.image_size
+    learned = "its probabilities" if config.target == "soft" else "its most probable class"
+    if config.target == "soft" and config.temperature != 1:
+        learned += f" at temperature {config.temperature:g}"
+    resized = ""
+    if not teacher.config.is_bit and side != job.model.image_size:
+        resized = f", for which images are resized to {side} px"
+    size = short_count(num_parameters(teacher.config))
+    return (
+        f"teacher: {teacher.config.name}, {size} parameters, of {config.weights}{resized}; {learned} "
+        f"{'are' if config.target == 'soft' else 'is'} {100 * config.share:g} % of the loss"
+    )

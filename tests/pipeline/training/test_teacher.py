@@ -1,0 +1,151 @@
+"""A student learns what its teacher says of the same mixed crops, on any topology, and only from that teacher."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy.special import log_softmax
+
+from jobs import exit_codes
+from jobs.recipes.pretrain import digits_smoke
+from pipeline.models import ModelConfig
+from pipeline.models.build import shapes_of
+from pipeline.models.weights.folder import open_weights, save_weights
+from pipeline.training.settings.job import TeacherConfig, TrainingJob
+from pipeline.training.teacher import columns_of, distilled_loss, open_teacher, teacher_flops
+from shards.errors import UserError
+from tests.rigs.processes import patchline
+from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, run
+
+NAMES = tuple(map(str, range(10)))
+SMALL = ModelConfig(name="vit_b16", patch=8, image_size=16, num_classes=10, width=32, depth=1, mlp_width=32, num_heads=2)
+MIXED = ("--data.mixup.alpha", "0.5", "--data.mixup.cutmix-alpha", "1", "--engine.precision", "fp32")
+
+
+@pytest.fixture(scope="module")
+def logits() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return 3 * torch.randn(8, 10, generator=generator), 3 * torch.randn(8, 10, generator=generator)
+
+
+@pytest.mark.parametrize("t", [1.0, 3.0])
+def test_soft_targets_are_big_visions_kl(logits: tuple[torch.Tensor, torch.Tensor], t: float) -> None:
+    student, teacher = (log_softmax(one.double().numpy() / t, axis=1) for one in logits)
+    expected = t**2 * (np.exp(teacher) * (teacher - student)).sum(axis=1).mean()
+    found = distilled_loss(*logits, TeacherConfig(weights="w", temperature=t))
+    assert float(found) == pytest.approx(expected, rel=1e-6)
+
+
+def test_hard_targets_are_deits_cross_entropy(logits: tuple[torch.Tensor, torch.Tensor]) -> None:
+    student, best = log_softmax(logits[0].double().numpy(), axis=1), logits[1].numpy().argmax(axis=1)
+    found = distilled_loss(*logits, TeacherConfig(weights="w", target="hard"))
+    assert float(found) == pytest.approx(-student[np.arange(len(best)), best].mean(), rel=1e-6)
+
+
+def weights_at(folder: Path, labels: tuple[str, ...] = NAMES, config: ModelConfig = SMALL) -> Path:
+    shapes, generator = shapes_of(config), torch.Generator().manual_seed(0)
+    save_weights(
+        folder, config=config, labels=labels, tensor=lambda name: torch.randn(shapes[name], generator=generator)
+    )
+    return folder
+
+
+def test_classes_are_found_by_name_and_images_are_resized(tmp_path: Path) -> None:
+    folder = weights_at(tmp_path / "teacher", labels=NAMES[::-1])
+    recipe = digits_smoke()
+    job = replace(
+        recipe,
+        model=replace(recipe.model, num_classes=10),
+        teacher=TeacherConfig(weights=str(folder)),
+        engine=replace(recipe.engine, precision="fp32"),
+    )
+    teacher = open_teacher(job, NAMES, say=True)
+    assert teacher
+    images = torch.randint(0, 256, (2, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        own = teacher.model(images)
+    assert torch.equal(teacher.logits(images), own.flip(1)), "by name, not by place"
+    large = images.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
+    assert teacher.logits(large).shape == (2, 10), "a ViT has positions for one size"
+    assert teacher_flops(job) == teacher.forward_flops > 0
+    assert not any(parameter.requires_grad for parameter in teacher.model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("labels", "names", "said"),
+    [
+        pytest.param(NAMES, (*NAMES[:9], "ten"), r"lacks 'ten'; the model has 10 classes", id="another class"),
+        pytest.param(tuple(map(str, range(12))), NAMES, "has 12 classes; the model has 10 classes", id="more classes"),
+        pytest.param(
+            NAMES, NAMES[:7], "has 10 classes; the model has 10 classes, of which the data has 7", id="less data"
+        ),
+    ],
+)
+def test_other_classes_are_refused(tmp_path: Path, labels: tuple[str, ...], names: tuple[str, ...], said: str) -> None:
+    folder = weights_at(tmp_path / "teacher", labels=labels, config=replace(SMALL, num_classes=len(labels)))
+    with pytest.raises(UserError, match=said):
+        columns_of(open_weights(str(folder)), names, num_classes=10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"share": 0.5}, "say nothing without teacher.weights"),
+        ({"weights": "w", "target": "hard", "temperature": 2.0}, "teacher.target 'hard', which it does not change"),
+        ({"weights": "w", "share": 0.0}, r"teacher\.share is 0"),
+    ],
+)
+def test_settings_without_an_effect_are_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        TeacherConfig(**settings)  # type: ignore[arg-type]
+
+
+def test_a_sigmoid_has_no_teacher() -> None:
+    with pytest.raises(UserError, match="give --loss softmax"):
+        TrainingJob(loss="sigmoid", teacher=TeacherConfig(weights="w"))
+
+
+def test_a_copy_of_the_teacher_has_nothing_to_learn(
+    digits_url: str, finished_runs: FinishedRuns, tmp_path: Path
+) -> None:
+    """Mixup and CutMix are on: the divergence is 0 only if both see the same pixels in every micro-batch and rank."""
+    weights = str(finished_runs.get(1) / "weights")
+    more = ("--initial.weights", weights, "--initial.no-new-head", "--teacher.weights", weights, *MIXED)
+    words = pretrain_words(
+        digits_url, tmp_path / "run", *more, "--micro-batch", "8", "--schedule.learning-rate", "1e-6"
+    )
+    assert run(words, num_ranks=2, log_dir=tmp_path) == exit_codes.DONE
+    assert max(map(abs, losses(tmp_path / "run").values())) < 1e-6
+
+
+def test_a_student_learns_the_same_on_any_topology_and_from_that_teacher_only(
+    digits_url: str, finished_runs: FinishedRuns, tmp_path: Path
+) -> None:
+    """Ranks, stages and micro-batches change its loss to rounding, a continuation no bit, and the teacher may move."""
+    first, moved, other = (tmp_path / name for name in ("teacher", "moved", "other"))
+    shutil.copytree(finished_runs.get(1) / "weights", first)
+    taught = ("--teacher.share", "0.5", *MIXED)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    more = ("--micro-batch", "4", "--engine.zero-stage", "3")
+    for run_dir, num_ranks, own in ((whole, 1, ()), (parts, 2, more)):
+        words = pretrain_words(digits_url, run_dir, "--teacher.weights", str(first), *taught, *own)
+        assert run(words, num_ranks=num_ranks, log_dir=tmp_path) == exit_codes.DONE
+    expected = losses(whole)
+    assert list(losses(parts).values()) == pytest.approx(list(expected.values()), rel=1e-4)
+    record = json.loads(next((whole / "checkpoints").glob(f"step-{STEPS:08d}/*/MANIFEST.json")).read_text())
+    assert len(str(record["job"]["job"]["teacher"]["sha256"])) == 64
+
+    first.rename(moved)
+    shutil.rmtree(whole / "weights")
+    shutil.rmtree(whole / "checkpoints" / f"step-{STEPS:08d}")
+    (whole / "DONE").unlink()
+    weights_at(other)
+    ended = patchline(*pretrain_words(digits_url, whole, "--teacher.weights", str(other), *taught))
+    assert (ended.code, "teacher.sha256" in ended.errors) == (2, True), ended.errors
+    words = pretrain_words(digits_url, whole, "--teacher.weights", str(moved), *taught)
+    assert run(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+    assert losses(whole) == expected
