@@ -14,7 +14,7 @@ from pipeline.training.settings.job import TrainingJob
 from shards.config import SubsetConfig
 
 _STEPS = 12
-_WARMUP_STEPS = 4  # also the steps of a cooldown
+_WARMUP_STEPS = 4  # also the steps of a cooldown, and those with all patches
 _LANES = 8
 _BATCH = 32
 _PRETRAINING_PIXELS = 224  # recipes with larger images fine-tune at a higher resolution, and so do their smoke sizes
@@ -44,6 +44,7 @@ def smoke(job: TrainingJob) -> TrainingJob:
             warmup_steps=min(job.schedule.warmup_steps, _WARMUP_STEPS),
             cooldown_steps=min(job.schedule.cooldown_steps, _WARMUP_STEPS),
         ),
+        tokens=replace(job.tokens, whole_steps=min(job.tokens.whole_steps, _WARMUP_STEPS)),
         engine=replace(job.engine, precision="auto"),
         checkpoint=replace(job.checkpoint, every_steps=_STEPS // 2),
         log_every_steps=1,
@@ -97,12 +98,19 @@ def scaled(recipe: TrainingJob, *, steps: int, keep: str) -> tuple[TrainingJob, 
 
 
 def shortened(job: Job, *, steps: int) -> Job:
-    """Returns the job with at most these steps, and with a warm-up and a cooldown in proportion."""
+    """Returns the job with at most these steps, and with a warm-up, a cooldown and last steps with all patches in
+    proportion."""
     if job.steps <= steps:
         return job
     fitted, _ = scaled(job, steps=steps, keep="")
     cooldown = min(steps - fitted.schedule.warmup_steps, round(job.schedule.cooldown_steps * steps / job.steps))
-    return replace(job, schedule=replace(fitted.schedule, cooldown_steps=cooldown), steps=steps)
+    whole = min(steps - 1, round(job.tokens.whole_steps * steps / job.steps))
+    return replace(
+        job,
+        schedule=replace(fitted.schedule, cooldown_steps=cooldown),
+        tokens=replace(job.tokens, whole_steps=whole),
+        steps=steps,
+    )
 
 
 def in_steps(number: int) -> str:
