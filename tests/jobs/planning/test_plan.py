@@ -17,6 +17,7 @@ from jobs.resolve import default_job
 from pipeline.models.config import ModelConfig
 from pipeline.planning.forecast import cost_of
 from pipeline.planning.rates import PACKAGED
+from pipeline.training.settings.tokens import TokensConfig
 from tests.rigs.faults import differs, every_fault
 from tests.rigs.processes import patchline
 
@@ -218,6 +219,25 @@ def test_a_class_token_that_fills_one_more_tile_is_named(changed: dict[str, Any]
     assert bool(rows.get("tokens")) is bool(said)
     alone = replace(job, gpu="")
     assert "tokens" not in dict(rows_of(alone, cost_of(job.training, num_images=9, num_classes=10, days=7)))
+
+
+@pytest.mark.parametrize(
+    ("whole_steps", "said"),
+    [
+        (0, "98 of 196 patches stay: training takes 0.50 times the operations of all patches"),
+        (1000, "98 of 196 patches stay (all of them in the last 1,000 steps): training takes 0.55 times the"),
+    ],
+)
+def test_patches_that_are_left_out_make_training_cheaper(whole_steps: int, said: str) -> None:
+    tokens = TokensConfig(patch_dropout=0.5, whole_steps=whole_steps)
+    model = ModelConfig(name="vit_b16", image_size=224)
+    job = replace(JOB, training=replace(JOB.training, model=model, steps=10_000, tokens=tokens))
+    cost = cost_of(job.training, num_images=9, num_classes=1000, days=7)
+    rows = dict(rows_of(job, cost))
+    assert rows["patch dropout"].startswith(said)
+    assert cost.total_exaflops == pytest.approx(cost.train_flops * 10_000 * job.training.global_batch / 1e18)
+    without = replace(job.training, tokens=TokensConfig())
+    assert "patch dropout" not in dict(rows_of(replace(job, training=without), cost))
 
 
 def test_a_recipe_without_a_class_token_is_named_where_there_is_one() -> None:
