@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from pipeline.models.config import SMOKE, ModelConfig, num_masked_outputs, without_masked_patches
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.settings.tokens import shortened_sizes
 from shards.config import SubsetConfig
 
 _STEPS = 12
@@ -44,7 +45,9 @@ def smoke(job: TrainingJob) -> TrainingJob:
             warmup_steps=min(job.schedule.warmup_steps, _WARMUP_STEPS),
             cooldown_steps=min(job.schedule.cooldown_steps, _WARMUP_STEPS),
         ),
-        tokens=replace(job.tokens, whole_steps=min(job.tokens.whole_steps, _WARMUP_STEPS)),
+        tokens=replace(
+            job.tokens, whole_steps=min(job.tokens.whole_steps, _WARMUP_STEPS), image_sizes=(), size_steps=()
+        ),
         engine=replace(job.engine, precision="auto"),
         checkpoint=replace(job.checkpoint, every_steps=_STEPS // 2),
         log_every_steps=1,
@@ -108,7 +111,7 @@ def shortened(job: Job, *, steps: int) -> Job:
     return replace(
         job,
         schedule=replace(fitted.schedule, cooldown_steps=cooldown),
-        tokens=replace(job.tokens, whole_steps=whole),
+        tokens=replace(shortened_sizes(job.tokens, steps=steps, before=job.steps), whole_steps=whole),
         steps=steps,
     )
 

@@ -169,15 +169,16 @@ def step_time(
 
 
 def flops_at(job: TrainingJob, step: int) -> int:
-    """Returns the operations of one image in the forward and backward pass of a step, counted from 0. Those of patches
-    and branches that the step leaves out do not count, and neither does the head if the number of classes is not
-    known."""
+    """Returns the operations of one image in the forward and backward pass of a step, counted from 0, at the step's
+    image size. Those of patches and branches that the step leaves out do not count, and neither does the head if the
+    number of classes is not known."""
+    phase = phase_at(step, job.phases)
     return training_flops(
-        job.model,
+        replace(job.model, image_size=phase.image_size),
         head=job.model.num_classes > 0,
         is_frozen=job.optimizer.freeze_backbone,
         skips_branches=job.engine.skip_branches,
-        num_stay=phase_at(step, job.phases).num_stay,
+        num_stay=phase.num_stay,
     )
 
 

@@ -33,7 +33,7 @@ from pipeline.models.masked import NOT_PREDICTED, masked_loss, masked_targets
 from pipeline.models.vit import Kept
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.settings.tokens import phase_at
+from pipeline.training.settings.tokens import num_patches_at, phase_at
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.step_times import StepTimes
@@ -200,12 +200,14 @@ class Gradients:
 
     def staying(self, step: int, chosen: slice) -> torch.Tensor | None:
         """Returns the patches of each image that stay in a step, int64[n, S]. Returns None if all do."""
-        num_stay = phase_at(step, self.job.phases).num_stay
-        if num_stay is None:
+        phase = phase_at(step, self.job.phases)
+        if phase.num_stay is None:
             return None
-        rows, columns = self.job.model.grid
+        num_patches = num_patches_at(phase.image_size, self.job.model)
         places, seed = self._places(chosen), self.job.seed
-        return self._on_device(staying_patches(step, places, seed=seed, num_patches=rows * columns, num_stay=num_stay))
+        return self._on_device(
+            staying_patches(step, places, seed=seed, num_patches=num_patches, num_stay=phase.num_stay)
+        )
 
     def masked(self, step: int, chosen: slice, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the source of each patch, int64[n, N], and the targets that the model is to predict, int[n, N, T]."""

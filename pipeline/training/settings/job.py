@@ -408,13 +408,15 @@ class TrainingJob:
 
     @property
     def largest_phase(self) -> TokenPhase:
-        """The phase whose steps have the most tokens, for which memory must suffice."""
+        """The phase whose steps have the most tokens, for which memory must suffice. Of those with all patches, it is
+        the last one, which has the model's image size."""
         return max(self.phases, key=lambda phase: math.inf if phase.num_stay is None else phase.num_stay)
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
         refuse_long_schedule(self.schedule, num_steps=self.steps)
-        refuse_for_tokens(self.tokens, self.model, num_steps=self.steps)
+        resize_pixels = self.data.augment.resize_pixels
+        refuse_for_tokens(self.tokens, self.model, num_steps=self.steps, resize_pixels=resize_pixels)
         if self.evaluation.also and not self.is_scored:
             raise UserError("evaluation.also says nothing without evaluation.url or data.held_out; give one, too")
         scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # raises UserError for a peak of 0

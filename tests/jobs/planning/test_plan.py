@@ -222,22 +222,31 @@ def test_a_class_token_that_fills_one_more_tile_is_named(changed: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("whole_steps", "said"),
+    ("tokens", "said"),
     [
-        (0, "98 of 196 patches stay: training takes 0.50 times the operations of all patches"),
-        (1000, "98 of 196 patches stay (all of them in the last 1,000 steps): training takes 0.55 times the"),
+        (
+            TokensConfig(patch_dropout=0.5),
+            "up to step 10,000: 224 px, 98 of 196 patches: 0.50 times the operations of whole images",
+        ),
+        (
+            TokensConfig(patch_dropout=0.5, whole_steps=1000),
+            "up to step 9,000: 224 px, 98 of 196 patches; up to step 10,000: 224 px, 196 of 196 patches: 0.55 times",
+        ),
+        (
+            TokensConfig(image_sizes=(160,), size_steps=(8000,)),
+            "up to step 8,000: 160 px, 100 of 100 patches; up to step 10,000: 224 px, 196 of 196 patches: 0.60 times",
+        ),
     ],
 )
-def test_patches_that_are_left_out_make_training_cheaper(whole_steps: int, said: str) -> None:
-    tokens = TokensConfig(patch_dropout=0.5, whole_steps=whole_steps)
+def test_fewer_tokens_make_training_cheaper(tokens: TokensConfig, said: str) -> None:
     model = ModelConfig(name="vit_b16", image_size=224)
     job = replace(JOB, training=replace(JOB.training, model=model, steps=10_000, tokens=tokens))
     cost = cost_of(job.training, num_images=9, num_classes=1000, days=7)
     rows = dict(rows_of(job, cost))
-    assert rows["patch dropout"].startswith(said)
+    assert rows["fewer tokens"].startswith(said)
     assert cost.total_exaflops == pytest.approx(cost.train_flops * 10_000 * job.training.global_batch / 1e18)
     without = replace(job.training, tokens=TokensConfig())
-    assert "patch dropout" not in dict(rows_of(replace(job, training=without), cost))
+    assert "fewer tokens" not in dict(rows_of(replace(job, training=without), cost))
 
 
 def test_a_recipe_without_a_class_token_is_named_where_there_is_one() -> None:

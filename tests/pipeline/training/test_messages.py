@@ -12,7 +12,7 @@ import torch
 from jobs.recipes.pretrain import masked_patches
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.batches import Batch
-from pipeline.data.config import DataConfig, MixupConfig
+from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models import ModelConfig
 from pipeline.ranks.streams import HostStreams
@@ -89,6 +89,11 @@ def batch_plan(_: Path, global_batch: int, micro: int, ranks: int, lanes: int) -
 
 def plan_of_pairs(_: Path, global_batch: int, micro: int, ranks: int) -> None:
     plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1, pairs=True)
+
+
+def crops_of_one_size(_: Path) -> None:
+    data = DataConfig(augment=AugmentConfig(crop="resize_crop", resize_pixels=256))
+    TrainingJob(data=data, tokens=TokensConfig(image_sizes=(160,), size_steps=(9,)))
 
 
 def staying_patches_of(_: Path, num_stay: int) -> None:
@@ -564,6 +569,36 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "tokens.patch_dropout is 0.5 with model.position 'rope2d', which is of the sequence of all tokens; allowed: "
         "Transformers and hybrids of global attention whose positions are added to the input; give "
         "--tokens.patch-dropout 0"
+    ),
+    row("sizes without steps", fewer_tokens, {}, {"image_sizes": (160,)}).says(
+        "tokens.image_sizes is (160,) and tokens.size_steps (); allowed: a last step for each size, in rising order, "
+        "such as --tokens.image-sizes 160 192 --tokens.size-steps 40000 80000"
+    ),
+    row("sizes with falling steps", fewer_tokens, {}, {"image_sizes": (160, 192), "size_steps": (9, 8)}).says(
+        "tokens.image_sizes is (160, 192) and tokens.size_steps (9, 8); allowed: a last step for each size, in rising "
+        "order, such as --tokens.image-sizes 160 192 --tokens.size-steps 40000 80000"
+    ),
+    row(
+        "a size that is not a multiple of the patch", fewer_tokens, {}, {"image_sizes": (150,), "size_steps": (9,)}
+    ).says(
+        "tokens.image_sizes is (150,); allowed: multiples of the patch (16 px), up to model.image_size, which is 224"
+    ),
+    row("a size to the end", fewer_tokens, {}, {"image_sizes": (160,), "size_steps": (100,)}).says(
+        "tokens.size_steps is (100,); allowed: below the 100 steps of the run, so that it ends with the model's image "
+        "size; lower --tokens.size-steps or raise --steps"
+    ),
+    row(
+        "sizes with positions of one size",
+        fewer_tokens,
+        {"position_at": "layers"},
+        {"image_sizes": (160,), "size_steps": (9,)},
+    ).says(
+        "tokens.image_sizes is (160,) with model.position_at 'layers', whose tables have one size; allowed: models "
+        "that take images of any size; leave out --tokens.image-sizes and --tokens.size-steps"
+    ),
+    row("sizes with a crop of one size", crops_of_one_size).says(
+        "data.augment.resize_pixels is 256 with tokens.image_sizes, so crops for smaller images would show less of an "
+        "image; give --data.augment.resize-pixels 0, which is in proportion"
     ),
     row("more patches that stay than there are", staying_patches_of, 17).says(
         "ValueError: num_stay is 17; allowed: 1 to 16, the number of patches"

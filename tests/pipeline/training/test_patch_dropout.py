@@ -47,9 +47,23 @@ def drawn(step: int = 3, places: np.ndarray = PLACES) -> np.ndarray:
     return staying_patches(step, places, seed=1, num_patches=NUM_PATCHES, num_stay=NUM_STAY)
 
 
+@pytest.mark.parametrize(
+    ("num_patches", "rate", "expected"),
+    [
+        pytest.param(196, 0.5, 98, id="half"),
+        pytest.param(49, 0.29, 34, id="34.79, rounded down"),
+        pytest.param(100, 0.9, 9, id="1 - 0.9 is below 0.1 in binary"),
+        pytest.param(7, 0.9, 1, id="at least one"),
+    ],
+)
+def test_the_number_that_stays(num_patches: int, rate: float, expected: int) -> None:
+    assert num_staying(num_patches, rate) == expected
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("num_patches", [1, 7, 49, 100, 196, 256])
 def test_as_many_patches_stay_as_in_timm(timm_layers: ModuleType, num_patches: int) -> None:
-    """0.9 of 100 patches leaves 9: the product is rounded down as a binary fraction."""
+    """The table above has the cases that differ from other ways of rounding."""
     for rate in (0.1, 0.25, 0.29, 0.5, 0.71, 0.75, 0.9, 0.99):
         theirs = timm_layers.PatchDropout(rate, num_prefix_tokens=2)(torch.zeros(1, 2 + num_patches, 1))
         assert num_staying(num_patches, rate) == theirs.shape[1] - 2
@@ -91,19 +105,19 @@ def test_ranks_and_micro_batches_do_not_change_what_stays() -> None:
 
 
 def test_the_last_steps_have_all_patches() -> None:
-    assert JOB.phases == (TokenPhase(end=8, num_stay=6), TokenPhase(end=10))
-    assert JOB.largest_phase == TokenPhase(end=10)
+    assert JOB.phases == (TokenPhase(end=8, image_size=32, num_stay=6), TokenPhase(end=10, image_size=32))
+    assert JOB.largest_phase == TokenPhase(end=10, image_size=32)
     assert [passes_of(JOB).staying(step, slice(0, 2)) is None for step in (0, 7, 8, 9)] == [False, False, True, True]
     without = replace(JOB, tokens=TokensConfig())
-    assert without.phases == (TokenPhase(end=10),)
+    assert without.phases == (TokenPhase(end=10, image_size=32),)
     assert passes_of(without).staying(0, slice(0, 2)) is None
     always = replace(JOB, tokens=TokensConfig(patch_dropout=0.6))
-    assert always.largest_phase == TokenPhase(end=10, num_stay=6)
+    assert always.largest_phase == TokenPhase(end=10, image_size=32, num_stay=6)
 
 
 def test_shorter_runs_keep_the_share_of_whole_steps() -> None:
     assert shortened(JOB, steps=5).tokens == TokensConfig(patch_dropout=0.6, whole_steps=1)
-    assert shortened(JOB, steps=1).phases == (TokenPhase(end=1, num_stay=6),)
+    assert shortened(JOB, steps=1).phases == (TokenPhase(end=1, image_size=32, num_stay=6),)
     assert smoke(replace(JOB, steps=1000, tokens=replace(JOB.tokens, whole_steps=100))).tokens.whole_steps == 4
 
 
