@@ -94,8 +94,8 @@ def own_seconds(setting: Setting, world: World, folder: Path) -> float:
             for part in parts:
                 with times.part(part):
                     pass
-            metrics.write(step, utilisation.values(1.0))
-            utilisation.words(1.0)
+            metrics.write(step, utilisation.values(1.0, step=step))
+            utilisation.words(1.0, step=step)
         return (time.process_time() - began) / _CALLS
 
 

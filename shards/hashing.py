@@ -89,6 +89,9 @@ STOCHASTIC_DEPTH = Purpose(9, ("seed", "step"), "the branches that each image of
 MASKED_PATCHES = Purpose(10, ("seed", "step"), "the patches of each image of a batch that are corrupted")
 COLOURS = Purpose(0x636F6C72, ("seed", "epoch"), "3-Augment and the colour jitter of a sample")  # "colr"
 CUTMIX = Purpose(0x6375746D, ("seed", "step"), "which pairs of a batch get CutMix, and their boxes")  # "cutm"
+PATCH_DROPOUT = Purpose(
+    0x70647270, ("seed", "step"), "the patches of each image of a batch that are left out"
+)  # "pdrp"
 SHOTS = Purpose(0x73686F74, ("seed",), "the few images of each class that a representation is measured with")  # "shot"
 SUBSETS = Purpose(0x73756273, ("seed",), "the samples of a part of a dataset")  # "subs"
 HELD_OUT = Purpose(0x68656C64, ("seed",), "the samples that are held out of training")  # "held"

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from rich.table import Table
 
@@ -26,6 +26,7 @@ from jobs.settings.runs import PlanJob
 from pipeline.models.flops import attention_tiles
 from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Cost, Forecast, cost_of
 from pipeline.training.settings.schedule import steps_of
+from pipeline.training.settings.tokens import TokensConfig, num_patches_at
 from pipeline.training.zero.batch_plan import shared_lanes, times_read
 from shards.errors import UserError
 from shards.output.quantities import DAY_SECONDS, duration, plural, size
@@ -93,12 +94,32 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
         ("parameters", f"{cost.num_parameters:,} ({head})"),
         ("forward, per image", _flops_of_forward(cost.forward_flops)),
         ("training, per image", f"{_flops_of_training(cost.train_flops)} ({passes})"),
+        *([("fewer tokens", said)] if (said := _fewer_tokens(job, cost)) else []),
         ("steps", f"{cost.num_steps:,} of {training.global_batch:,} images"),
         ("epochs", _epochs(job, cost)),
         ("images seen", f"{cost.num_images_seen:,}"),
         ("the whole run", operations(cost.total_exaflops)),
         (f"for {job.days:g} days", _required_rate(cost)),
     ]
+
+
+def _fewer_tokens(job: PlanJob, cost: Cost) -> str:
+    """Returns the patches of an image in each phase of the run, and what fewer of them save; empty if all steps have
+    all patches of images of one size."""
+    training = job.training
+    if training.tokens == TokensConfig():
+        return ""
+    said = []
+    for phase in training.phases:
+        at = f"up to step {phase.end:,}: {phase.image_size} px"
+        if not training.model.is_bit:
+            num_patches = num_patches_at(phase.image_size, training.model)
+            stay = num_patches if phase.num_stay is None else phase.num_stay
+            at += f", {stay:,} of {num_patches:,} patches"
+        said.append(at)
+    whole = replace(training, tokens=TokensConfig())
+    flops = cost_of(whole, num_images=job.num_images, num_classes=job.num_classes, days=job.days).train_flops
+    return f"{'; '.join(said)}: {cost.train_flops / flops:.2f} times the operations of whole images"
 
 
 def _tile_of_class_token(job: PlanJob) -> str:

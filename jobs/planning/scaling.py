@@ -24,6 +24,7 @@ from pipeline.planning.step_time import Network, gpu_named
 from pipeline.training.fitting.fit import with_recomputed
 from pipeline.training.fitting.memory import pass_of
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.settings.tokens import TokensConfig
 from shards.errors import UserError
 from shards.output.quantities import DAY_SECONDS, duration, plural, short_count, size
 
@@ -342,7 +343,7 @@ class AtSize:
 def at_sizes(job: PlanJob) -> list[AtSize]:
     """Returns the cost at each of `--image-sizes`, in ascending order. Raises UserError for a size that is not a
     multiple of the patch."""
-    training = job.training
+    training = replace(job.training, tokens=TokensConfig())  # of whole images
     model = replace(training.model, num_classes=training.model.num_classes or max(1, job.num_classes))
     stride = 1 if model.is_bit else model.stride
     if training.engine.activation_checkpointing == "auto":  # what is decided depends on the GPU

@@ -11,10 +11,11 @@ from typing import TypeVar
 
 from pipeline.models.config import SMOKE, ModelConfig, num_masked_outputs, without_masked_patches
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.settings.tokens import shortened_sizes
 from shards.config import SubsetConfig
 
 _STEPS = 12
-_WARMUP_STEPS = 4  # also the steps of a cooldown
+_WARMUP_STEPS = 4  # also the steps of a cooldown, and those with all patches
 _LANES = 8
 _BATCH = 32
 _PRETRAINING_PIXELS = 224  # recipes with larger images fine-tune at a higher resolution, and so do their smoke sizes
@@ -43,6 +44,9 @@ def smoke(job: TrainingJob) -> TrainingJob:
             job.schedule,
             warmup_steps=min(job.schedule.warmup_steps, _WARMUP_STEPS),
             cooldown_steps=min(job.schedule.cooldown_steps, _WARMUP_STEPS),
+        ),
+        tokens=replace(
+            job.tokens, whole_steps=min(job.tokens.whole_steps, _WARMUP_STEPS), image_sizes=(), size_steps=()
         ),
         engine=replace(job.engine, precision="auto"),
         checkpoint=replace(job.checkpoint, every_steps=_STEPS // 2),
@@ -97,12 +101,19 @@ def scaled(recipe: TrainingJob, *, steps: int, keep: str) -> tuple[TrainingJob, 
 
 
 def shortened(job: Job, *, steps: int) -> Job:
-    """Returns the job with at most these steps, and with a warm-up and a cooldown in proportion."""
+    """Returns the job with at most these steps, and with a warm-up, a cooldown and last steps with all patches in
+    proportion."""
     if job.steps <= steps:
         return job
     fitted, _ = scaled(job, steps=steps, keep="")
     cooldown = min(steps - fitted.schedule.warmup_steps, round(job.schedule.cooldown_steps * steps / job.steps))
-    return replace(job, schedule=replace(fitted.schedule, cooldown_steps=cooldown), steps=steps)
+    whole = min(steps - 1, round(job.tokens.whole_steps * steps / job.steps))
+    return replace(
+        job,
+        schedule=replace(fitted.schedule, cooldown_steps=cooldown),
+        tokens=replace(shortened_sizes(job.tokens, steps=steps, before=job.steps), whole_steps=whole),
+        steps=steps,
+    )
 
 
 def in_steps(number: int) -> str:

@@ -34,7 +34,8 @@ from jobs.stages import WITH_SMOKE, job_class
 from jobs.train.sweep import is_repetition, left_out, name_in_sweep, read_sweep, sweep_of
 from pipeline.checkpoints.stored import read_best
 from pipeline.models.config import MOST_CLASSES
-from pipeline.models.flops import num_parameters, training_flops
+from pipeline.models.flops import num_parameters
+from pipeline.planning.step_time import flops_of_steps
 from pipeline.runs.curves import Curves
 from pipeline.runs.summary_file import read_curves
 from pipeline.shared_settings import METRICS_FILE, RECORD_FILE
@@ -197,11 +198,9 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
     step = int(lines[-1]["step"]) if lines else 0
     model = replace(job.model, num_classes=job.model.num_classes or _num_classes(folder))
     has_head = model.num_classes > 0
-    is_frozen, skips = job.optimizer.freeze_backbone, job.engine.skip_branches
-    flops = training_flops(model, head=has_head, is_frozen=is_frozen, skips_branches=skips)
     source, why_not = _source(job.initial.weights, folder, ancestors=ancestors) if job.initial.weights else (None, "")
     of_teacher, unknown = _teacher_flops(job)
-    own_flops = (flops + of_teacher) * step * job.global_batch
+    own_flops = (flops_of_steps(replace(job, model=model), step) + of_teacher * step) * job.global_batch
     num_images, exaflops = _cost(job, lines, source, flops=own_flops)
     exaflops = None if unknown else exaflops
     reasons = [unknown] if unknown else []

@@ -27,7 +27,7 @@ from pipeline.data.augment import late_crop_pixels
 from pipeline.data.config import DataConfig, Share
 from pipeline.data.crop_decoder import SAMPLE, view_settings
 from pipeline.data.decode import DecodeError, Pixels
-from pipeline.data.position import Skipped, data_step_of
+from pipeline.data.position import Sizes, Skipped, data_step_of, size_at
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.samples import (
     Draws,
@@ -268,11 +268,12 @@ class TrainBatches:
         image_size: int,
         share: Share,
         quarantine: Quarantine,
+        sizes: Sizes = (),
         pin_memory: bool = False,
         hook: Hook | None = None,
     ) -> None:
         self.config, self.seed, self.share, self.quarantine = config, seed, share, quarantine
-        self.hook, self._image_size = hook or Hook(), image_size
+        self.hook, self._image_size, self._sizes = hook or Hook(), image_size, sizes
         self._mixture = data.mixture(config, seed=seed)
         self._reader = StreamReader(config.reading)
         with_members = bool(self.hook.fields)
@@ -294,8 +295,10 @@ class TrainBatches:
             torch.empty(shape, dtype=torch.uint8, pin_memory=pin_memory)
             for _ in range(config.steps_ahead + NUM_VALID_REQUESTS)
         ]
-        pixels = late_crop_pixels(config.augment, image_size)
-        self._settings = view_settings(config, size=image_size, resize_pixels=pixels)
+        self._settings = {
+            size: view_settings(config, size=size, resize_pixels=late_crop_pixels(config.augment, size))
+            for size in (image_size, *(size for _, size in sizes))
+        }
         self._has_warned = False
         self._waiting: deque[Future[_Coming]] = deque()
         self._num_threads = max(1, config.num_threads)
@@ -354,7 +357,7 @@ class TrainBatches:
         planned = self._planned(datasets, places, read)
         labels, others = self._labels(planned)
         self._say_unused_weights(planned, others)
-        images = self._buffers[step % len(self._buffers)]
+        images = _in_size(self._buffers[step % len(self._buffers)], size_at(step, self._sizes, last=self._image_size))
         views = images.numpy()
         size = chunk_size(positions.size, num_threads=self._num_threads, steps_ahead=self.config.steps_ahead)
         chunks = [range(first, min(first + size, positions.size)) for first in range(0, positions.size, size)]
@@ -423,7 +426,7 @@ class TrainBatches:
         self._check_open()
         began = time.monotonic()
         self.quarantine.count(len(views))
-        are_done = train_views(planned.table[chunk.start : chunk.stop], self._settings, out=views)
+        are_done = train_views(planned.table[chunk.start : chunk.stop], self._settings[views.shape[1]], out=views)
         found, fields = dict[int, Labels](), list[dict[str, Any]]()
         is_finished = self.config.augment.num_colour_draws == 0 and not self.hook.fields
         left = np.flatnonzero(~are_done) if is_finished else np.arange(len(views))
@@ -538,6 +541,14 @@ class TrainBatches:
             source.dataset, sample, make, seed=self.seed, quarantine=self.quarantine, check_open=self._check_open
         )
         return (source.labels[list(sample.labels)], sample.weights), made
+
+
+def _in_size(buffer: torch.Tensor, size: int) -> torch.Tensor:
+    """Returns a view of the beginning of a buffer, uint8[n, h, w, 3], with images of size x size."""
+    if size == buffer.shape[1]:
+        return buffer
+    num_images = len(buffer)
+    return buffer.flatten()[: num_images * size * size * 3].view(num_images, size, size, 3)
 
 
 def _has_succeeded(task: Future[Any]) -> bool:

@@ -57,6 +57,16 @@ def data_step_of(step: int, skipped: Skipped) -> int:
     return step
 
 
+# For each image size but the last, the number of steps up to its end, and the size. Steps rise, and no size exceeds the
+# last one.
+Sizes = tuple[tuple[int, int], ...]
+
+
+def size_at(step: int, sizes: Sizes, *, last: int) -> int:
+    """Returns the image size of a step, counted from 0. `last`: the size after all `sizes`."""
+    return next((size for end, size in sizes if step < end), last)
+
+
 def step_of(data_step: int, skipped: Skipped) -> int:
     """Returns the step that takes this data step, which must not be skipped. It is the number of data steps before it
     that are not skipped."""

@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from pipeline.data.batches import Batch, TrainBatches
 from pipeline.data.config import DataConfig, Share, refuse_wrong_sizes
-from pipeline.data.position import Skipped, StreamPosition, differences_of, position_from_json, said_differences
+from pipeline.data.position import Sizes, Skipped, StreamPosition, differences_of, position_from_json, said_differences
 from pipeline.data.quarantine import Quarantine
 from pipeline.data.samples import Collate, Hook, Transform
 from pipeline.data.train_samples import TrainSamples
@@ -37,7 +37,7 @@ class PlannedStream:
     been read ahead yet.
 
     `start`: the position before the first batch. `most_read_ahead_bytes`: the most bytes that all ranks on this host
-    read ahead.
+    read ahead. `sizes`: the image sizes of the first steps, if they differ from the position's.
     """
 
     config: DataConfig
@@ -46,6 +46,7 @@ class PlannedStream:
     share: Share
     start: StreamPosition
     most_read_ahead_bytes: int
+    sizes: Sizes = ()
 
 
 def plan_stream(
@@ -118,6 +119,7 @@ class BatchStream(IterableDataset[Batch]):
             orders=planned.orders,
             seed=planned.start.seed,
             image_size=planned.start.image_size,
+            sizes=planned.sizes,
             share=planned.share,
             quarantine=self._quarantine,
             pin_memory=self._pin_memory,

@@ -27,7 +27,7 @@ class Pass:
 
     `element_bytes`: the bytes of one element, 2 for bf16 and 4 for fp32. `has_dense_targets`: whether images have a
     target for every class, as with mixup. `recomputed`: what the backward pass computes again. `is_frozen`: whether
-    only the head is trained.
+    only the head is trained. `num_stay`: the number of patches of an image that stay with PatchDropout; None: all.
     """
 
     element_bytes: int
@@ -36,6 +36,7 @@ class Pass:
     recomputed: Recomputed = "off"
     is_frozen: bool = False
     is_on_gpu: bool = True
+    num_stay: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +100,7 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
     columns."""
     if config.is_bit:
         return []
-    size, num_tokens = config.size, _num_tokens(config)
+    size, num_tokens = config.size, _num_tokens(config, how)
     d, m = size.width, size.mlp_width
     is_relative = config.position == "relative"
     has_own_q_and_k = config.position == "rope2d" or (config.qk_norm and not is_relative)
@@ -149,7 +150,9 @@ def _mlp(config: ModelConfig, how: Pass) -> _Kept:
     before and after a norm, and the MLP's hidden layer, before and after its GELU."""
     if config.is_bit:
         return _Kept(image_bytes=0)
-    return _Kept(image_bytes=2 * how.element_bytes * _num_tokens(config) * (config.size.width + config.size.mlp_width))
+    return _Kept(
+        image_bytes=2 * how.element_bytes * _num_tokens(config, how) * (config.size.width + config.size.mlp_width)
+    )
 
 
 def _keeps_softmax_sums(num_tokens: int, how: Pass) -> bool:
@@ -165,11 +168,13 @@ def _embedding(config: ModelConfig, how: Pass) -> _Kept:
     # The last unit keeps its result, and patches of 1 x 1 are the same tensor. A root ends in a pool, which keeps only
     # its input.
     num_copies = 2 if config.resnet and config.resnet.units and size.patch > 1 else 1
-    masks = _num_tokens(config) * size.width * _mask_bytes(config, how)
-    turns = 2 * _FP32 * _num_tokens(config) * size.width // size.num_heads if config.position == "rope2d" else 0
+    masks = (config.num_prefix_tokens + height * width) * size.width * _mask_bytes(config, how)
+    turns = 2 * _FP32 * _num_tokens(config, how) * size.width // size.num_heads if config.position == "rope2d" else 0
     # Masked patch prediction keeps what patches are gathered from: all patches and the [mask] embedding.
     sources = config.masked_patches * how.element_bytes * (height * width + 1) * size.width
-    image = num_copies * how.element_bytes * patches + masks + sources
+    # PatchDropout keeps the places of the tokens that stay.
+    places = 0 if how.num_stay is None else _INT64 * _num_tokens(config, how)
+    image = num_copies * how.element_bytes * patches + masks + sources + places
     return _Kept(image_bytes=image, fixed_bytes=turns)
 
 
@@ -185,18 +190,18 @@ def _last(config: ModelConfig, how: Pass) -> _Kept:
         width = config.resnet.width
         kept = 2 * e * _area(_map_after(config.resnet, config)) * width + 2 * NUM_GROUPS * _statistic_bytes(how)
     else:
-        width, num_tokens = config.size.width, _num_tokens(config)
+        width, num_tokens = config.size.width, _num_tokens(config, how)
         if config.masked_patches:
             num_patches = _area(config.grid)
             kept = e * num_tokens * width + 2 * num_patches * _statistic_bytes(how) + _FP32 * num_patches * width
             return _Kept(image_bytes=kept, fixed_bytes=wide * _FP32 * width * config.num_classes)
-        num_normed = 1 if config.pooling == "token" else _area(config.grid)
+        num_normed = 1 if config.pooling == "token" else _num_staying(config, how)
         kept = e * num_tokens * width + 2 * num_normed * _statistic_bytes(how)
         kept += config.representation * (1 + wide) * e * width
         if config.pooling == "attention":
             # The patches after the norm, their keys and values; the results of attention, of `out` and of the norm; the
             # MLP's hidden layer, before and after its GELU. All images share the query.
-            kept += e * (3 * _area(config.grid) * width + 3 * width + 2 * config.size.mlp_width)
+            kept += e * (3 * _num_staying(config, how) * width + 3 * width + 2 * config.size.mlp_width)
             kept += _FP32 * config.size.num_heads + 2 * _statistic_bytes(how)
             fixed = e * width + wide * _FP32 * width * config.num_classes
             return _Kept(image_bytes=kept + _FP32 * width, fixed_bytes=fixed)
@@ -292,8 +297,13 @@ def _mask_bytes(config: ModelConfig, how: Pass) -> int:
     return 0 if not config.dropout else 1 if how.is_on_gpu else how.element_bytes
 
 
-def _num_tokens(config: ModelConfig) -> int:
-    return config.num_prefix_tokens + _area(config.grid)
+def _num_tokens(config: ModelConfig, how: Pass) -> int:
+    """Returns the number of tokens that the blocks see."""
+    return config.num_prefix_tokens + _num_staying(config, how)
+
+
+def _num_staying(config: ModelConfig, how: Pass) -> int:
+    return _area(config.grid) if how.num_stay is None else how.num_stay
 
 
 def _map_after(resnet: ResNetSize, config: ModelConfig) -> tuple[int, int]:

@@ -51,24 +51,27 @@ class Convolution:
         return sum(0 <= start + tap < size for start in starts for tap in range(self.kernel))
 
 
-def forward_flops(config: ModelConfig, *, head: bool = True, skip_padding: bool = False) -> int:
-    """Returns the operations of one image's forward pass."""
+def forward_flops(
+    config: ModelConfig, *, head: bool = True, skip_padding: bool = False, num_stay: int | None = None
+) -> int:
+    """Returns the operations of one image's forward pass. `num_stay`: the number of patches that stay with
+    PatchDropout, which are embedded first; None: all of them."""
     resnet = config.resnet
     convolutions = convolutions_of(resnet, (config.image_size, config.image_size)) if resnet else ()
     num_multiplies = sum(convolution.num_multiplies(skip_padding=skip_padding) for convolution in convolutions)
     if config.is_bit and resnet:
         return 2 * (num_multiplies + head * resnet.width * config.num_classes)
     size, num_patches = config.size, math.prod(config.grid)
-    num_tokens = config.num_prefix_tokens + num_patches
-    block = _block_multiplies(config, num_tokens)
+    num_staying = num_patches if num_stay is None else num_stay
+    block = _block_multiplies(config, config.num_prefix_tokens + num_staying)
     num_multiplies += num_patches * size.patch**2 * (resnet.width if resnet else 3) * size.width
     num_multiplies += config.num_blocks * block + config.representation * size.width**2
     if config.pooling == "attention":  # keys, values, attention; then query, out and MLP
-        num_multiplies += num_patches * 2 * (size.width**2 + size.width)
+        num_multiplies += num_staying * 2 * (size.width**2 + size.width)
         num_multiplies += 2 * size.width**2 + 2 * size.width * size.mlp_width
     num_predicted = num_patches if config.masked_patches else 1
     num_multiplies += head * num_predicted * size.width * config.num_classes
-    return 2 * num_multiplies + attention_flops(config)
+    return 2 * num_multiplies + attention_flops(config, num_stay=num_stay)
 
 
 def _block_multiplies(config: ModelConfig, num_tokens: int) -> int:
@@ -80,13 +83,13 @@ def _block_multiplies(config: ModelConfig, num_tokens: int) -> int:
     return block
 
 
-def attention_flops(config: ModelConfig) -> int:
+def attention_flops(config: ModelConfig, *, num_stay: int | None = None) -> int:
     """Returns the operations of attention's own products, queries times keys and weights times values. They grow faster
-    than the number of tokens. Returns 0 for BiT."""
+    than the number of tokens. `num_stay` is as in `forward_flops`. Returns 0 for BiT."""
     if config.is_bit:
         return 0
     rows, columns = config.grid
-    num_tokens = config.num_prefix_tokens + rows * columns
+    num_tokens = config.num_prefix_tokens + (rows * columns if num_stay is None else num_stay)
     # An axial layer has two blocks: one attends along rows, the other along columns.
     num_seen = columns + rows if config.attention == "axial" else num_tokens
     return 2 * config.size.depth * 2 * num_tokens * num_seen * config.size.width
@@ -99,25 +102,33 @@ def attention_tiles(num_tokens: int) -> int:
     return -(-num_tokens // _TILE)
 
 
-def skipped_flops(config: ModelConfig) -> int:
+def skipped_flops(config: ModelConfig, *, num_stay: int | None = None) -> int:
     """Returns the operations that stochastic depth saves on average in one image's forward pass, in blocks that skip
-    branches (`ModelConfig.skipped_rates`). Returns 0 for BiT, and without stochastic depth."""
+    branches (`ModelConfig.skipped_rates`). `num_stay` is as in `forward_flops`. Returns 0 for BiT, and without
+    stochastic depth."""
     if config.is_bit or not config.stochastic_depth:
         return 0
-    num_tokens = config.num_prefix_tokens + math.prod(config.grid)
-    block = 2 * _block_multiplies(config, num_tokens) + attention_flops(config) // config.num_blocks
+    num_tokens = config.num_prefix_tokens + (math.prod(config.grid) if num_stay is None else num_stay)
+    attention = attention_flops(config, num_stay=num_stay) // config.num_blocks
+    block = 2 * _block_multiplies(config, num_tokens) + attention
     return round(block * sum(config.skipped_rates))
 
 
 def training_flops(
-    config: ModelConfig, *, head: bool = True, is_frozen: bool = False, skips_branches: bool = False
+    config: ModelConfig,
+    *,
+    head: bool = True,
+    is_frozen: bool = False,
+    skips_branches: bool = False,
+    num_stay: int | None = None,
 ) -> int:
     """Returns the operations of one image's forward and backward passes.
 
     `is_frozen`: only the head and the hidden layer before it are trained, so the lower of the two computes no gradient
-    for its input. `skips_branches`: leave out the operations of `skipped_flops`.
+    for its input. `skips_branches`: leave out the operations of `skipped_flops`. `num_stay` is as in `forward_flops`.
     """
-    forward = forward_flops(config, head=head) - skips_branches * skipped_flops(config)
+    skipped = skips_branches * skipped_flops(config, num_stay=num_stay)
+    forward = forward_flops(config, head=head, num_stay=num_stay) - skipped
     if not is_frozen:
         return FORWARD_AND_BACKWARD * forward
     width = config.resnet.width if config.is_bit and config.resnet else config.size.width

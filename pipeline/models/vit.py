@@ -1,7 +1,7 @@
 """Vision Transformer ("An Image is Worth 16x16 Words", equations 1 to 4), with the details of the authors' JAX code.
 
 Shape letters: B images, H W pixels, P patch, N tokens (class token, patches), D width, C channels, M MLP width,
-K classes (or kept images), h heads, d width of a head.
+K classes (or kept images), S patches that stay, h heads, d width of a head.
 """
 
 from collections.abc import Sequence
@@ -40,6 +40,8 @@ class ViT(nn.Module):
     `checkpoint_blocks`: keep only the input of each block and recompute the block in the backward pass. In training
     with stochastic depth, `branches_LB2` of `forward` holds the factors of each block's two branches for each image,
     and `kept_L` holds, for each block, the images for which its two branches are computed (None: all of them).
+    `stay_BS`, int64, are the patches of each image that stay in training with PatchDropout; the blocks do not see the
+    others.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -62,6 +64,7 @@ class ViT(nn.Module):
         branches_LB2: torch.Tensor | None = None,
         sources_BN: torch.Tensor | None = None,
         kept_L: Sequence[Kept | None] = (),
+        stay_BS: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns float32[B, K] logits or, for a model of masked patches, float32[B, patches, K]. `sources_BN` then
         says which patches replace the image's own (masked.py)."""
@@ -69,7 +72,7 @@ class ViT(nn.Module):
             z_BND = self.tokens(images_BHW3, branches_LB2, sources_BN, kept_L)
             x_BD: torch.Tensor = self.norm(self._patches(z_BND))
         else:
-            x_BD = self.features(images_BHW3, branches_LB2, kept_L)
+            x_BD = self.features(images_BHW3, branches_LB2, kept_L, stay_BS)
         logits_BK: torch.Tensor = self.head(x_BD)
         return logits_BK
 
@@ -78,9 +81,10 @@ class ViT(nn.Module):
         images_BHW3: torch.Tensor,
         branches_LB2: torch.Tensor | None = None,
         kept_L: Sequence[Kept | None] = (),
+        stay_BS: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns the image representation y of equation 4 (after the hidden tanh layer, if there is one): [B, D]."""
-        z_BND = self.tokens(images_BHW3, branches_LB2, kept_L=kept_L)
+        z_BND = self.tokens(images_BHW3, branches_LB2, kept_L=kept_L, stay_BS=stay_BS)
         if self.config.pooling == "token":
             y_BD: torch.Tensor = self.norm(z_BND[:, 0])  # equation 4
         elif self.pool is not None:
@@ -100,10 +104,11 @@ class ViT(nn.Module):
         branches_LB2: torch.Tensor | None = None,
         sources_BN: torch.Tensor | None = None,
         kept_L: Sequence[Kept | None] = (),
+        stay_BS: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Returns all tokens after the last block: [B, N, D]."""
+        """Returns all tokens after the last block: [B, N, D], or with PatchDropout those that stay."""
         mask = self.head.mask if isinstance(self.head, ColourHead) and sources_BN is not None else None
-        embedded: tuple[torch.Tensor, torch.Tensor | None] = self.embed(images_BHW3, mask, sources_BN)
+        embedded: tuple[torch.Tensor, torch.Tensor | None] = self.embed(images_BHW3, mask, sources_BN, stay_BS)
         z_BND, again_1ND = embedded
         rotation_2Nd = None
         if self.config.position == "rope2d":
@@ -156,14 +161,18 @@ class Embedding(nn.Module):
         self.registers = nn.Parameter(torch.zeros(1, config.registers, size.width)) if config.registers else None
         self.position, self.position_x, self.position_y = position_tables(config)
         self.dropout, self.is_shared = nn.Dropout(config.dropout), config.position_at == "layers_shared"
-        self.has_sines = config.position == "sincos2d"
+        self.has_sines, self.num_prefix_tokens = config.position == "sincos2d", config.num_prefix_tokens
 
     def forward(
-        self, images_BHW3: torch.Tensor, mask: Mask | None = None, sources_BN: torch.Tensor | None = None
+        self,
+        images_BHW3: torch.Tensor,
+        mask: Mask | None = None,
+        sources_BN: torch.Tensor | None = None,
+        stay_BS: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the tokens of uint8 or float[B, H, W, 3] images in 0..255, [B, N, D], and the positions that are
         added again before each layer but the first, [1, N, D] or None. `mask` corrupts the patches as `sources_BN`
-        says."""
+        says. With `stay_BS`, only these patches and the tokens before them are returned (PatchDropout)."""
         batch, height, width, _ = images_BHW3.shape
         if height % self.stride or width % self.stride or not height * width:
             raise ValueError(
@@ -188,7 +197,10 @@ class Embedding(nn.Module):
             z_BND = torch.cat([z_BND[:, :first], registers_BRD, z_BND[:, first:]], dim=1)
         # A copy, because ZeRO-3 frees the table itself when this returns.
         again_1ND = positions_1ND.to(z_BND.dtype, copy=True) if self.is_shared and positions_1ND is not None else None
-        return self.dropout(z_BND), again_1ND
+        z_BND = self.dropout(z_BND)
+        if stay_BS is not None:
+            z_BND = staying(z_BND, stay_BS, num_prefix_tokens=self.num_prefix_tokens)
+        return z_BND, again_1ND
 
     def positions(self, grid: Grid) -> torch.Tensor | None:
         """Returns the position embeddings for a grid (height, width in patches), [1, N, D], without registers; None if
@@ -209,6 +221,19 @@ class Embedding(nn.Module):
         x_WD = self.position_x if width == self.grid[1] else resample_axis_embeddings(self.position_x, length=width)
         y_HD = self.position_y if height == self.grid[0] else resample_axis_embeddings(self.position_y, length=height)
         return from_axes(x_WD, y_HD, num_prefix_tokens=self.num_class_tokens)
+
+
+def staying(z_BND: torch.Tensor, stay_BS: torch.Tensor, *, num_prefix_tokens: int) -> torch.Tensor:
+    """Returns the first tokens of each image, and the patches after them that stay: [B, prefix + S, D].
+
+    Unlike `gather`, `index_select` keeps only the indices for the backward pass.
+    """
+    batch, num_tokens, width = z_BND.shape
+    place_S = torch.arange(num_prefix_tokens, device=z_BND.device)
+    places_BS = torch.cat([place_S.expand(batch, -1), stay_BS + num_prefix_tokens], dim=1)
+    first_B1 = torch.arange(0, batch * num_tokens, num_tokens, device=z_BND.device).unsqueeze(1)
+    # (B, N, D) -> (B * N, D) -> (B * S, D) -> (B, S, D)
+    return z_BND.flatten(0, 1).index_select(0, (places_BS + first_B1).flatten()).reshape(batch, -1, width)
 
 
 class Block(nn.Module):

@@ -3,7 +3,7 @@ functions are pure."""
 
 from dataclasses import dataclass, replace
 
-from pipeline.models.flops import forward_flops, num_parameters, training_flops
+from pipeline.models.flops import forward_flops, num_parameters
 from pipeline.planning.host_cores import HostCores, host_cores
 from pipeline.planning.rates import Rates, Speeds, speeds_of
 from pipeline.planning.step_time import (
@@ -11,6 +11,7 @@ from pipeline.planning.step_time import (
     Network,
     StepTime,
     computed_share,
+    flops_of_steps,
     gpu_named,
     host_seconds,
     step_time,
@@ -39,9 +40,10 @@ COPY_BYTES_PER_SECOND = 20e9
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """The size of a job in parameters and operations. A multiply-add counts as 2 operations. A training step counts as
-    three forward passes or, if the backbone is frozen, as one forward pass and the head's gradients; branches that
-    stochastic depth skips do not count, and a teacher's forward pass does. `num_epochs` is None if the number of images
-    is not known. `num_head_parameters` is 0 if the number of classes is not known."""
+    three forward passes or, if the backbone is frozen, as one forward pass and the head's gradients; patches and
+    branches that are left out do not count, and a teacher's forward pass does. `train_flops` is the mean over all
+    steps. `num_epochs` is None if the number of images is not known. `num_head_parameters` is 0 if the number of
+    classes is not known."""
 
     num_parameters: int
     num_head_parameters: int
@@ -72,25 +74,24 @@ def cost_of(job: TrainingJob, *, num_images: int, num_classes: int, days: float)
     body = num_parameters(model, head=False)
     total = num_parameters(model, head=classes > 0)
     forward = forward_flops(model, head=classes > 0)
-    is_frozen, skips = job.optimizer.freeze_backbone, job.engine.skip_branches
-    training = training_flops(model, head=classes > 0, is_frozen=is_frozen, skips_branches=skips)
+    of_steps = flops_of_steps(replace(job, model=model), job.steps)
     if job.teacher.weights:
         from pipeline.training.teacher import teacher_flops  # noqa: PLC0415 - loads torch
 
-        training += teacher_flops(job)
+        of_steps += job.steps * teacher_flops(job)
     seen = job.steps * job.global_batch
     images_per_second = seen / (days * DAY_SECONDS)
     return Cost(
         num_parameters=total,
         num_head_parameters=total - body,
         forward_flops=forward,
-        train_flops=training,
+        train_flops=round(of_steps / job.steps),
         num_steps=job.steps,
         num_images_seen=seen,
         num_epochs=seen / num_images if num_images else None,
-        total_exaflops=training * seen / 1e18,
+        total_exaflops=of_steps * job.global_batch / 1e18,
         images_per_second=images_per_second,
-        teraflops_per_second=training * images_per_second / 1e12,
+        teraflops_per_second=of_steps / job.steps * images_per_second / 1e12,
     )
 
 

@@ -31,9 +31,10 @@ from functools import cache
 
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig
-from pipeline.models.flops import num_parameters
+from pipeline.models.flops import num_parameters, training_flops
 from pipeline.training.fitting.memory import layout_in_engine
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob, reduced_in
+from pipeline.training.settings.tokens import phase_at
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.flat_blocks import largest_block, sizes_of
 from pipeline.training.zero.optimizer import ways_of
@@ -165,6 +166,30 @@ def step_time(
         host=plan.accumulation * max(0.0, launched - of_pass),
         communication=_communication(job, plan, network.bus_bandwidth(gpu, plan.num_ranks)),
     )
+
+
+def flops_at(job: TrainingJob, step: int) -> int:
+    """Returns the operations of one image in the forward and backward pass of a step, counted from 0, at the step's
+    image size. Those of patches and branches that the step leaves out do not count, and neither does the head if the
+    number of classes is not known."""
+    phase = phase_at(step, job.phases)
+    return training_flops(
+        replace(job.model, image_size=phase.image_size),
+        head=job.model.num_classes > 0,
+        is_frozen=job.optimizer.freeze_backbone,
+        skips_branches=job.engine.skip_branches,
+        num_stay=phase.num_stay,
+    )
+
+
+def flops_of_steps(job: TrainingJob, num_steps: int) -> int:
+    """Returns the operations of the first `num_steps` steps of a run, if each step had one image."""
+    *before, _ = job.phases
+    total, begin = 0, 0
+    for end in (*(min(phase.end, num_steps) for phase in before), num_steps):
+        total += (end - begin) * flops_at(job, begin)
+        begin = end
+    return total
 
 
 def computed_share(job: TrainingJob) -> float:

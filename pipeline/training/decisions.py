@@ -294,7 +294,9 @@ def with_attention(
     if model.is_bit or (wanted == "auto" and job.engine.deterministic):
         return job
     height, width = model.grid
-    num_tokens = max(model.grid) if model.attention == "axial" else model.num_prefix_tokens + height * width
+    num_stay = job.phases[0].num_stay  # the other kernel may be faster in the last steps, which have all patches
+    num_tokens = model.num_prefix_tokens + (height * width if num_stay is None else num_stay)
+    num_tokens = max(model.grid) if model.attention == "axial" else num_tokens
     num_images, num_heads = max(1, _TRIED_TOKENS // num_tokens), model.size.num_heads
     shape = (num_images, num_heads, num_tokens, model.size.width // num_heads)
     dtype = torch.bfloat16 if job.engine.precision == "bf16" else torch.float32

@@ -13,6 +13,10 @@ ranks.
 Stochastic depth (Huang et al., arXiv 1603.09382) leaves out branches of the transformer for each image: attention and
 MLP of block l of L, each with the probability rate x l / (L - 1), l from 0, as in timm (drop_path_rate). A branch that
 is kept is divided by the probability of being kept, so an evaluation uses all branches without factors.
+
+PatchDropout (Liu et al., arXiv 2208.07220) leaves out the same number of patches of each image, after positions are
+added (settings/tokens.py). Nothing makes up for the patches that are left out. timm draws them in another order and
+returns them in a random one; here they keep their order, which changes results only by rounding.
 """
 
 from collections.abc import Sequence
@@ -29,11 +33,12 @@ from pipeline.models.masked import NOT_PREDICTED, masked_loss, masked_targets
 from pipeline.models.vit import Kept
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.settings.tokens import num_patches_at, phase_at
 from pipeline.training.teacher import Teacher, distilled_loss
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.step_times import StepTimes
-from shards.hashing import DROPOUT, MASKED_PATCHES, STOCHASTIC_DEPTH, uniforms
+from shards.hashing import DROPOUT, MASKED_PATCHES, PATCH_DROPOUT, STOCHASTIC_DEPTH, uniforms
 
 _BRANCHES, _FEWEST_KEPT = 2, 2
 _MASKED, _MASKED_OR_OTHER = 0.8, 0.9
@@ -91,6 +96,18 @@ def patch_sources(
     return np.where(is_corrupted, replaced, own), is_corrupted
 
 
+def staying_patches(
+    step: int, positions_in_batch: NDArray[np.int64], *, seed: int, num_patches: int, num_stay: int
+) -> NDArray[np.int64]:
+    """Returns the patches of each image that stay with PatchDropout, in rising order: int64[n, num_stay].
+    `positions_in_batch`, int64[n]: places in the global batch. Raises ValueError if `num_stay` is not from 1 to
+    `num_patches`."""
+    if not 1 <= num_stay <= num_patches:
+        raise ValueError(f"num_stay is {num_stay}; allowed: 1 to {num_patches}, the number of patches")
+    draws = uniforms(positions_in_batch, num_patches, key=PATCH_DROPOUT.key(seed, step))
+    return np.sort(draws.argsort(axis=1, kind="stable")[:, :num_stay], axis=1)
+
+
 class Gradients:
     """Forward and backward passes over a rank's share of a batch. `times`: where the time of the passes is recorded.
     `class_weights`: float32[K], the factor of an image's loss for each class; None: no factors. `teacher`: the model to
@@ -121,11 +138,12 @@ class Gradients:
             with self.times.part("to_device"):
                 images, targets = self.inputs(batch, chosen)
                 branches, kept = self.branches(batch.step, chosen)
+                stay = self.staying(batch.step, chosen)
                 sources: torch.Tensor | None = None
                 if self.job.model.masked_patches:
                     sources, targets = self.masked(batch.step, chosen, images)
-                is_plain = branches is None and sources is None  # a ResNet takes only images
-                more = () if is_plain else (branches, sources, kept)
+                is_plain = branches is None and sources is None and stay is None  # a ResNet takes only images
+                more = () if is_plain else (branches, sources, kept, stay)
             with self.times.part("forward_backward"):
                 taught = self.teacher.logits(images) if self.teacher else None
             torch.manual_seed(DROPOUT.key(self.job.seed, batch.step, micro, self.world.rank) >> 1)
@@ -197,6 +215,17 @@ class Gradients:
         on_device = iter(torch.split(self._on_device(np.concatenate(kept)), sizes))  # a single copy, then views of it
         pairs = dict(zip(skipping, zip(on_device, on_device, strict=True), strict=True))
         return self._on_device(factors), tuple(pairs.get(block) for block in range(depth))
+
+    def staying(self, step: int, chosen: slice) -> torch.Tensor | None:
+        """Returns the patches of each image that stay in a step, int64[n, S]. Returns None if all do."""
+        phase = phase_at(step, self.job.phases)
+        if phase.num_stay is None:
+            return None
+        num_patches = num_patches_at(phase.image_size, self.job.model)
+        places, seed = self._places(chosen), self.job.seed
+        return self._on_device(
+            staying_patches(step, places, seed=seed, num_patches=num_patches, num_stay=phase.num_stay)
+        )
 
     def masked(self, step: int, chosen: slice, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the source of each patch, int64[n, N], and the targets that the model is to predict, int[n, N, T]."""

@@ -277,6 +277,7 @@ def open_loop(
                 train_step.watched = KernelWatch(record["engine"], job.model, world).step
             held_out = HeldOut(prepared, gradients.engine, controls)
             when = decide_when_to_save(saving, dataset=held_out.dataset, resumed_from=found)
+            controls.stopping.progress.compiling_steps = frozenset(phase.end + 1 for phase in job.phases[:-1])
             loop = Loop(train_step, guard=guard, held_out=held_out, saving=saving, when=when)
         yield loop
 

@@ -127,6 +127,8 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         num_local_ranks=world.num_local_ranks,
         ranks=ranks,
     )
+    sizes = tuple(zip(job.tokens.size_steps, job.tokens.image_sizes, strict=True))
+    stream = replace(stream, sizes=sizes)
     held_out = _held_out(job, stream.data, ranks=ranks, say=world.is_first)
     job, classes = decide_classes(job, stream.data, list(held_out.values()), say=world.is_first)
     stop = Path(job.run_dir) / "STOP"

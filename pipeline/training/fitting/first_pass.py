@@ -98,7 +98,10 @@ def one_pass(
         sources = torch.full((plan.micro_batch, num_patches), num_patches, device=device)  # all masked
         loss = masked_loss(module(images, None, sources), targets, target=job.model.masked_target)
     else:
-        loss = classification_loss(module(images), labels, name=job.loss, smoothing=job.label_smoothing)
+        num_stay = job.largest_phase.num_stay
+        first = None if num_stay is None else torch.arange(num_stay, device=device).expand(plan.micro_batch, -1)
+        outputs = module(images) if first is None else module(images, stay_BS=first)
+        loss = classification_loss(outputs, labels, name=job.loss, smoothing=job.label_smoothing)
     # Unlike `backward`, `grad` does not run the hooks that reduce gradients, which would wait for the other ranks.
     torch.autograd.grad(loss, [parameter for parameter in module.parameters() if parameter.requires_grad])
     if on_gpu:

@@ -306,6 +306,7 @@ def pass_of(job: TrainingJob, *, is_on_gpu: bool, element_bytes: int) -> Pass:
         recomputed=recomputed,
         is_frozen=job.optimizer.freeze_backbone,
         is_on_gpu=is_on_gpu,
+        num_stay=job.largest_phase.num_stay,
     )
 
 

@@ -38,6 +38,7 @@ _SIZES = ("model.patch", "model.depth", "model.width")
 _OF_ONE_DECAY = {"rsqrt": ("schedule.timescale",), "staircase": ("schedule.stair_steps", "schedule.stair_factor")}
 _COMPARED = (
     *("data.url", "model.name", "model.image_size", *_SIZES, "model.dropout", "model.stochastic_depth"),
+    *("tokens.patch_dropout", "tokens.whole_steps", "tokens.image_sizes", "tokens.size_steps"),
     *("model.masked_patches", "model.masked_target", "model.masked_share", "initial.weights", "steps", "global_batch"),
     *("schedule.learning_rate", "schedule.decay", "schedule.timescale", "schedule.stair_steps"),
     *("schedule.stair_factor", "schedule.warmup_steps", "schedule.cooldown_steps", "schedule.final_learning_rate"),
@@ -175,6 +176,8 @@ def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
     fields = flattened(asdict(job))
     fields["data.url"] = job.data.url or " + ".join(url for url, _ in job.data.mix)
     fields["schedule.stair_steps"] = " ".join(map(str, job.schedule.stair_steps))
+    fields["tokens.image_sizes"] = " ".join(map(str, job.tokens.image_sizes))
+    fields["tokens.size_steps"] = " ".join(map(str, job.tokens.size_steps))
     if not job.model.is_bit:  # sizes from the job or from the model's name
         fields |= {f"model.{name}": getattr(job.model.size, name) for name in ("patch", "depth", "width")}
     others = {name for names in _OF_ONE_DECAY.values() for name in names} - {*_OF_ONE_DECAY.get(job.schedule.decay, ())}
@@ -263,7 +266,7 @@ class Reporter:
             if self.save_interval_seconds:
                 values["checkpoint/interval_seconds"] = self.save_interval_seconds
             values |= self._throughput.since_line(global_batch=self.job.global_batch)
-            values |= self.utilisation.values(values["step_seconds"]) if self.utilisation else {}
+            values |= self.utilisation.values(values["step_seconds"], step=step) if self.utilisation else {}
             more = {**(guard or {}), **(norms or {}), **(ranks or {})}
             self.metrics.write(step, values | self._epoch() | more | self._once)
             self._once, self._line_step = {}, step
@@ -315,7 +318,7 @@ class Reporter:
         epoch = f"{self._epoch().get('epoch', 0):.1f}" if self.epoch_samples else ""
         images = f"{job.global_batch / max(self._throughput.step_seconds(), 1e-9):,.0f}"
         left = self._throughput.seconds_left(job.steps)
-        cost = self.utilisation.words(self._throughput.step_seconds()) if self.utilisation else ""
+        cost = self.utilisation.words(self._throughput.step_seconds(), step=self._step) if self.utilisation else ""
         return [
             Fact(full=count, short=f"{self._step}/{job.steps}", weight=3),
             Fact(full=f"loss {self._loss:.4f}", short=f"loss {self._loss:.3f}", weight=3),

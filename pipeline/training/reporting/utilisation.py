@@ -21,8 +21,7 @@ from typing import Literal
 
 import torch
 
-from pipeline.models.flops import FORWARD_AND_BACKWARD, forward_flops, skipped_flops
-from pipeline.planning.step_time import gpu_of_device
+from pipeline.planning.step_time import flops_at, gpu_of_device
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.zero.step_times import StepTimes
@@ -34,19 +33,6 @@ SLOW_FACTOR, SLOW_SECONDS = 1.3, 300.0  # times the median of all ranks, for at 
 NUM_WINDOWS = 5  # a rank must be slow in each of these, so that a single long or short step changes nothing
 OWN_STEP = "own_step"
 _KINDS = ("data_wait", OWN_STEP, "checkpoint")
-
-
-def train_flops(job: TrainingJob) -> int:
-    """Returns the operations of one image in training: three forward passes or, with a frozen backbone, one forward
-    pass and two more of the trained part. Branches that stochastic depth skips are not counted."""
-    model, skipped = job.model, job.engine.skip_branches * skipped_flops(job.model)
-    whole = forward_flops(model) - skipped
-    if not job.optimizer.freeze_backbone:
-        return FORWARD_AND_BACKWARD * whole
-    backbone = forward_flops(model, head=False) - skipped
-    if not model.is_bit and model.representation:
-        backbone -= 2 * model.size.width**2
-    return whole + (FORWARD_AND_BACKWARD - 1) * (whole - backbone)
 
 
 def mfu(*, image_flops: int, global_batch: int, step_seconds: float, num_ranks: int, peak: float) -> float:
@@ -86,32 +72,31 @@ class Utilisation:
     teacher, per image. The device's peak is measured once, on construction."""
 
     def __init__(self, job: TrainingJob, world: World, times: StepTimes, *, teacher_flops: int = 0) -> None:
-        self.times, self._world = times, world
-        self._flops, self._global_batch = train_flops(job) + teacher_flops, job.global_batch
+        self.times, self._world, self._job, self._teacher_flops = times, world, job, teacher_flops
         precision = job.engine.precision
         if precision == "auto":
             raise ValueError("engine.precision is 'auto'; the peak of a device is that of one precision")
         self.nominal_peak = nominal_peak(world.device, precision)
         self.measured_peak = measured_peak(world.device, precision)
 
-    def values(self, step_seconds: float) -> dict[str, float]:
+    def values(self, step_seconds: float, *, step: int) -> dict[str, float]:
         """Returns the metrics for the steps since the last call. `step_seconds`: the seconds of a step, without saves
-        and evaluations."""
+        and evaluations. `step`: the number of the last one, from 1 on, whose operations count for all of them."""
         peaks = {"perf/mfu_of_measured_peak": self.measured_peak, "perf/mfu": self.nominal_peak}
-        found = {name: self._mfu(step_seconds, peak) for name, peak in peaks.items() if peak}
+        found = {name: self._mfu(step_seconds, peak, step) for name, peak in peaks.items() if peak}
         return found | self.times.since_line() | memory(self._world.device)
 
-    def words(self, step_seconds: float) -> str:
+    def words(self, step_seconds: float, *, step: int) -> str:
         """Returns the MFU for the live line, relative to the nominal peak if that is known, otherwise to the measured
         one. Empty on a CPU."""
         if self.nominal_peak:
-            return f"MFU {100 * self._mfu(step_seconds, self.nominal_peak):.0f} %"
-        return f"{100 * self._mfu(step_seconds, self.measured_peak):.0f} % of peak" if self.measured_peak else ""
+            return f"MFU {100 * self._mfu(step_seconds, self.nominal_peak, step):.0f} %"
+        return f"{100 * self._mfu(step_seconds, self.measured_peak, step):.0f} % of peak" if self.measured_peak else ""
 
-    def _mfu(self, step_seconds: float, peak: float) -> float:
+    def _mfu(self, step_seconds: float, peak: float, step: int) -> float:
         return mfu(
-            image_flops=self._flops,
-            global_batch=self._global_batch,
+            image_flops=flops_at(self._job, max(0, step - 1)) + self._teacher_flops,
+            global_batch=self._job.global_batch,
             step_seconds=step_seconds,
             num_ranks=self._world.num_ranks,
             peak=peak,

@@ -1,5 +1,6 @@
 """Everything that defines one training run, pre-training or fine-tuning."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -11,6 +12,7 @@ from pipeline.models.config import ModelConfig, ModeOrNone
 from pipeline.ranks.environment import MOST_SECONDS, TimeLimits
 from pipeline.shared_settings import ClassWeights, Device, LossName
 from pipeline.training.settings.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
+from pipeline.training.settings.tokens import TokenPhase, TokensConfig, phases_of, refuse_for_tokens
 from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 from shards.output.quantities import plural
@@ -381,6 +383,8 @@ class TrainingJob:
     """Optimiser and weight decay."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate at each step."""
+    tokens: TokensConfig = TokensConfig()
+    """Fewer tokens per image while training."""
     ema_decay: Annotated[float, Range(0, below=1, zero="off")] = 0.0
     """Decay of the exponential moving average of the weights (EMA, Polyak averaging), which become the run's result; 0
     for none (0.9999 in the paper's ImageNet results, section 4.1); scores during training are measured on the raw
@@ -428,9 +432,22 @@ class TrainingJob:
         """Whether the model is scored while it is trained."""
         return bool(self.evaluation.url) or not self.data.held_out.is_none
 
+    @property
+    def phases(self) -> tuple[TokenPhase, ...]:
+        """The parts of the run whose steps have the same number of tokens, in order."""
+        return phases_of(self.tokens, self.model, num_steps=self.steps)
+
+    @property
+    def largest_phase(self) -> TokenPhase:
+        """The phase whose steps have the most tokens, for which memory must suffice. Of those with all patches, it is
+        the last one, which has the model's image size."""
+        return max(self.phases, key=lambda phase: math.inf if phase.num_stay is None else phase.num_stay)
+
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="")
         refuse_long_schedule(self.schedule, num_steps=self.steps)
+        resize_pixels = self.data.augment.resize_pixels
+        refuse_for_tokens(self.tokens, self.model, num_steps=self.steps, resize_pixels=resize_pixels)
         if self.evaluation.also and not self.is_scored:
             raise UserError("evaluation.also says nothing without evaluation.url or data.held_out; give one, too")
         scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # raises UserError for a peak of 0

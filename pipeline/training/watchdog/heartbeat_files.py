@@ -83,27 +83,29 @@ class Place:
 
 class RankProgress:
     """The progress of a rank: its main thread sets it, and other threads read it. `attempt`: the token of the attempt,
-    once it is known; a rewind begins another attempt. `asked_by`: the first signal that asked the run to stop.
-    `is_done`: whether the run has made all its steps. `stopped_writer`: returns the process id of the rank's checkpoint
+    once it is known; a rewind begins another attempt. `compiling_steps`: the steps, from 1 on, that may compile, as the
+    first of a start may. `asked_by`: the first signal that asked the run to stop. `is_done`: whether the run has made
+    all its steps. `stopped_writer`: returns the process id of the rank's checkpoint
     writer if that process is stopped, else 0."""
 
     def __init__(self) -> None:
         self.place, self.attempt = Place(phase=Phase.STARTING), ""
         self.asked_by, self.is_done = "", False
         self.stopped_writer: Callable[[], int] = int
-        self._num_steps = self._num_evaluations = 0
+        self.compiling_steps = frozenset[int]()
+        self._num_evaluations, self._may_compile, self._has_begun = 0, True, False
 
     def step_begins(self, step: int) -> None:
         """Records that a step begins, with the wait for its data."""
-        self._num_steps += 1
-        self.place = Place(phase=Phase.WAITING_FOR_DATA, step=step, is_first=self._num_steps == 1)
+        self._may_compile, self._has_begun = not self._has_begun or step in self.compiling_steps, True
+        self.place = Place(phase=Phase.WAITING_FOR_DATA, step=step, is_first=self._may_compile)
 
     def enters(self, phase: Phase, *, batch: int = 0) -> None:
         """Records that another phase of the same step begins. `batch`: the batch of an evaluation, from 1 on; 0: the
         evaluation begins."""
         if phase is Phase.EVALUATING and not batch:
             self._num_evaluations += 1
-        is_first = self._num_evaluations == 1 and batch < 2 if phase is Phase.EVALUATING else self._num_steps < 2
+        is_first = self._num_evaluations == 1 and batch < 2 if phase is Phase.EVALUATING else self._may_compile
         self.place = Place(phase=phase, step=self.place.step, batch=batch, is_first=is_first)
 
 

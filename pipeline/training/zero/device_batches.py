@@ -138,7 +138,7 @@ class DeviceBatches:
         with streams.copying():
             if buffer.used:
                 streams.wait(buffer.used)
-            if buffer.images is None:
+            if buffer.images is None or buffer.images.shape != batch.images.shape:  # the image size may change once
                 buffer.images = streams.empty_like(batch.images)
             # The number of labels per image differs between batches. The wait above protects the old tensor's memory.
             buffer.labels = streams.empty_like(batch.labels)

@@ -17,6 +17,7 @@ from jobs.resolve import default_job
 from pipeline.models.config import ModelConfig
 from pipeline.planning.forecast import cost_of
 from pipeline.planning.rates import PACKAGED
+from pipeline.training.settings.tokens import TokensConfig
 from tests.rigs.faults import differs, every_fault
 from tests.rigs.processes import patchline
 
@@ -218,6 +219,34 @@ def test_a_class_token_that_fills_one_more_tile_is_named(changed: dict[str, Any]
     assert bool(rows.get("tokens")) is bool(said)
     alone = replace(job, gpu="")
     assert "tokens" not in dict(rows_of(alone, cost_of(job.training, num_images=9, num_classes=10, days=7)))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "said"),
+    [
+        (
+            TokensConfig(patch_dropout=0.5),
+            "up to step 10,000: 224 px, 98 of 196 patches: 0.50 times the operations of whole images",
+        ),
+        (
+            TokensConfig(patch_dropout=0.5, whole_steps=1000),
+            "up to step 9,000: 224 px, 98 of 196 patches; up to step 10,000: 224 px, 196 of 196 patches: 0.55 times",
+        ),
+        (
+            TokensConfig(image_sizes=(160,), size_steps=(8000,)),
+            "up to step 8,000: 160 px, 100 of 100 patches; up to step 10,000: 224 px, 196 of 196 patches: 0.60 times",
+        ),
+    ],
+)
+def test_fewer_tokens_make_training_cheaper(tokens: TokensConfig, said: str) -> None:
+    model = ModelConfig(name="vit_b16", image_size=224)
+    job = replace(JOB, training=replace(JOB.training, model=model, steps=10_000, tokens=tokens))
+    cost = cost_of(job.training, num_images=9, num_classes=1000, days=7)
+    rows = dict(rows_of(job, cost))
+    assert rows["fewer tokens"].startswith(said)
+    assert cost.total_exaflops == pytest.approx(cost.train_flops * 10_000 * job.training.global_batch / 1e18)
+    without = replace(job.training, tokens=TokensConfig())
+    assert "fewer tokens" not in dict(rows_of(replace(job, training=without), cost))
 
 
 def test_a_recipe_without_a_class_token_is_named_where_there_is_one() -> None:

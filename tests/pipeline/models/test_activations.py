@@ -104,6 +104,20 @@ TINY_BYTES = 64  # sums of the loss
             replace(BF16, loss="softmax"),
             id="masked, pixels",
         ),
+        pytest.param("vit_s16", {}, replace(BF16, num_stay=98), id="PatchDropout"),
+        pytest.param(
+            "vit_s16",
+            {"pooling": "average", "registers": 4, "dropout": 0.1},
+            replace(FP32, num_stay=49),
+            id="PatchDropout, mean, dropout",
+        ),
+        pytest.param(
+            "vit_s16",
+            {"pooling": "attention"},
+            replace(BF16, num_stay=98, recomputed="full"),
+            id="PatchDropout, pooling",
+        ),
+        pytest.param("r26_vit_s32", {}, replace(FP32, num_stay=24, recomputed="selective"), id="PatchDropout, hybrid"),
         pytest.param("vit_s16", {}, replace(BF16, is_frozen=True), id="frozen"),
         pytest.param("vit_s16", {"representation": True}, replace(BF16, is_frozen=True), id="frozen, hidden layer"),
         pytest.param("vit_s16", {"representation": True}, replace(FP32, is_frozen=True), id="frozen in fp32"),
@@ -146,14 +160,16 @@ def saved_bytes(config: ModelConfig, how: Pass, *, num_images: int) -> int:
         targets = targets_of(labels, config.num_classes, name=how.loss).clone() if how.has_dense_targets else labels
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             depth = config.size.depth if config.stochastic_depth else 0
-            branches = (torch.ones(depth, num_images, 2),) if depth else ()
+            branches = torch.ones(depth, num_images, 2) if depth else None
+            stay = None if how.num_stay is None else torch.zeros(num_images, how.num_stay, dtype=torch.int64)
+            more = () if branches is None and stay is None else (branches, None, (), stay)
             if config.masked_patches:
                 labels = masked_targets(images, config)
                 sources = torch.zeros(labels.shape[:2], dtype=torch.int64)
                 masked_loss(model(images, None, sources), labels, target=config.masked_target)
                 given = [labels, sources]
             else:
-                classification_loss(model(images, *branches), targets, name=how.loss)
+                classification_loss(model(images, *more), targets, name=how.loss)
                 given = [labels]
         own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *given)}
         return sum(int(storage.nbytes()) for key, storage in kept.items() if key not in own)

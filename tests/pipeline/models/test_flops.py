@@ -173,6 +173,28 @@ def test_operations_that_stochastic_depth_skips(fields: dict[str, Any]) -> None:
     assert training_flops(config, skips_branches=True) == 3 * computed < training_flops(config)
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"name": "vit_b16", "registers": 2},
+        {"name": "vit_b16", "pooling": "attention", "patch": 8},
+        {"name": "vit_b16", "patch": 4, "stochastic_depth": 0.5},
+        {"name": "r50_vit_b16", "resnet_units": (1,)},
+    ],
+)
+def test_operations_of_patches_that_patch_dropout_leaves_out(fields: dict[str, Any]) -> None:
+    """Counted while the module runs: the embedding has all patches, the blocks those that stay."""
+    config = ModelConfig(**(TINY | fields))
+    with torch.device("meta"):
+        model = unfilled_model(config)
+        images, stay = torch.empty(1, 32, 32, 3, dtype=torch.uint8), torch.empty(1, 2, dtype=torch.int64)
+        with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            model(images, stay_BS=stay)
+    assert counter.get_total_flops() == forward_flops(config, num_stay=2) < forward_flops(config)
+    is_deep = config.stochastic_depth > 0
+    assert (0 < skipped_flops(config, num_stay=2) < skipped_flops(config)) is is_deep
+
+
 def test_nothing_is_skipped_without_stochastic_depth_and_in_resnets() -> None:
     assert skipped_flops(ModelConfig(name="vit_b16", stochastic_depth=0.1)) == 0, "too few to gather the others"
     assert skipped_flops(ModelConfig(name="vit_b16")) == skipped_flops(ModelConfig(name="bit_r50x1")) == 0

@@ -12,19 +12,20 @@ import torch
 from jobs.recipes.pretrain import masked_patches
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.batches import Batch
-from pipeline.data.config import DataConfig, MixupConfig
+from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models import ModelConfig
 from pipeline.ranks.streams import HostStreams
 from pipeline.training import kernels
 from pipeline.training.fitting.first_pass import refuse_lack_of_memory
 from pipeline.training.fitting.fit import fitted
-from pipeline.training.gradients import Gradients, patch_sources
+from pipeline.training.gradients import Gradients, patch_sources, staying_patches
 from pipeline.training.reporting.loggers import MlflowLogger, logger_id, read_logger_id
 from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import EngineConfig, GuardConfig, LoggersConfig, OptimizerConfig, TrainingJob
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
+from pipeline.training.settings.tokens import TokensConfig
 from pipeline.training.step import StepSums, SumSource
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from pipeline.training.zero.engine import deepspeed_config
@@ -90,12 +91,25 @@ def plan_of_pairs(_: Path, global_batch: int, micro: int, ranks: int) -> None:
     plan_batch(global_batch, micro_batch=micro, num_ranks=ranks, lanes=1, pairs=True)
 
 
+def crops_of_one_size(_: Path) -> None:
+    data = DataConfig(augment=AugmentConfig(crop="resize_crop", resize_pixels=256))
+    TrainingJob(data=data, tokens=TokensConfig(image_sizes=(160,), size_steps=(9,)))
+
+
+def staying_patches_of(_: Path, num_stay: int) -> None:
+    staying_patches(0, PLACES, seed=0, num_patches=16, num_stay=num_stay)
+
+
 def muon(_: Path, fields: dict[str, Any]) -> None:
     TrainingJob(optimizer=MUON, **fields)
 
 
 def attending(_: Path, kernel: Any, fields: dict[str, Any]) -> None:
     TrainingJob(model=ModelConfig(**fields), engine=EngineConfig(attention=kernel))
+
+
+def fewer_tokens(_: Path, model: dict[str, Any], tokens: dict[str, Any]) -> None:
+    TrainingJob(model=ModelConfig(**model), tokens=TokensConfig(**tokens), steps=100)
 
 
 def frozen(_: Path, engine: dict[str, Any]) -> None:
@@ -518,6 +532,76 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     ).says(
         "model.masked_patches with 4 patches in an image of 32 px, of which a share of 0.15 is corrupted: none; "
         "give a larger --model.masked-share or --model.image-size, or a smaller --model.patch"
+    ),
+    # tokens
+    row("whole steps alone", fewer_tokens, {}, {"whole_steps": 5}).says(
+        "tokens.whole_steps is 5 without tokens.patch_dropout, so all patches stay in all steps; give "
+        "--tokens.patch-dropout, such as 0.5, or --tokens.whole-steps 0"
+    ),
+    row("whole steps alone in the run", fewer_tokens, {}, {"patch_dropout": 0.5, "whole_steps": 100}).says(
+        "tokens.whole_steps is 100, not below the 100 steps of the run, so no step would leave out patches; lower "
+        "--tokens.whole-steps or raise --steps"
+    ),
+    row("patches left out of a ResNet", fewer_tokens, {"name": "bit_r50x1"}, {"patch_dropout": 0.5}).says(
+        "tokens.patch_dropout is 0.5 with model.name 'bit_r50x1', a ResNet; allowed: Transformers and hybrids of "
+        "global attention whose positions are added to the input; give --tokens.patch-dropout 0"
+    ),
+    row(
+        "patches left out that are predicted",
+        fewer_tokens,
+        {"masked_patches": True, "num_classes": 512},
+        {"patch_dropout": 0.5},
+    ).says(
+        "tokens.patch_dropout is 0.5 with model.masked_patches, whose head predicts every patch; allowed: Transformers "
+        "and hybrids of global attention whose positions are added to the input; give --tokens.patch-dropout 0"
+    ),
+    row(
+        "patches left out of axial attention, with positions in each layer",
+        fewer_tokens,
+        {"attention": "axial", "pooling": "average", "position_at": "layers"},
+        {"patch_dropout": 0.5},
+    ).says(
+        "tokens.patch_dropout is 0.5 with model.attention 'axial', which needs whole rows and columns; "
+        "model.position_at 'layers', which adds positions of all patches; allowed: Transformers and hybrids of global "
+        "attention whose positions are added to the input; give --tokens.patch-dropout 0"
+    ),
+    row("patches left out of rotations", fewer_tokens, {"position": "rope2d"}, {"patch_dropout": 0.5}).says(
+        "tokens.patch_dropout is 0.5 with model.position 'rope2d', which is of the sequence of all tokens; allowed: "
+        "Transformers and hybrids of global attention whose positions are added to the input; give "
+        "--tokens.patch-dropout 0"
+    ),
+    row("sizes without steps", fewer_tokens, {}, {"image_sizes": (160,)}).says(
+        "tokens.image_sizes is (160,) and tokens.size_steps (); allowed: a last step for each size, in rising order, "
+        "such as --tokens.image-sizes 160 192 --tokens.size-steps 40000 80000"
+    ),
+    row("sizes with falling steps", fewer_tokens, {}, {"image_sizes": (160, 192), "size_steps": (9, 8)}).says(
+        "tokens.image_sizes is (160, 192) and tokens.size_steps (9, 8); allowed: a last step for each size, in rising "
+        "order, such as --tokens.image-sizes 160 192 --tokens.size-steps 40000 80000"
+    ),
+    row(
+        "a size that is not a multiple of the patch", fewer_tokens, {}, {"image_sizes": (150,), "size_steps": (9,)}
+    ).says(
+        "tokens.image_sizes is (150,); allowed: multiples of the patch (16 px), up to model.image_size, which is 224"
+    ),
+    row("a size to the end", fewer_tokens, {}, {"image_sizes": (160,), "size_steps": (100,)}).says(
+        "tokens.size_steps is (100,); allowed: below the 100 steps of the run, so that it ends with the model's image "
+        "size; lower --tokens.size-steps or raise --steps"
+    ),
+    row(
+        "sizes with positions of one size",
+        fewer_tokens,
+        {"position_at": "layers"},
+        {"image_sizes": (160,), "size_steps": (9,)},
+    ).says(
+        "tokens.image_sizes is (160,) with model.position_at 'layers', whose tables have one size; allowed: models "
+        "that take images of any size; leave out --tokens.image-sizes and --tokens.size-steps"
+    ),
+    row("sizes with a crop of one size", crops_of_one_size).says(
+        "data.augment.resize_pixels is 256 with tokens.image_sizes, so crops for smaller images would show less of an "
+        "image; give --data.augment.resize-pixels 0, which is in proportion"
+    ),
+    row("more patches that stay than there are", staying_patches_of, 17).says(
+        "ValueError: num_stay is 17; allowed: 1 to 16, the number of patches"
     ),
     # schedule
     row("epochs, images and batch: 0 1 1", epochs_of, 0, 1, 1).says(

@@ -22,7 +22,9 @@ from tests.rigs.processes import patchline
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, run
 
 NAMES = tuple(map(str, range(10)))
-SMALL = ModelConfig(name="vit_b16", patch=8, image_size=16, num_classes=10, width=32, depth=1, mlp_width=32, num_heads=2)
+SMALL = ModelConfig(
+    name="vit_b16", patch=8, image_size=16, num_classes=10, width=32, depth=1, mlp_width=32, num_heads=2
+)
 MIXED = ("--data.mixup.alpha", "0.5", "--data.mixup.cutmix-alpha", "1", "--engine.precision", "fp32")
 
 

@@ -19,6 +19,7 @@ from pipeline.training.reporting.metrics import Metrics, read_metrics
 from pipeline.training.reporting.reporter import Reporter, Throughput, settings_of
 from pipeline.training.settings.job import OptimizerConfig
 from pipeline.training.settings.schedule import ScheduleConfig
+from pipeline.training.settings.tokens import TokensConfig
 from shards.output.progress import as_live_line
 from tests.rigs.scores import scores_with
 from tests.rigs.screens import Screen
@@ -196,6 +197,10 @@ def test_settings_are_what_a_hyperparameter_may_be() -> None:
         (
             {"schedule": ScheduleConfig(cooldown_steps=5, final_learning_rate=1e-5)},
             {"schedule.cooldown_steps": 5, "schedule.final_learning_rate": 1e-5},
+        ),
+        (
+            {"tokens": TokensConfig(patch_dropout=0.5, image_sizes=(16, 24), size_steps=(3, 9))},
+            {"tokens.patch_dropout": 0.5, "tokens.image_sizes": "16 24", "tokens.size_steps": "3 9"},
         ),
         ({"optimizer": OptimizerConfig(layer_decay=0.75)}, {"optimizer.layer_decay": 0.75}),
         ({"optimizer": OptimizerConfig(freeze_backbone=True)}, {"optimizer.freeze_backbone": "true"}),

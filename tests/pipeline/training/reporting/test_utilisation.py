@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models import unfilled_model
 from pipeline.models.config import ModelConfig
+from pipeline.planning.step_time import flops_at
 from pipeline.training.reporting.utilisation import (
     NUM_WINDOWS,
     SLOW_FACTOR,
@@ -22,7 +23,6 @@ from pipeline.training.reporting.utilisation import (
     memory,
     mfu,
     nominal_peak,
-    train_flops,
 )
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
 from pipeline.training.zero.optimizer import freeze
@@ -42,25 +42,27 @@ EVEN, WINDOW = [1.0, 1.0, 1.0, 1.0], SLOW_SECONDS / NUM_WINDOWS
 def test_values_of_a_line() -> None:
     times = StepTimes()
     utilisation = Utilisation(JOB, replace(one_world(), num_ranks=2), times)
-    assert utilisation.values(0.5).keys() == {"memory/resident_bytes"}, "no step has ended, and a CPU has no peak"
+    assert utilisation.values(0.5, step=1).keys() == {"memory/resident_bytes"}, (
+        "no step has ended, and a CPU has no peak"
+    )
     utilisation.measured_peak = 1e12
     times.begins()
     times.begins()
-    found = utilisation.values(0.5)
+    found = utilisation.values(0.5, step=1)
     assert found["perf/mfu_of_measured_peak"] == pytest.approx(
-        train_flops(JOB) * 64 / (0.5 * 2 * utilisation.measured_peak)
+        flops_at(JOB, 0) * 64 / (0.5 * 2 * utilisation.measured_peak)
     )
     assert found["time/step"] > 0
 
 
 def test_a_known_nominal_peak_comes_first() -> None:
     utilisation = Utilisation(JOB, one_world(), StepTimes())
-    assert utilisation.words(1.0) == "", "a CPU has no peak"
-    utilisation.measured_peak = train_flops(JOB) * 64 / 0.8
-    assert utilisation.words(1.0) == "80 % of peak"
-    utilisation.nominal_peak = train_flops(JOB) * 64 / 0.4
-    assert utilisation.words(1.0) == "MFU 40 %"
-    assert utilisation.values(1.0)["perf/mfu"] == pytest.approx(0.4)
+    assert utilisation.words(1.0, step=1) == "", "a CPU has no peak"
+    utilisation.measured_peak = flops_at(JOB, 0) * 64 / 0.8
+    assert utilisation.words(1.0, step=1) == "80 % of peak"
+    utilisation.nominal_peak = flops_at(JOB, 0) * 64 / 0.4
+    assert utilisation.words(1.0, step=1) == "MFU 40 %"
+    assert utilisation.values(1.0, step=1)["perf/mfu"] == pytest.approx(0.4)
 
 
 def test_resident_memory_grows_with_what_is_held() -> None:
@@ -104,13 +106,13 @@ def counted(job: TrainingJob) -> int:
 )
 def test_operations_are_those_that_pytorch_counts(model: ModelConfig, frozen: bool) -> None:
     job = replace(digits_smoke(), model=model, optimizer=OptimizerConfig(freeze_backbone=frozen))
-    assert train_flops(job) == pytest.approx(counted(job), rel=0.01)
+    assert flops_at(job, 0) == pytest.approx(counted(job), rel=0.01)
 
 
 def test_recomputation_does_not_count() -> None:
     job = replace(digits_smoke(), model=TI4)
     again = replace(job, engine=replace(job.engine, activation_checkpointing="full"))
-    assert train_flops(again) == train_flops(job)
+    assert flops_at(again, 0) == flops_at(job, 0)
 
 
 def test_mfu_by_hand() -> None:

@@ -191,6 +191,18 @@ def test_a_rank_goes_from_place_to_place() -> None:
     assert not progress.place.is_first, "the second evaluation has compiled"
 
 
+def test_a_step_with_another_number_of_tokens_may_compile() -> None:
+    progress = RankProgress()
+    progress.compiling_steps = frozenset({3})
+    found = []
+    for step in range(1, 5):
+        progress.step_begins(step)
+        waits = progress.place.is_first
+        progress.enters(Phase.COMPUTING)
+        found.append((waits, progress.place.is_first))
+    assert found == [(True, True), (False, False), (True, True), (False, False)]
+
+
 def test_places_are_in_the_order_of_a_step() -> None:
     places = [
         Place(phase=Phase.STARTING),
