@@ -29,15 +29,15 @@ _FLOAT8_MULTIPLE, _FUSED_MULTIPLE = 16, 8
 class OptimizerConfig:
     """The optimiser and its weight decay."""
 
-    name: Literal["adamw", "sgd", "muon"] = "adamw"
-    """AdamW, SGD with momentum, or Muon: orthogonal updates for the matrices of a Transformer's blocks, and AdamW for
-    all else."""
+    name: Literal["adamw", "sgd", "muon", "lamb"] = "adamw"
+    """AdamW, SGD with momentum, Muon (orthogonal updates for the matrices of a Transformer's blocks, and AdamW for all
+    else), or LAMB (Adam with a trust ratio for each decayed parameter)."""
     beta1: Annotated[float, Range(0, below=1)] = 0.9
-    """AdamW: decay of the gradient's running mean, from 0 to below 1."""
+    """AdamW and LAMB: decay of the gradient's running mean, from 0 to below 1."""
     beta2: Annotated[float, Range(0, below=1)] = 0.999
-    """AdamW: decay of the squared gradient's running mean, from 0 to below 1."""
+    """AdamW and LAMB: decay of the squared gradient's running mean, from 0 to below 1."""
     epsilon: Annotated[float, Range(above=0)] = 1e-8
-    """AdamW: added to the denominator."""
+    """AdamW and LAMB: added to the denominator."""
     momentum: Annotated[float, Range(0, below=1)] = 0.9
     """SGD: momentum, from 0 to below 1."""
     weight_decay: Annotated[float, Range(0)] = 0.0
@@ -73,10 +73,11 @@ class OptimizerConfig:
                 f"optimizer.first_moment is 'bf16' with optimizer.name {self.name!r}; it is a setting of AdamW: give "
                 "--optimizer.first-moment fp32, or --optimizer.name adamw"
             )
-        if self.name == "sgd" and self.decay_scale == "schedule":
+        if self.name in ("sgd", "lamb") and self.decay_scale == "schedule":
+            what = "the gradient" if self.name == "sgd" else "the update that the trust ratio scales"
             raise UserError(
-                "optimizer.decay_scale is 'schedule' with optimizer.name 'sgd', whose decay is part of the gradient; "
-                "take --optimizer.decay-scale rate, or --optimizer.name adamw"
+                f"optimizer.decay_scale is 'schedule' with optimizer.name {self.name!r}, whose decay is part of "
+                f"{what}; take --optimizer.decay-scale rate, or --optimizer.name adamw"
             )
 
 

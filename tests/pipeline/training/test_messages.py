@@ -115,7 +115,7 @@ def two_sums_of_one_name(_: Path) -> None:
     StepSums((source,), device=torch.device("cpu"), streams=HostStreams())
 
 
-def bf16_moment(_: Path, name: Literal["sgd", "muon"]) -> None:
+def bf16_moment(_: Path, name: Literal["sgd", "muon", "lamb"]) -> None:
     OptimizerConfig(name=name, first_moment="bf16")
 
 
@@ -400,7 +400,11 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
             "optimizer.first_moment is 'bf16' with optimizer.name '…'; it is a setting of AdamW: give "
             "--optimizer.first-moment fp32, or --optimizer.name adamw"
         )
-        for name in ("sgd", "muon")
+        for name in ("sgd", "muon", "lamb")
+    ),
+    row("optimizer, LAMB's decay", optimizer, {"name": "lamb", "decay_scale": "schedule"}).says(
+        "optimizer.decay_scale is 'schedule' with optimizer.name '…', whose decay is part of the update that the trust "
+        "ratio scales; take --optimizer.decay-scale rate, or --optimizer.name adamw"
     ),
     row("optimizer, {'beta1': 1.0}", optimizer, {"beta1": 1.0}).says("optimizer.beta1 is 1.0; allowed: 0 to below 1"),
     row("optimizer, {'beta2': -0.1}", optimizer, {"beta2": -0.1}).says(
