@@ -427,6 +427,7 @@ class TrainingJob:
                 f"data.mixup.binary_targets is on with loss {self.loss!r}, whose targets add up to 1; give --loss "
                 "sigmoid, or --data.mixup.no-binary-targets"
             )
+        self._refuse_few_draws()
         if self.class_weights != "equal" and self.loss != "softmax":
             raise UserError(
                 f"class_weights is {self.class_weights!r} with loss {self.loss!r}, which asks of each class on its "
@@ -448,6 +449,18 @@ class TrainingJob:
                 f'engine.compile is "{self.engine.compile}" with engine.zero_stage 3 and optimizer.freeze_backbone; '
                 "allowed: stages 1 and 2 (stage 3 gathers frozen weights layer by layer, inside the blocks): give "
                 "--engine.zero-stage 2, or --engine.compile off"
+            )
+
+    def _refuse_few_draws(self) -> None:
+        """Raises UserError if mixup could mix an image with itself, because a lane has too few of a batch's draws."""
+        repeats, lanes = self.data.augment.repeats, self.data.lanes
+        if self.data.mixup.is_on and repeats > 1 and self.global_batch < 2 * repeats * lanes:
+            most = self.global_batch // (2 * repeats)
+            fitting = next((f"--data.lanes {n}, or " for n in range(most, 0, -1) if self.global_batch % n == 0), "")
+            raise UserError(
+                f"data.augment.repeats is {repeats} with mixup, global_batch {self.global_batch} and data.lanes "
+                f"{lanes}; allowed: 2 x repeats images or more of each lane in a batch, so that no image is mixed with "
+                f"itself: give {fitting}--data.augment.repeats 1"
             )
 
     def _refuse_for_muon(self) -> None:

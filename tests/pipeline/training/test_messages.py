@@ -12,7 +12,7 @@ import torch
 from jobs.recipes.pretrain import masked_patches
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.batches import Batch
-from pipeline.data.config import DataConfig, MixupConfig
+from pipeline.data.config import AugmentConfig, DataConfig, MixupConfig
 from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models import ModelConfig
 from pipeline.ranks.streams import HostStreams
@@ -341,6 +341,19 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     row("one at a time", plan_of_pairs, 24, 1, 1).says(
         "--micro-batch is 1, which splits the pairs that mixup mixes; take an even divisor of a rank's share of "
         "24 images, 0 for the largest that fits, or --data.mixup.alpha 0 and --data.mixup.cutmix-alpha 0"
+    ),
+    # repeated augmentation
+    row(
+        "an image mixed with itself",
+        refusals,
+        {
+            "data": DataConfig(lanes=8, augment=AugmentConfig(repeats=3), mixup=MixupConfig(alpha=0.2)),
+            "global_batch": 32,
+        },
+    ).says(
+        "data.augment.repeats is 3 with mixup, global_batch 32 and data.lanes 8; allowed: 2 x repeats images or more "
+        "of each lane in a batch, so that no image is mixed with itself: give --data.lanes 4, or "
+        "--data.augment.repeats 1"
     ),
     # muon
     row(
