@@ -87,6 +87,7 @@ DATASETS = Purpose(7, ("seed", "dataset"), "the seed of each further dataset of 
 OPERATIONS = Purpose(8, ("seed", "epoch"), "the RandAugment operations of a sample")
 STOCHASTIC_DEPTH = Purpose(9, ("seed", "step"), "the branches that each image of a batch leaves out")
 MASKED_PATCHES = Purpose(10, ("seed", "step"), "the patches of each image of a batch that are corrupted")
+REPEATS = Purpose(0x72657074, ("seed", "repeat"), "the seed that augments each further view of a sample")  # "rept"
 COLOURS = Purpose(0x636F6C72, ("seed", "epoch"), "3-Augment and the colour jitter of a sample")  # "colr"
 CUTMIX = Purpose(0x6375746D, ("seed", "step"), "which pairs of a batch get CutMix, and their boxes")  # "cutm"
 PATCH_DROPOUT = Purpose(

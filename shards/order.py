@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shards.errors import UserError
-from shards.hashing import BLOCKS, ROTATIONS, WINDOWS, hash_array
+from shards.hashing import BLOCKS, REPEATS, ROTATIONS, WINDOWS, hash_array
 
 ORDER_VERSION = 1
 MOST_SAMPLES = 1 << 62
@@ -262,6 +262,44 @@ class SampleOrder:
     def _permuted(self, epoch: int) -> Arrays:
         permuted = partial(_permuted, self.block_sizes, key=BLOCKS.key(self.seed, epoch))
         return self._of_host(f"epoch {epoch} of seed {self.seed}", permuted) if self._of_host else permuted()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedSamples:
+    """What a batch with repeated samples takes. `positions`, int64[n]: where each entry's sample is in the order of
+    samples. `numbers`, int64[n]: which of the sample's repeats the entry is, from 0. `return_later`, bool[n]: whether
+    the next batch has further repeats of the sample."""
+
+    positions: NDArray[np.int64]
+    numbers: NDArray[np.int64]
+    return_later: NDArray[np.bool_]
+
+
+def repeated(positions: NDArray[np.int64], *, step: int, batch_size: int, lanes: int, repeats: int) -> RepeatedSamples:
+    """Returns the samples of batch `step` if each sample is drawn `repeats` times in a row, as in repeated augmentation
+    (Hoffer et al., "Augment Your Batch", CVPR 2020; DeiT's RASampler). `positions`: some of the batch's positions.
+
+    Draw c of a lane group is repeat c mod r of the group's sample c // r. The repeats of a sample are therefore in one
+    batch or, where it ends between them, in two that follow each other; and they stay in the sample's lane group, whose
+    rank reads the sample once. Inside a batch, a lane group has the first repeats of all its samples, then the second
+    ones, and so on. If it has at least 2 r draws, no two neighbours are the same sample, so mixup does not mix a sample
+    with itself.
+    """
+    num_draws = batch_size // lanes
+    counts, group = np.divmod(positions, lanes)
+    draws = np.arange(step * num_draws, (step + 1) * num_draws, dtype=np.int64)
+    draws = draws[np.lexsort((draws // repeats, draws % repeats))]
+    of_lane, numbers = np.divmod(draws[counts - step * num_draws], repeats)
+    return RepeatedSamples(
+        positions=of_lane * lanes + group,
+        numbers=numbers,
+        return_later=(of_lane + 1) * repeats > (step + 1) * num_draws,
+    )
+
+
+def seed_of_repeat(seed: int, number: int) -> int:
+    """Returns the seed that augments a repeat of the samples that `seed` augments: the same one for repeat 0."""
+    return seed if number == 0 else REPEATS.key(seed, number)
 
 
 def quotas(weights: Sequence[float | str]) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ def smoke(job: TrainingJob) -> TrainingJob:
         model=_tiny(job.model, image_size=image_size),
         data=replace(
             job.data,
-            lanes=_LANES,
+            lanes=_LANES if job.data.augment.repeats == 1 else _LANES // 2,  # mixup needs more draws of each lane
             window_blocks=2,
             augment=replace(job.data.augment, resize_pixels=0),  # 0: in proportion to the image
             subset=SubsetConfig(),  # a subset suits a large dataset only

@@ -44,7 +44,7 @@ from pipeline.data.training_data import TrainingData
 from pipeline.data.transform import crop_decoder, train_view, train_views
 from shards.dataset import Dataset
 from shards.hashing import CROPS, OPERATIONS
-from shards.order import SampleOrder
+from shards.order import SampleOrder, repeated, seed_of_repeat
 from shards.reading.read import TRAFFIC_NAMES, RawBatch, SampleReader, StreamReader
 from shards.reading.samples import RawSample
 from shards.sample_rows import NO_WEIGHT
@@ -139,14 +139,15 @@ class _Source:
 
 @dataclass(frozen=True, kw_only=True)
 class _Planned:
-    """The samples of a batch. `table`, SAMPLE[n]: what the library needs to know about each. `sources`, `places` and
-    `epochs`, int64[n]: the number of each sample's source, its place among the samples `read` from that source, and its
-    epoch. `work_seconds`: the decoding time of each chunk."""
+    """The samples of a batch. `table`, SAMPLE[n]: what the library needs to know about each. `sources`, `places`,
+    `epochs` and `repeats`, int64[n]: the number of each sample's source, its place among the samples `read` from that
+    source, its epoch, and which of its repeats it is. `work_seconds`: the decoding time of each chunk."""
 
     table: NDArray[Any]
     sources: NDArray[np.int64]
     places: NDArray[np.int64]
     epochs: NDArray[np.int64]
+    repeats: NDArray[np.int64]
     read: Mapping[int, RawBatch]
     work_seconds: list[float] = field(default_factory=list)
 
@@ -348,13 +349,25 @@ class TrainBatches:
         share = self.share
         order = self._sources[0].reader.order
         positions = order.positions(data_step, share.global_batch, share.rank, share.num_ranks)
-        datasets, own = self._mixture.split(positions)
+        taken = repeated(
+            positions,
+            step=data_step,
+            batch_size=share.global_batch,
+            lanes=order.lanes,
+            repeats=self.config.augment.repeats,
+        )
+        datasets, own = self._mixture.split(taken.positions)
         places, read = np.zeros_like(positions), dict[int, RawBatch]()
         for number, source in enumerate(self._sources):
             entries = np.flatnonzero(datasets == number)
-            if entries.size:
+            if not entries.size:
+                continue
+            if self.config.augment.repeats == 1:
                 places[entries], read[number] = np.arange(entries.size), source.reader.read(own[entries])
-        planned = self._planned(datasets, places, read)
+            else:  # each sample is read once
+                once, firsts, places[entries] = np.unique(own[entries], return_index=True, return_inverse=True)
+                read[number] = source.reader.read(once, return_later=taken.return_later[entries[firsts]])
+        planned = self._planned(datasets, places, taken.numbers, read)
         labels, others = self._labels(planned)
         self._say_unused_weights(planned, others)
         images = _in_size(self._buffers[step % len(self._buffers)], size_at(step, self._sizes, last=self._image_size))
@@ -382,32 +395,39 @@ class TrainBatches:
         )
 
     def _planned(
-        self, datasets: NDArray[np.int64], places: NDArray[np.int64], read: Mapping[int, RawBatch]
+        self,
+        datasets: NDArray[np.int64],
+        places: NDArray[np.int64],
+        repeats: NDArray[np.int64],
+        read: Mapping[int, RawBatch],
     ) -> _Planned:
         """Returns the samples of all datasets in the order of the batch."""
         epochs, table = np.empty(datasets.size, dtype=np.int64), np.empty(datasets.size, dtype=SAMPLE)
         for number, raw in read.items():
             entries = datasets == number
+            own = places[entries]
             for name in ("sample_id", "crc32", "height", "width", "orientation"):
-                table[name][entries] = raw.table[name]
-            table["data"][entries], table["num_bytes"][entries] = raw.addresses, raw.table["size"]
-            epochs[entries] = raw.epochs
-            for epoch in set(raw.epochs.tolist()):
-                chosen = entries & (epochs == epoch)
-                table["crop_key"][chosen] = CROPS.key(self._sources[number].seed, epoch)
-                table["operation_key"][chosen] = OPERATIONS.key(self._sources[number].seed, epoch)
-        return _Planned(table=table, sources=datasets, places=places, epochs=epochs, read=read)
+                table[name][entries] = raw.table[name][own]
+            table["data"][entries], table["num_bytes"][entries] = raw.addresses[own], raw.table["size"][own]
+            epochs[entries] = raw.epochs[own]
+            for epoch, repeat in set(zip(epochs[entries].tolist(), repeats[entries].tolist(), strict=True)):
+                chosen = entries & (epochs == epoch) & (repeats == repeat)
+                seed = seed_of_repeat(self._sources[number].seed, repeat)
+                table["crop_key"][chosen] = CROPS.key(seed, epoch)
+                table["operation_key"][chosen] = OPERATIONS.key(seed, epoch)
+        return _Planned(table=table, sources=datasets, places=places, epochs=epochs, repeats=repeats, read=read)
 
     def _labels(self, planned: _Planned) -> tuple[NDArray[np.int64], dict[int, Labels]]:
         """Returns the labels of the samples, in the form of `_Coming.labels` and `_Coming.others`."""
         labels, others = np.full(planned.sources.size, -1, dtype=np.int64), dict[int, Labels]()
         for number, raw in planned.read.items():
             known, entries = self._sources[number].labels, np.flatnonzero(planned.sources == number)
-            own = raw.table["label"]
+            places = planned.places[entries]
+            own = raw.table["label"][places]
             labels[entries[own >= 0]] = known[own[own >= 0]]
-            for place in np.flatnonzero(raw.table["has_more_labels"]).tolist():
-                of_sample, weights = raw.labels_of(place)
-                others[int(entries[place])] = known[list(of_sample)], weights
+            for entry in np.flatnonzero(raw.table["has_more_labels"][places]).tolist():
+                of_sample, weights = raw.labels_of(int(places[entry]))
+                others[int(entries[entry])] = known[list(of_sample)], weights
         return labels, others
 
     def _say_unused_weights(self, planned: _Planned, others: Mapping[int, Labels]) -> None:
@@ -473,14 +493,14 @@ class TrainBatches:
     def _made(self, one: _Entry, dataset: Dataset, sample: RawSample) -> tuple[dict[str, Any], Any]:
         """Returns the fields of a sample and what the transform makes of it. Raises DecodeError."""
         source, fields = self._sources[one.source], self._fields(one, sample)
-        epoch = int(one.planned.epochs[one.number])
+        epoch, repeat = int(one.planned.epochs[one.number]), int(one.planned.repeats[one.number])
         made = self.hook.made(
             Sample(
                 sample,
                 labels=tuple(source.labels[list(sample.labels)].tolist()),
                 fields=fields,
                 draws=one.draws,
-                seed=transform_seed(sample.sample_id, epoch, seed=source.seed),
+                seed=transform_seed(sample.sample_id, epoch, seed=seed_of_repeat(source.seed, repeat)),
                 image_size=self._image_size,
                 config=self.config,
                 limits=dataset.manifest.limits,
@@ -523,9 +543,10 @@ class TrainBatches:
     def _entries(self, planned: _Planned, numbers: NDArray[np.int64]) -> list[_Entry]:
         """Returns these entries of a batch with their draws, in rising order."""
         found = list[_Entry]()
-        for source in set(planned.sources[numbers].tolist()):
-            chosen = numbers[planned.sources[numbers] == source]
-            ids, seed = planned.table["sample_id"][chosen], self._sources[source].seed
+        kinds = zip(planned.sources[numbers].tolist(), planned.repeats[numbers].tolist(), strict=True)
+        for source, repeat in set(kinds):
+            chosen = numbers[(planned.sources[numbers] == source) & (planned.repeats[numbers] == repeat)]
+            ids, seed = planned.table["sample_id"][chosen], seed_of_repeat(self._sources[source].seed, repeat)
             draws = sample_draws(ids, planned.epochs[chosen], seed=seed, config=self.config)
             found += map(_Entry, [planned] * chosen.size, chosen.tolist(), draws)
         return sorted(found, key=lambda one: one.number)

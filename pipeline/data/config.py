@@ -14,6 +14,7 @@ from shards.errors import UserError
 # RandAugment's highest magnitude in big_vision's recipes. At 20, Posterize keeps all 8 bits.
 MAX_MAGNITUDE = 20
 DRAWS_PER_OP = 4  # the number of uniform draws for one RandAugment operation
+_MOST_REPEATS = 64
 COLOUR_DRAWS = 6  # the number of uniform draws for 3-Augment and the colour jitter
 HuffmanDecoder = Literal["patchline", "libjpeg-turbo"]
 
@@ -58,6 +59,10 @@ class AugmentConfig:
     color_jitter: Annotated[float, Range(0, 1, zero="off")] = 0.0
     """Brightness, contrast and saturation change by factors of up to 1 +- this, in random order (torchvision's
     ColorJitter): 0.3 in DeiT III."""
+    repeats: Annotated[int, Range(1, _MOST_REPEATS)] = 1
+    """Views of each image that are drawn in a row, each augmented by draws of its own (repeated augmentation): 3 in
+    DeiT and DeiT III, 1 for none. An epoch is still as many views as there are images, so it has 1/repeats of the
+    images."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="data.augment.")

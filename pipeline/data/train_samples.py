@@ -25,7 +25,7 @@ from pipeline.data.training_data import TrainingData
 from pipeline.ranks.world import rank_and_size
 from shards.dataset import Dataset
 from shards.errors import UserError, one_traceback
-from shards.order import SampleOrder
+from shards.order import SampleOrder, repeated, seed_of_repeat
 from shards.reading.samples import RawSample, read_sample
 
 _TRIED = 4  # samples that a transform is tried with before a stream begins
@@ -70,10 +70,17 @@ class TrainSamples(torch.utils.data.Dataset[Any]):
             raise IndexError(f"sample {number} of {len(self):,}")
         step, entry = divmod(number % len(self), self.global_batch)
         position = self._orders[0].positions(step, self.global_batch, entry, self.global_batch)  # as if each had a rank
-        [dataset], own = self._mixture.split(position)
+        taken = repeated(
+            position,
+            step=step,
+            batch_size=self.global_batch,
+            lanes=self._orders[0].lanes,
+            repeats=self.config.augment.repeats,
+        )
+        [dataset], own = self._mixture.split(taken.positions)
         order, source = self._orders[dataset], self._data.datasets[dataset]
         sample_id, epoch = int(order.at(own)[0]), int(own[0]) // order.num_samples
-        make = partial(self._made, int(dataset), sample_id, epoch)
+        make = partial(self._made, int(dataset), sample_id, (epoch, int(taken.numbers[0])))
         self._quarantine.count(1)
         raw = read_sample(source, sample_id)
         _, item = usable(source, raw, make, seed=self._start.seed, quarantine=self._quarantine)
@@ -102,20 +109,23 @@ class TrainSamples(torch.utils.data.Dataset[Any]):
             if raw.data is not None:
                 with suppress(DecodeError):
                     fields = self._hook.read_from(dataset, number)
-                    refuse_unrepeatable(lambda: self._hook.made(self._sample(0, number, 0, raw, fields)))  # noqa: B023
+                    refuse_unrepeatable(lambda: self._hook.made(self._sample(0, number, (0, 0), raw, fields)))  # noqa: B023
 
-    def _made(self, number: int, sample_id: int, epoch: int, dataset: Dataset, raw: RawSample) -> Any:
+    def _made(self, number: int, sample_id: int, draw: tuple[int, int], dataset: Dataset, raw: RawSample) -> Any:
         """Makes an item with the global generators seeded, as only the sole user of a process may."""
-        sample = self._sample(number, sample_id, epoch, raw, self._hook.read_from(dataset, raw.sample_id))
+        sample = self._sample(number, sample_id, draw, raw, self._hook.read_from(dataset, raw.sample_id))
         with seeded(sample.seed):
             if self._hook.transform:
                 return self._hook.made(sample)
             return torch.from_numpy(sample.crop).permute(2, 0, 1).contiguous(), sample.label
 
-    def _sample(self, number: int, sample_id: int, epoch: int, raw: RawSample, fields: dict[str, Any]) -> Sample:
+    def _sample(
+        self, number: int, sample_id: int, draw: tuple[int, int], raw: RawSample, fields: dict[str, Any]
+    ) -> Sample:
         """Returns a sample of dataset `number`. `sample_id`: the sample of the order, for which `raw` may be a
-        substitute."""
-        dataset, seed = self._data.datasets[number], self._data.seed_of(number, self._start.seed)
+        substitute. `draw`: its epoch, and which of its repeats it is."""
+        dataset, (epoch, repeat) = self._data.datasets[number], draw
+        seed = seed_of_repeat(self._data.seed_of(number, self._start.seed), repeat)
         ids, epochs = np.array([sample_id], dtype=np.int64), np.array([epoch], dtype=np.int64)
         return Sample(
             raw,

@@ -117,13 +117,14 @@ class _Lane:
 @dataclass(kw_only=True, slots=True)
 class _Wanted:
     """The samples of a batch that come from one window. `entries`: their places in the batch. `places`: their numbers
-    in the window, in ascending order."""
+    in the window, in ascending order. `end`: the first place that later batches may want, once the batch is read."""
 
     lane: _Lane
     name: WindowId
     window: Window | None  # None: the window has not been begun
     entries: NDArray[np.int64]
     places: NDArray[np.int64]
+    end: int = 0
 
 
 @dataclass(kw_only=True)
@@ -216,8 +217,9 @@ class SampleReader:
             for window in list(lane.windows.values()):
                 window.drop()
 
-    def read(self, positions: NDArray[np.int64]) -> RawBatch:
-        """Returns the samples at `positions`, in that order.
+    def read(self, positions: NDArray[np.int64], *, return_later: NDArray[np.bool_] | None = None) -> RawBatch:
+        """Returns the samples at `positions`, in that order. `return_later`, bool[n]: whether the next call has the
+        position again, which is possible for a lane's last one; None: none of them.
 
         If the bytes of a sample are unavailable, its `fault` says why. Raises the errors of an unreachable store.
         """
@@ -232,8 +234,11 @@ class SampleReader:
             _gather(gathered, wanted, singles)
         batch = self._checked(gathered, epochs=positions // self.order.num_samples)
         for wanted in asked:
-            if wanted.window:
-                wanted.window.hand_over(wanted.places)
+            returns = return_later is not None and bool(return_later[wanted.entries[-1]])
+            done = wanted.places[:-1] if returns else wanted.places
+            wanted.end = int(wanted.places[-1]) + (0 if returns else 1)
+            if wanted.window and done.size:
+                wanted.window.hand_over(done)
         for wanted in {id(wanted.lane): wanted for wanted in asked}.values():  # the last window of each lane
             self._move_on(wanted)
         return batch
@@ -354,7 +359,7 @@ class SampleReader:
 
     def _move_on(self, wanted: _Wanted) -> None:
         """Drops windows that are no longer needed, and begins the next one if the lane has room for it."""
-        lane, name, first = wanted.lane, wanted.name, int(wanted.places[-1]) + 1
+        lane, name, first = wanted.lane, wanted.name, wanted.end
         if first == (wanted.window.size if wanted.window else self.order.window_size(name)):
             name, first = self.order.next_window(name), 0
             lane.pass_before(name)

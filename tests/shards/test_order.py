@@ -17,7 +17,16 @@ from numpy.typing import NDArray
 
 from shards.errors import UserError
 from shards.hashing import hash_array
-from shards.order import MIXING_VERSION, ORDER_VERSION, Mixture, SampleOrder, WindowId, quotas
+from shards.order import (
+    MIXING_VERSION,
+    ORDER_VERSION,
+    Mixture,
+    SampleOrder,
+    WindowId,
+    quotas,
+    repeated,
+    seed_of_repeat,
+)
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SMALL = "4 1 13 11 0 2 10 7 12 9 6 3 8 5 14 9 7 1 10 13 14 11 6 0 8 12 2 4 5 3"
@@ -363,3 +372,56 @@ def test_frozen_table_guards_against_silent_change() -> None:
     dataset, own = Mixture((5, 3, 1), seed=7, lanes=2).split(np.arange(36))
     assert dataset.tolist() == [int(number) for number in DATASETS.split()]
     assert own.tolist() == [int(number) for number in POSITIONS.split()]
+
+
+@settings(max_examples=40)
+@given(
+    seed=SEEDS, repeats=st.integers(1, 5), lanes=st.integers(1, 4), per_lane=st.integers(1, 12), ranks=st.integers(1, 3)
+)
+def test_repeats_are_in_one_batch_or_in_two_that_follow_each_other(
+    seed: int, repeats: int, lanes: int, per_lane: int, ranks: int
+) -> None:
+    """Each position of the order comes exactly `repeats` times, each time as another repeat, in its own lane group and
+    on any number of ranks. `return_later` tells which positions the next batch has again. Neighbours differ."""
+    batch_size, steps = lanes * per_lane * ranks, 6
+    order = SampleOrder(np.full(7, 5), seed=seed, lanes=lanes, window_blocks=2)
+    drawn: dict[int, list[tuple[int, int]]] = {}
+    for step in range(steps):
+        parts = [
+            repeated(
+                order.positions(step, batch_size, rank, ranks),
+                step=step,
+                batch_size=batch_size,
+                lanes=lanes,
+                repeats=repeats,
+            )
+            for rank in range(ranks)
+        ]
+        positions, numbers = (np.concatenate([getattr(p, name) for p in parts]) for name in ("positions", "numbers"))
+        later = np.concatenate([part.return_later for part in parts])
+        plain = order.positions(step, batch_size, 0, 1)
+        np.testing.assert_array_equal(positions % lanes, plain % lanes)
+        if repeats == 1:
+            np.testing.assert_array_equal(positions, plain)
+        for position, number, returns in zip(positions.tolist(), numbers.tolist(), later.tolist(), strict=True):
+            drawn.setdefault(position, []).append((step, number))
+            missing = repeats - len(drawn[position])
+            assert returns or missing < np.sum(positions == position), "what does not return is complete in this batch"
+        if per_lane * ranks >= 2 * repeats:
+            of_lanes = positions.reshape(lanes, -1)
+            assert (of_lanes[:, 1:] != of_lanes[:, :-1]).all() or of_lanes.shape[1] == 1
+    complete = {position: draws for position, draws in drawn.items() if len(draws) == repeats}
+    assert sorted(drawn) == list(range(len(drawn))), "none is left out"
+    assert len(drawn) - len(complete) <= lanes, "at most the last of each lane"
+    for draws in complete.values():
+        assert {number for _, number in draws} == set(range(repeats))
+        assert max(draws)[0] - min(draws)[0] <= -(-repeats // (per_lane * ranks))
+
+
+def test_the_first_repeat_is_augmented_as_without_repeats() -> None:
+    assert seed_of_repeat(7, 0) == 7
+    assert [seed_of_repeat(7, 1), seed_of_repeat(7, 2), seed_of_repeat(8, 1)] == [
+        16504691568274487667,
+        6180717963273275134,
+        898207702655565450,
+    ], "they decide the pixels of runs"

@@ -45,7 +45,7 @@ _COMPARED = (
     *("optimizer.name", "optimizer.weight_decay", "optimizer.layer_decay", "optimizer.freeze_backbone", "loss"),
     *("clip_norm", "label_smoothing", "ema_decay", "data.label_weights", "data.mixup.alpha"),
     *("data.mixup.cutmix_alpha", "data.randaugment.num_ops", "data.augment.three_augment"),
-    *("data.augment.color_jitter", "engine.precision", "seed"),
+    *("data.augment.color_jitter", "data.augment.repeats", "engine.precision", "seed"),
 )
 NUM_IMAGES = 16  # images of the first batch that TensorBoard shows
 _RATES = ("bytes", "requests", "retries", "hedges")  # counts that are also shown as rates

@@ -31,15 +31,15 @@ _FLOAT8_MULTIPLE, _FUSED_MULTIPLE = 16, 8
 class OptimizerConfig:
     """The optimiser and its weight decay."""
 
-    name: Literal["adamw", "sgd", "muon"] = "adamw"
-    """AdamW, SGD with momentum, or Muon: orthogonal updates for the matrices of a Transformer's blocks, and AdamW for
-    all else."""
+    name: Literal["adamw", "sgd", "muon", "lamb"] = "adamw"
+    """AdamW, SGD with momentum, Muon (orthogonal updates for the matrices of a Transformer's blocks, and AdamW for all
+    else), or LAMB (Adam with a trust ratio for each decayed parameter)."""
     beta1: Annotated[float, Range(0, below=1)] = 0.9
-    """AdamW: decay of the gradient's running mean, from 0 to below 1."""
+    """AdamW and LAMB: decay of the gradient's running mean, from 0 to below 1."""
     beta2: Annotated[float, Range(0, below=1)] = 0.999
-    """AdamW: decay of the squared gradient's running mean, from 0 to below 1."""
+    """AdamW and LAMB: decay of the squared gradient's running mean, from 0 to below 1."""
     epsilon: Annotated[float, Range(above=0)] = 1e-8
-    """AdamW: added to the denominator."""
+    """AdamW and LAMB: added to the denominator."""
     momentum: Annotated[float, Range(0, below=1)] = 0.9
     """SGD: momentum, from 0 to below 1."""
     weight_decay: Annotated[float, Range(0)] = 0.0
@@ -75,10 +75,11 @@ class OptimizerConfig:
                 f"optimizer.first_moment is 'bf16' with optimizer.name {self.name!r}; it is a setting of AdamW: give "
                 "--optimizer.first-moment fp32, or --optimizer.name adamw"
             )
-        if self.name == "sgd" and self.decay_scale == "schedule":
+        if self.name in ("sgd", "lamb") and self.decay_scale == "schedule":
+            what = "the gradient" if self.name == "sgd" else "the update that the trust ratio scales"
             raise UserError(
-                "optimizer.decay_scale is 'schedule' with optimizer.name 'sgd', whose decay is part of the gradient; "
-                "take --optimizer.decay-scale rate, or --optimizer.name adamw"
+                f"optimizer.decay_scale is 'schedule' with optimizer.name {self.name!r}, whose decay is part of "
+                f"{what}; take --optimizer.decay-scale rate, or --optimizer.name adamw"
             )
 
 
@@ -474,6 +475,7 @@ class TrainingJob:
                 f"data.mixup.binary_targets is on with loss {self.loss!r}, whose targets add up to 1; give --loss "
                 "sigmoid, or --data.mixup.no-binary-targets"
             )
+        self._refuse_few_draws()
         if self.class_weights != "equal" and self.loss != "softmax":
             raise UserError(
                 f"class_weights is {self.class_weights!r} with loss {self.loss!r}, which asks of each class on its "
@@ -505,6 +507,18 @@ class TrainingJob:
                 f'engine.compile is "{self.engine.compile}" with engine.zero_stage 3 and optimizer.freeze_backbone; '
                 "allowed: stages 1 and 2 (stage 3 gathers frozen weights layer by layer, inside the blocks): give "
                 "--engine.zero-stage 2, or --engine.compile off"
+            )
+
+    def _refuse_few_draws(self) -> None:
+        """Raises UserError if mixup could mix an image with itself, because a lane has too few of a batch's draws."""
+        repeats, lanes = self.data.augment.repeats, self.data.lanes
+        if self.data.mixup.is_on and repeats > 1 and self.global_batch < 2 * repeats * lanes:
+            most = self.global_batch // (2 * repeats)
+            fitting = next((f"--data.lanes {n}, or " for n in range(most, 0, -1) if self.global_batch % n == 0), "")
+            raise UserError(
+                f"data.augment.repeats is {repeats} with mixup, global_batch {self.global_batch} and data.lanes "
+                f"{lanes}; allowed: 2 x repeats images or more of each lane in a batch, so that no image is mixed with "
+                f"itself: give {fitting}--data.augment.repeats 1"
             )
 
     def _refuse_for_muon(self) -> None:

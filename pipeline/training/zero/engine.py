@@ -20,6 +20,7 @@ from pipeline.training.zero.flat_blocks import ParameterPlace, flatten_blocks, l
 from pipeline.training.zero.loading import leave_dynamo_out, without
 from pipeline.training.zero.optimizer import (
     RATE_FACTOR,
+    Lamb,
     build_optimizer,
     freeze,
     moments_of,
@@ -37,6 +38,7 @@ from pipeline.training.zero.state import (
     local_fragments,
     local_gradients,
     narrow_first_moments,
+    parts_in_partitions,
     publish_masters,
     spoil_gradients,
     swap,
@@ -300,6 +302,9 @@ class Engine:
             self._zero.__class__ = class_without_waiting(self._zero.__class__)
         self._optimizer, self._ema_decay, self._has_graphs = optimizer, ema_decay, config.cuda_graphs
         self._stage = config.zero_stage
+        if isinstance(inner := inner_optimizer(self._zero), Lamb):
+            inner.parts = parts_in_partitions(self._zero, self._trained())
+            inner.num_tensors = len(self.trained_names)
         self._frozen = FrozenWeights(self._deepspeed.module)
         masters = flat_partitions(self._zero) if ema_decay else []
         self.before_update: Callable[[], None] = lambda: None  # orders the update after copies of the state

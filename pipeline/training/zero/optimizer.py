@@ -1,4 +1,4 @@
-"""The optimisers (AdamW, SGD and Muon), and which parameters they train at which rate.
+"""The optimisers (AdamW, SGD, Muon and LAMB), and which parameters they train at which rate.
 
 Sources: "An Image is Worth 16x16 Words", Tables 3 and 4 (Adam with decoupled decay to pre-train, SGD to fine-tune);
 big_vision's optax.py and train_vit_g.py for the decay that follows the schedule, the mask and the head's multiple. Let
@@ -13,7 +13,8 @@ the final norm; and the head with the hidden layer before it.
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch.optim.adamw import adamw
 
 from pipeline.training.settings.job import OptimizerConfig
 from pipeline.training.zero.flat_blocks import Layout, end_to_end, layout_of
+from pipeline.training.zero.lamb import HeldPart, step_tensors
 from pipeline.training.zero.muon import is_orthogonalized, matrices_of, step_matrices
 
 _HEAD_PREFIXES = ("head.", "representation.")
@@ -169,6 +171,36 @@ class _Muon(_AdamW):
         )
 
 
+class Lamb(_AdamW):
+    """LAMB. During an update, a group has a single flat parameter: this rank's partition, which DeepSpeed makes. The
+    update overwrites its gradient. `parts`: the fragments of the model's parameters in each partition; the engine sets
+    them as soon as it knows the partitions, and all learning rates are 0 until then. `num_tensors`: the number of
+    parameters that are trained."""
+
+    parts: Mapping[torch.Tensor, Sequence[HeldPart]] = MappingProxyType({})
+    num_tensors = 0
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002 - as torch has it
+        """Makes one update."""
+        for group in self.param_groups:
+            for weights in group["params"]:
+                if weights.grad is None:
+                    continue
+                state = self.state[weights]
+                if not state:
+                    state["step"] = torch.zeros((), dtype=torch.float32, device=weights.device)
+                    state |= {name: torch.zeros_like(weights) for name in group[MOMENTS]}
+                step_tensors(
+                    weights,
+                    weights.grad,
+                    state,
+                    parts=self.parts.get(weights, ()),
+                    group=group | {"num_tensors": self.num_tensors},
+                    found_inf=skip_flag(self),
+                )
+
+
 def skip_flag(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
     """Returns whether the running update is skipped, as torch's optimisers have it: float32[] on the device, 1 if it
     is, else 0. None: every update is made."""
@@ -222,6 +254,8 @@ def build_optimizer(
     betas = (config.beta1, config.beta2)
     if config.name == "muon":
         return _Muon(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
+    if config.name == "lamb":
+        return Lamb(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
     kind = _AdamWInBf16 if config.first_moment == "bf16" else _AdamW
     return kind(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER
 from pipeline.training.zero.flat_blocks import ParameterPlace
+from pipeline.training.zero.lamb import HeldPart
 from pipeline.training.zero.optimizer import MOMENTS
 
 _ROW = 1 << 10  # elements whose squares are summed in fp32 at once; with 2^24, a CPU's sum is off in the 4th digit
@@ -31,21 +32,48 @@ def local_fragments(
     `tensors`: those that DeepSpeed sees, each with the model's parameters in it. `averages`: the running average of
     each flat partition; empty without averaging."""
     found = []
-    for tensor, places in tensors:
-        own = _place_stage3(zero, tensor) if hasattr(tensor, "ds_id") else _place_stage12(zero, tensor)
-        if own is None:
-            continue
-        flat, offset, start, length = own
+    for flat, parts in _held(zero, tensors):
         state = inner_optimizer(zero).state.get(flat, {})
         held = {MASTER: flat.detach()}
         held |= {key: value for key, value in state.items() if torch.is_tensor(value) and value.shape == flat.shape}
         if flat in averages:
             held[AVERAGE] = averages[flat]
-        for place, first, end in _parts(places, start, start + length):
-            at = offset + first - start
-            views = {key: value[at : at + end - first] for key, value in held.items()}
-            found.append(Fragment(name=place.name, start=first - place.start, length=end - first, slots=views))
+        for name, start, at, length in parts:
+            views = {key: value[at : at + length] for key, value in held.items()}
+            found.append(Fragment(name=name, start=start, length=length, slots=views))
     return found
+
+
+def parts_in_partitions(
+    zero: Any, tensors: Sequence[tuple[torch.nn.Parameter, Sequence[ParameterPlace]]]
+) -> dict[torch.Tensor, list[HeldPart]]:
+    """Returns the fragments of the model's parameters in each of this rank's flat partitions, with the numbers that the
+    parameters have in the order of `tensors`, as `local_fragments` takes them. All ranks give them the same numbers."""
+    names = (place.name for _, places in tensors for place in places)
+    numbers = {name: number for number, name in enumerate(names)}
+    found: dict[torch.Tensor, list[HeldPart]] = {}
+    for flat, parts in _held(zero, tensors):
+        own = [HeldPart(number=numbers[name], start=at, end=at + length) for name, _, at, length in parts]
+        found.setdefault(flat, []).extend(own)
+    return found
+
+
+def _held(
+    zero: Any, tensors: Iterable[tuple[torch.nn.Parameter, Sequence[ParameterPlace]]]
+) -> Iterator[tuple[torch.Tensor, list[tuple[str, int, int, int]]]]:
+    """Yields, for each tensor of which this rank holds a part, the flat partition with this part, and the fragments of
+    the model's parameters in it: the name, the fragment's first element in the parameter and in the partition, and the
+    number of its elements."""
+    for tensor, places in tensors:
+        own = _place_stage3(zero, tensor) if hasattr(tensor, "ds_id") else _place_stage12(zero, tensor)
+        if own is None:
+            continue
+        flat, offset, start, length = own
+        parts = _parts(places, start, start + length)
+        yield (
+            flat,
+            [(place.name, first - place.start, offset + first - start, end - first) for place, first, end in parts],
+        )
 
 
 def _parts(places: Sequence[ParameterPlace], start: int, end: int) -> Iterator[tuple[ParameterPlace, int, int]]:

@@ -7,24 +7,27 @@ from torch import nn
 from jobs.recipes.deit3 import RECIPES
 from pipeline.models.loss import classification_loss
 
-ON_1K = [  # recipe, image size, stochastic depth, accuracy
-    ("deit3_s16_i1k", 224, 0.05, "81.4 %"),
-    ("deit3_b16_i1k", 192, 0.2, "83.8 %"),
+ON_1K = [  # recipe, image size, learning rate, stochastic depth, accuracy
+    ("deit3_s16_i1k", 224, 4e-3, 0.05, "81.4 %"),
+    ("deit3_b16_i1k", 192, 3e-3, 0.2, "83.8 %"),
 ]
 ON_21K = [("deit3_s16_i21k", 0.05, "83.1 %"), ("deit3_b16_i21k", 0.1, "85.7 %")]
 
 
-@pytest.mark.parametrize(("name", "image_size", "drop_path", "accuracy"), ON_1K)
-def test_imagenet_1k(name: str, image_size: int, drop_path: float, accuracy: str) -> None:
-    """--batch 256 (x 8) --epochs 800 --weight-decay 0.05 --sched cosine --smoothing 0.0 --warmup-epochs 5 --mixup .8
-    --cutmix 1.0 --bce-loss --color-jitter 0.3 --ThreeAugment --eval-crop-ratio 1.0, min-lr 1e-5 by default."""
+@pytest.mark.parametrize(("name", "image_size", "rate", "drop_path", "accuracy"), ON_1K)
+def test_imagenet_1k(name: str, image_size: int, rate: float, drop_path: float, accuracy: str) -> None:
+    """--batch 256 (x 8) --epochs 800 --opt fusedlamb --unscale-lr --repeated-aug --weight-decay 0.05 --sched cosine
+    --smoothing 0.0 --warmup-epochs 5 --mixup .8 --cutmix 1.0 --bce-loss --color-jitter 0.3 --ThreeAugment
+    --eval-crop-ratio 1.0, min-lr 1e-5 by default."""
     job = RECIPES[name]()
     assert (job.model.image_size, job.model.stochastic_depth, job.model.dropout) == (image_size, drop_path, 0.0)
     assert (job.model.gelu, job.model.pooling, job.model.layer_norm_epsilon) == ("exact", "token", 1e-6)
     assert (job.model.layer_scale, job.model.registers) == (1e-4, 0)
     assert (job.steps, job.global_batch, job.schedule.warmup_steps) == (500_000, 2048, 3125)
     assert (job.schedule.decay, job.schedule.final_learning_rate) == ("cosine", 1e-5)
-    assert (job.loss, job.label_smoothing, job.optimizer.weight_decay, job.clip_norm) == ("sigmoid", 0.0, 0.05, 0.0)
+    assert (job.loss, job.label_smoothing) == ("sigmoid", 0.0)
+    assert (job.optimizer.name, job.schedule.learning_rate, job.optimizer.weight_decay) == ("lamb", rate, 0.05)
+    assert (job.optimizer.beta1, job.optimizer.beta2, job.data.augment.repeats) == (0.9, 0.999, 3)
     augment, mixup = job.data.augment, job.data.mixup
     assert (mixup.alpha, mixup.cutmix_alpha, mixup.binary_targets) == (0.8, 1.0, True)
     assert (augment.three_augment, augment.color_jitter, augment.flip) == (True, 0.3, True)
@@ -36,12 +39,15 @@ def test_imagenet_1k(name: str, image_size: int, drop_path: float, accuracy: str
 
 @pytest.mark.parametrize(("name", "drop_path", "accuracy"), ON_21K)
 def test_imagenet_21k(name: str, drop_path: float, accuracy: str) -> None:
-    """--epochs 240 --weight-decay 0.02 --smoothing 0.1 --mixup 0 --cutmix 1.0 --color-jitter 0.3 --ThreeAugment --src,
+    """--epochs 240 --opt fusedlamb --lr 0.001 --no-repeated-aug --weight-decay 0.02
+    --smoothing 0.1 --mixup 0 --cutmix 1.0 --color-jitter 0.3 --ThreeAugment --src,
     2048 images on 16 or 32 GPUs."""
     job = RECIPES[name]()
     assert (job.model.image_size, job.model.stochastic_depth) == (224, drop_path)
     assert (job.steps, job.global_batch) == (1_664_063, 2048)
-    assert (job.loss, job.label_smoothing, job.optimizer.weight_decay) == ("softmax", 0.1, 0.02)
+    assert (job.loss, job.label_smoothing, job.data.augment.repeats) == ("softmax", 0.1, 1)
+    assert (job.optimizer.name, job.schedule.learning_rate, job.optimizer.weight_decay) == ("lamb", 1e-3, 0.02)
+    assert (job.clip_norm, job.optimizer.epsilon) == (1.0, 1e-8)
     augment, mixup = job.data.augment, job.data.mixup
     assert (mixup.alpha, mixup.cutmix_alpha, mixup.binary_targets) == (0.0, 1.0, False)
     assert (augment.crop, augment.filter, augment.three_augment) == ("simple_random", "bicubic", True)
@@ -55,7 +61,9 @@ def test_a_mean_over_classes_is_the_sum_with_a_larger_epsilon() -> None:
     num_classes = 1000
     images = 1e-5 * torch.randn(8, 4, dtype=torch.float64, generator=generator)
     targets = (torch.rand(8, num_classes, dtype=torch.float64, generator=generator) < 0.002).double()
-    ours = RECIPES["deit3_s16_i1k"]().optimizer.epsilon
+    job = RECIPES["deit3_s16_i1k"]()
+    ours = job.optimizer.epsilon
+    assert job.clip_norm == num_classes, "apex's FusedLAMB clips the gradient of the mean at 1"
     for epsilon, is_ours in ((1e-8, False), (ours, True), (1e-8, True)):
         weight = nn.Parameter(torch.zeros(num_classes, 4, dtype=torch.float64))
         optimizer = torch.optim.AdamW([weight], lr=1e-3, eps=epsilon, weight_decay=0.05)

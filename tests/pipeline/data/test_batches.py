@@ -155,6 +155,60 @@ def test_epochs_and_seeds_crop_anew(packed: Path, tmp_path: Path) -> None:
         assert sum(same) <= 1
 
 
+def with_repeats(repeats: int) -> DataConfig:
+    return replace(CONFIG, augment=replace(CONFIG.augment, repeats=repeats))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_repeats_are_the_same_on_any_number_of_ranks_and_from_any_step(
+    packed: Path, tmp_path: Path, ranks: int
+) -> None:
+    """Two of each image: a lane has three draws in a batch, so every second batch ends between the two."""
+    options: dict[str, Any] = {"config": with_repeats(2)}
+    (whole,) = batches(packed, tmp_path / "q", steps=range(8), **options)
+    parts = batches(packed, tmp_path / "q", steps=range(8), ranks=ranks, **options)
+    (resumed,) = batches(packed, tmp_path / "q", steps=range(3, 8), **options)
+    for step, batch in enumerate(whole):
+        assert torch.equal(batch.images, torch.cat([part[step].images for part in parts]))
+        assert torch.equal(batch.labels, torch.cat([part[step].labels for part in parts]))
+    for left, right in zip(resumed, whole[3:], strict=True):
+        assert_equal(left, right)
+
+
+def test_repeats_are_views_of_the_same_images_with_their_labels(packed: Path, tmp_path: Path) -> None:
+    """An epoch of draws has half of the images, twice; two epochs have all, and the first views are those of an epoch
+    without repeats."""
+    (plain,) = batches(packed, tmp_path / "q", steps=range(2))
+    (run,) = batches(packed, tmp_path / "q", steps=range(4), config=with_repeats(2))
+    known = {int(sample_id): (image, label) for one in plain for sample_id, image, label in rows_of(one)}
+    views: dict[int, list[torch.Tensor]] = {}
+    for sample_id, image, label in (row for batch in run for row in rows_of(batch)):
+        views.setdefault(int(sample_id), []).append(image)
+        assert torch.equal(label, known[int(sample_id)][1])
+    assert {number: len(images) for number, images in views.items()} == dict.fromkeys(range(NUM_SAMPLES), 2)
+    for number, (first, second) in views.items():
+        is_first = [torch.equal(image, known[number][0]) for image in (first, second)]
+        assert any(is_first)
+        assert not torch.equal(first, second)
+
+
+def rows_of(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Sample, image and label of each entry."""
+    return list(zip(batch.sample_ids, batch.images, batch.labels, strict=True))
+
+
+def test_each_image_is_read_once_for_all_its_repeats(packed: Path, tmp_path: Path) -> None:
+    read, held = [], []
+    for repeats in (1, 4):
+        config = replace(with_repeats(repeats), url=str(packed), steps_ahead=1)
+        with closing(stream_of(open_training_data(config), tmp_path / "q", config=config)) as stream:
+            list(islice(stream(0), 2 * repeats + 40))
+            read.append(stream.counts()["bytes"])
+            held.append(stream.counts()["held_bytes"])
+    assert read[1] < read[0] * 0.6
+    assert held[1] <= held[0] * 1.2, "what was used up is freed"
+
+
 @pytest.mark.parametrize("crop", ["inception", "none"])
 def test_turned_images_train_as_they_are_seen(tmp_path: Path, crop: Literal["inception", "none"]) -> None:
     """Of two datasets that look the same, one stored upright and one not, crops and pixels are the same."""

@@ -72,6 +72,7 @@ def test_the_position_changes_with_what_changes_the_batches(packed: Path, other:
         state(replace(config, augment=AugmentConfig(min_area=0.3, crop="simple_random"))),
         state(replace(config, augment=AugmentConfig(min_area=0.3, three_augment=True))),
         state(replace(config, augment=AugmentConfig(min_area=0.3, color_jitter=0.3))),
+        state(replace(config, augment=AugmentConfig(min_area=0.3, repeats=3))),
         state(replace(config, randaugment=RandAugmentConfig(num_ops=2))),
         state(replace(config, mixup=MixupConfig(alpha=0.2))),
         state(replace(config, mixup=MixupConfig(alpha=0.2, cutmix_alpha=1.0))),

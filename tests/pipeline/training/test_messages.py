@@ -129,7 +129,7 @@ def two_sums_of_one_name(_: Path) -> None:
     StepSums((source,), device=torch.device("cpu"), streams=HostStreams())
 
 
-def bf16_moment(_: Path, name: Literal["sgd", "muon"]) -> None:
+def bf16_moment(_: Path, name: Literal["sgd", "muon", "lamb"]) -> None:
     OptimizerConfig(name=name, first_moment="bf16")
 
 
@@ -356,6 +356,19 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "--micro-batch is 1, which splits the pairs that mixup mixes; take an even divisor of a rank's share of "
         "24 images, 0 for the largest that fits, or --data.mixup.alpha 0 and --data.mixup.cutmix-alpha 0"
     ),
+    # repeated augmentation
+    row(
+        "an image mixed with itself",
+        refusals,
+        {
+            "data": DataConfig(lanes=8, augment=AugmentConfig(repeats=3), mixup=MixupConfig(alpha=0.2)),
+            "global_batch": 32,
+        },
+    ).says(
+        "data.augment.repeats is 3 with mixup, global_batch 32 and data.lanes 8; allowed: 2 x repeats images or more "
+        "of each lane in a batch, so that no image is mixed with itself: give --data.lanes 4, or "
+        "--data.augment.repeats 1"
+    ),
     # muon
     row(
         "Muon: engine: EngineConfig(zero_stage=3)",
@@ -414,7 +427,11 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
             "optimizer.first_moment is 'bf16' with optimizer.name '…'; it is a setting of AdamW: give "
             "--optimizer.first-moment fp32, or --optimizer.name adamw"
         )
-        for name in ("sgd", "muon")
+        for name in ("sgd", "muon", "lamb")
+    ),
+    row("optimizer, LAMB's decay", optimizer, {"name": "lamb", "decay_scale": "schedule"}).says(
+        "optimizer.decay_scale is 'schedule' with optimizer.name '…', whose decay is part of the update that the trust "
+        "ratio scales; take --optimizer.decay-scale rate, or --optimizer.name adamw"
     ),
     row("optimizer, {'beta1': 1.0}", optimizer, {"beta1": 1.0}).says("optimizer.beta1 is 1.0; allowed: 0 to below 1"),
     row("optimizer, {'beta2': -0.1}", optimizer, {"beta2": -0.1}).says(
