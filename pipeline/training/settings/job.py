@@ -486,8 +486,7 @@ class TrainingJob:
             raise UserError(
                 f"engine.attention is {kernel!r} with model.qk_norm {model.qk_norm} and model.position "
                 f"{model.position!r}; allowed: neither qk_norm nor positions within attention (relative, rope2d, "
-                "learned_rope2d): give "
-                "another kernel, or auto"
+                "learned_rope2d): give another kernel, or auto"
             )
         if self.engine.skip_branches and any(model.skipped_rates):
             raise UserError(
