@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from pipeline.models.config import ModelConfig
+from pipeline.models.config import Gelu, ModelConfig
 
 MIDDLE = 127.5
 
@@ -41,6 +41,7 @@ class MLP(nn.Module):
         self.dense2 = nn.Linear(size.mlp_width, size.width)
         self.dropout = nn.Dropout(config.dropout)
         self.is_tanh = config.gelu == "tanh"
+        gelus: dict[Gelu, Callable[[torch.Tensor], torch.Tensor]]
         gelus = {"tanh": tanh_gelu, "exact": F.gelu, "quick": quick_gelu}
         self.gelu = swiglu if is_gated else gelus[config.gelu]
         self.fused: Callable[[torch.Tensor, MLP], torch.Tensor] | None = None

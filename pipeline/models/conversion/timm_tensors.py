@@ -193,7 +193,8 @@ def naflex_grid(file: TensorFile) -> Pair | None:
     """Returns the rows and columns of the position table of a NaFlexViT; None for other models."""
     table, y, x = (f"{_NAFLEX}pos_embed{end}" for end in ("", "_y", "_x"))
     if table in file.shapes:
-        return file.shape(table, 4)[1:3]
+        _, height, width, _ = file.shape(table, 4)
+        return height, width
     return (file.shape(y, 3)[1], file.shape(x, 3)[1]) if {y, x} <= file.shapes.keys() else None
 
 
