@@ -826,7 +826,8 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         ".safetensors or .pth file"
     ),
     row("a folder of another model", folder_of_another_model).says(
-        "config.json in 'DIR/w' has the model_type 'beit'; allowed: 'vit', timm's (with an architecture) or our own"
+        "config.json in 'DIR/w' has the model_type 'beit'; allowed: vit, dinov2, …, timm's (with an "
+        "architecture) or our own"
     ),
     row("a file of another model", file_of_another_model).says(
         "the tensors in 'DIR/w/model.safetensors' are of no model known here (a, ...); allowed: ViT, hybrid and "
@@ -919,7 +920,7 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
     ),
     # Hugging Face's folders
     row("ReLU", hugging_face_config, {"hidden_act": "relu"}).says(
-        "hidden_act in 'DIR/model.safetensors' is 'relu'; allowed: gelu, gelu_pytorch_tanh, gelu_new"
+        "hidden_act in 'DIR/model.safetensors' is 'relu'; allowed: gelu, gelu_pytorch_tanh, gelu_new, quick_gelu"
     ),
     row("no biases", hugging_face_config, {"qkv_bias": False}).says(
         "qkv_bias in 'DIR/model.safetensors' is false; the paper's attention has biases: give other weights"
