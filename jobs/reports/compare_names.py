@@ -107,6 +107,13 @@ def sizes_of(model: ModelConfig) -> dict[str, str]:
             "registers": plural(model.registers, "register") if model.registers else "no registers",
             "layer_scale": f"LayerScale {model.layer_scale:g}" if model.layer_scale else "no LayerScale",
             "attention": f"{model.attention} attention",
+            "mlp": f"{model.mlp} MLP",
+            "inner_norms": f"inner norms {model.inner_norms}",
+            "first_norm": "first norm" if model.first_norm else "no first norm",
+            "last_norm": f"last norm {model.last_norm}",
+            "rotary_temperature": f"rotary temperature {model.rotary_temperature:g}",
+            "rotary_places": f"rotary places {model.rotary_places.replace('_', ' ')}",
+            "rotary_grid": f"rotary grid {model.rotary_grid}",
             "masked_target": f"target {model.masked_target}",
             "masked_share": f"{100 * model.masked_share:.4g} % masked",
         }

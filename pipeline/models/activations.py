@@ -103,7 +103,7 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
     size, num_tokens = config.size, _num_tokens(config, how)
     d, m = size.width, size.mlp_width
     is_relative = config.position == "relative"
-    has_own_q_and_k = config.position == "rope2d" or (config.qk_norm and not is_relative)
+    has_own_q_and_k = config.is_rotary or (config.qk_norm and not is_relative)
     num_seen = max(config.grid) if config.attention == "axial" else num_tokens
     is_by_pytorch = has_own_q_and_k or _keeps_softmax_sums(num_seen, how)  # its kernels keep the softmax's sums
     sums = _FP32 * size.num_heads if is_by_pytorch and not is_relative else 0
@@ -122,20 +122,25 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
         factors += how.element_bytes * num_distances * (size.num_heads * num_tokens + d)
         factors += _FP32 * num_tokens * (size.num_heads * num_tokens + 3 * d)
         fixed = _INT64 * num_tokens**2
-    num_statistics = 4 + (4 * size.num_heads if config.qk_norm else 0)
-    each_token = how.element_bytes * (num_wide * d + 2 * m) + num_statistics * _statistic_bytes(how) + sums + masks
+    has_mlp_norm, has_attention_norm = config.inner_norms != "none", config.inner_norms == "both"
+    num_wide += has_attention_norm
+    num_statistics = 4 + (4 * size.num_heads if config.qk_norm else 0) + 2 * (has_mlp_norm + has_attention_norm)
+    num_hidden = _num_hidden(config) + has_mlp_norm
+    each_token = (
+        how.element_bytes * (num_wide * d + num_hidden * m) + num_statistics * _statistic_bytes(how) + sums + masks
+    )
     layer = _Kept(
         image_bytes=num_tokens * each_token + factors,
         fixed_bytes=fixed,
         input_bytes=how.element_bytes * num_tokens * d,
-        gradient_bytes=how.element_bytes * num_tokens * (2 * d + m),
+        gradient_bytes=how.element_bytes * num_tokens * (2 * d + (2 if config.mlp == "swiglu" else 1) * m),
     )
     if how.recomputed != "selective":
         return [layer] * config.num_blocks
-    hidden, each = 0 if config.dropout else m, how.element_bytes * num_tokens
+    hidden, each = 0 if config.dropout and not has_mlp_norm else m, how.element_bytes * num_tokens
     # Attention reads the norms of q and k as they are, unless positions make new tensors of them.
-    is_normed_last = config.qk_norm and config.position not in ("rope2d", "relative")
-    lost = hidden + (4 if is_normed_last else 2) * d
+    is_normed_last = config.qk_norm and not (config.is_rotary or is_relative)
+    lost = hidden + (2 + has_attention_norm + (2 if is_normed_last else 0)) * d
     by_row = replace(
         layer,
         image_bytes=layer.image_bytes - each * lost,
@@ -145,14 +150,19 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
     return [by_column if number % 2 else by_row for number in range(config.num_blocks)]
 
 
+def _num_hidden(config: ModelConfig) -> int:
+    """Returns how many tensors as wide as an MLP's hidden layer are kept: what the GELU reads, and its result. The
+    quick GELU also keeps its sigmoid, and SwiGLU, which reads two, the SiLU of the gate."""
+    return 4 if config.mlp == "swiglu" else 3 if config.gelu == "quick" else 2
+
+
 def _mlp(config: ModelConfig, how: Pass) -> _Kept:
     """Counts the most that a pass through a block holds if it keeps nothing for a backward pass: the block's input,
     before and after a norm, and the MLP's hidden layer, before and after its GELU."""
     if config.is_bit:
         return _Kept(image_bytes=0)
-    return _Kept(
-        image_bytes=2 * how.element_bytes * _num_tokens(config, how) * (config.size.width + config.size.mlp_width)
-    )
+    wide = 2 * config.size.width + _num_hidden(config) * config.size.mlp_width
+    return _Kept(image_bytes=how.element_bytes * _num_tokens(config, how) * wide)
 
 
 def _keeps_softmax_sums(num_tokens: int, how: Pass) -> bool:
@@ -169,12 +179,14 @@ def _embedding(config: ModelConfig, how: Pass) -> _Kept:
     # its input.
     num_copies = 2 if config.resnet and config.resnet.units and size.patch > 1 else 1
     masks = (config.num_prefix_tokens + height * width) * size.width * _mask_bytes(config, how)
-    turns = 2 * _FP32 * _num_tokens(config, how) * size.width // size.num_heads if config.position == "rope2d" else 0
+    turns = 2 * _FP32 * _num_tokens(config, how) * size.width // size.num_heads if config.is_rotary else 0
     # Masked patch prediction keeps what patches are gathered from: all patches and the [mask] embedding.
     sources = config.masked_patches * how.element_bytes * (height * width + 1) * size.width
     # PatchDropout keeps the places of the tokens that stay.
     places = 0 if how.num_stay is None else _INT64 * _num_tokens(config, how)
     image = num_copies * how.element_bytes * patches + masks + sources + places
+    if config.first_norm:  # its input; its result is the first block's
+        image += _num_tokens(config, how) * (how.element_bytes * size.width + 2 * _statistic_bytes(how))
     return _Kept(image_bytes=image, fixed_bytes=turns)
 
 
@@ -195,8 +207,17 @@ def _last(config: ModelConfig, how: Pass) -> _Kept:
             num_patches = _area(config.grid)
             kept = e * num_tokens * width + 2 * num_patches * _statistic_bytes(how) + _FP32 * num_patches * width
             return _Kept(image_bytes=kept, fixed_bytes=wide * _FP32 * width * config.num_classes)
-        num_normed = 1 if config.pooling == "token" else _num_staying(config, how)
-        kept = e * num_tokens * width + 2 * num_normed * _statistic_bytes(how)
+        is_token, is_of_tokens = config.pooling == "token", config.last_norm == "tokens"
+        num_normed = (
+            0 if config.last_norm == "none" else _num_staying(config, how) if is_of_tokens and not is_token else 1
+        )
+        # The norm keeps all tokens that it reads some of. Without it, a token that the head reads as it is does the
+        # same, and a mean keeps nothing.
+        num_read = 1 if config.last_norm == "pooled" else num_tokens
+        if config.last_norm == "none" and (wide or config.representation or not is_token):
+            num_read = 0
+        kept = e * num_read * width + 2 * num_normed * _statistic_bytes(how)
+        kept -= e * width if num_read and not num_normed else 0  # the head reads one of these tokens
         kept += config.representation * (1 + wide) * e * width
         if config.pooling == "attention":
             # The patches after the norm, their keys and values; the results of attention, of `out` and of the norm; the

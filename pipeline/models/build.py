@@ -43,6 +43,11 @@ def unfilled_model(config: ModelConfig) -> Model:
 
 def initial_of(config: ModelConfig, name: str, shape: tuple[int, ...], *, seed: int) -> torch.Tensor:
     """Returns the float32 initial value of a model's parameter `name`."""
+    is_gated = not config.is_bit and config.mlp == "swiglu"
+    if is_gated and name.startswith("blocks.") and name.endswith("mlp.dense1.weight"):
+        # The gate and what it multiplies are two matrices, as q, k and v are three.
+        half = (shape[0] // 2, *shape[1:])
+        return torch.cat([initial_tensor(f"{part}.{name}", half, seed=seed) for part in ("gate", "value")])
     return initial_tensor(name, shape, seed=seed, position_std=config.position_std, layer_scale=config.layer_scale)
 
 

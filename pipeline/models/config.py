@@ -6,6 +6,9 @@ configs/models.py. The names and units of the ResNets are BiT's ("Big Transfer",
 R34 come from "Deep Residual Learning for Image Recognition" (He et al., 2016, Table 1). g/14 and G/14, which pool by
 attention, come from "Scaling Vision Transformers" (Zhai et al., 2022, Table 2) and big_vision's vit.py. A hybrid's
 patch is measured in cells of the ResNet's feature map; it is 1 x 1 in the paper.
+
+The options that published weights of later models need (`mlp`, `inner_norms`, `first_norm`, `last_norm`, the rotary
+positions) name their source at the field.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -15,9 +18,13 @@ from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 Pooling = Literal["token", "average", "attention"]
-Position = Literal["none", "learned_1d", "learned_2d", "relative", "sincos2d", "rope2d"]
+Position = Literal["none", "learned_1d", "learned_2d", "relative", "sincos2d", "rope2d", "learned_rope2d"]
 PositionAt = Literal["input", "layers", "layers_shared"]
-Gelu = Literal["tanh", "exact"]
+Gelu = Literal["tanh", "exact", "quick"]
+MlpKind = Literal["plain", "swiglu"]
+InnerNorms = Literal["none", "mlp", "both"]
+LastNorm = Literal["tokens", "pooled", "none"]
+RotaryPlaces = Literal["from_zero", "from_one", "centred"]
 AttentionKind = Literal["global", "axial"]
 ResNetEpsilons = Literal["paper", "timm"]
 Mode = Literal["paper", "bicubic", "timm"]  # how position embeddings are resampled
@@ -164,7 +171,8 @@ class ModelConfig:
     """Position embeddings (appendix D.4): none, learned_1d, learned_2d (a table for columns and one for rows, D/2
     each), or relative (in every layer's attention, for the distance between two tokens); or sincos2d (sines and cosines
     of the column and the row, which are not learned: big_vision's plain ViT), or rope2d (rotary: every layer turns
-    queries and keys by angles of the column and the row: RoPE-Axial)."""
+    queries and keys by angles of the column and the row: RoPE-Axial), or learned_rope2d (learned_1d and rope2d
+    together: EVA-02)."""
     position_at: PositionAt = "input"
     """Where learned position embeddings are added: input (once), layers (before each layer, its own), or layers_shared
     (before each layer, the same); appendix D.4."""
@@ -182,7 +190,8 @@ class ModelConfig:
     layer_norm_epsilon: Annotated[float, Range(above=0)] = 1e-6
     """Epsilon of every LayerNorm: 1e-6 in the paper's code and timm, 1e-12 for weights from Hugging Face."""
     gelu: Gelu = "tanh"
-    """Form of the GELU: tanh (the paper's code) or exact (timm, Hugging Face)."""
+    """Form of the GELU: tanh (the paper's code), exact (timm, Hugging Face), or quick (x times the sigmoid of 1.702 x:
+    OpenAI's CLIP)."""
     resnet_epsilons: ResNetEpsilons = "paper"
     """Epsilons of the ResNet's norms, as in the paper's code or in timm."""
     masked_patches: bool = False
@@ -205,6 +214,26 @@ class ModelConfig:
     colours of 4 x 4 parts, 8192), or pixels (the values of all pixels, 3 for each, by mean squared error)."""
     masked_share: Annotated[float, Range(above=0, below=1)] = 0.5
     """Share of each image's patches that masked_patches corrupts, rounded down: 0.5 in the paper, 0.15 in BERT."""
+    mlp: MlpKind = "plain"
+    """plain: the GELU of one dense layer. swiglu: the SiLU of one dense layer times another, both of width mlp_width
+    ("GLU Variants Improve Transformer", Shazeer, 2020; DINOv2's and DINOv3's largest models, EVA-02)."""
+    inner_norms: InnerNorms = "none"
+    """A LayerNorm in front of the last dense layer of each MLP (mlp), and also of each attention (both), as in EVA-02
+    and BEiT-3, after "Foundation Transformers" (Wang et al., 2022)."""
+    first_norm: bool = False
+    """A LayerNorm of all tokens in front of the first layer, as in CLIP."""
+    last_norm: LastNorm = "tokens"
+    """What the LayerNorm after the last layer is of: tokens (of each token, before the pooling: the paper), pooled (of
+    the mean of the patches: timm's fc_norm, after BEiT), or none (no such norm: RADIO)."""
+    rotary_temperature: Annotated[float, Range(above=1)] = 100.0
+    """Rotary positions turn by frequencies from 1 down to almost 1 / this number: 100 in RoPE-ViT and DINOv3, 10,000 in
+    EVA-02."""
+    rotary_places: RotaryPlaces = "from_zero"
+    """Where rotary positions place patches along each axis: from_zero (0, 1, 2, ...), from_one (1, 2, 3, ...:
+    Perception Encoder), or centred (the centres of patches on an axis from -2 pi to 2 pi: DINOv3)."""
+    rotary_grid: Annotated[int, Range(0, MOST_PIXELS, zero="the image's own")] = 0
+    """Side in patches of the grid to which rotary positions of an image of any size are stretched, which is that of
+    pre-training in EVA-02 (16)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.resnet_units, list):  # JSON turns a tuple into a list
@@ -294,6 +323,16 @@ class ModelConfig:
         return tuple(rate if rate > _MOST_UNSKIPPED else 0.0 for rate in self.branch_rates)
 
     @property
+    def is_rotary(self) -> bool:
+        """True if attention turns queries and keys by their patches' places."""
+        return self.position in ("rope2d", "learned_rope2d")
+
+    @property
+    def has_table(self) -> bool:
+        """True if there is one learned position embedding for each token."""
+        return self.position in ("learned_1d", "learned_rope2d")
+
+    @property
     def num_class_tokens(self) -> int:
         """1 if the model has a class token, else 0."""
         return 1 if self.pooling == "token" else 0
@@ -315,6 +354,16 @@ class ModelConfig:
             raise UserError(
                 "model.pooling is 'attention' with model.masked_patches, whose head reads the patches, so the pooling "
                 "would learn nothing; give --model.pooling average or token"
+            )
+        if self.masked_patches and self.last_norm != "tokens":
+            raise UserError(
+                f"model.last_norm is {self.last_norm!r} with model.masked_patches, whose head reads the norm of each "
+                "patch; give --model.last-norm tokens"
+            )
+        if self.pooling == "attention" and self.last_norm == "pooled":
+            raise UserError(
+                "model.last_norm is 'pooled' with model.pooling 'attention', which has a norm of its own after it; "
+                "give --model.last-norm tokens or none"
             )
         if self.image_size < stride:
             raise UserError(
@@ -340,7 +389,7 @@ class ModelConfig:
                 "model.attention is 'axial' with model.pooling 'token', whose class token is in no row or column of "
                 "patches; give --model.pooling average, or leave out --model.attention"
             )
-        if self.position in ("relative", "rope2d"):
+        if self.position == "relative" or self.is_rotary:
             raise UserError(
                 f"model.attention is 'axial' with model.position {self.position!r}, which is of the sequence of all "
                 "tokens, not of a row or column; give --model.position learned_1d, learned_2d, sincos2d or none"
@@ -354,8 +403,9 @@ class ModelConfig:
     def _refuse_positions(self) -> None:
         """Raises UserError if the kind of positions does not fit the place where they are added, or the width."""
         size = self.size
-        if self.position_at != "input" and not self.position.startswith("learned"):
-            adds = "is added to the input alone" if self.position == "sincos2d" else "adds nothing to the input"
+        if self.position_at != "input" and self.position not in ("learned_1d", "learned_2d"):
+            is_of_input = self.position in ("sincos2d", "learned_rope2d")
+            adds = "is added to the input alone" if is_of_input else "adds nothing to the input"
             raise UserError(
                 f"model.position_at is {self.position_at!r} with model.position {self.position!r}, which {adds}; "
                 "leave it out, or give --model.position learned_1d or learned_2d"
@@ -373,12 +423,24 @@ class ModelConfig:
                 "quarter of it each, of at least two frequencies; give a --model.width that is a multiple of 4 from 8 "
                 "on, or --model.position learned_1d"
             )
-        if self.position == "rope2d" and size.width // size.num_heads % 4:
+        if self.is_rotary and size.width // size.num_heads % 4:
             raise UserError(
-                f"model.width is {size.width} with {size.num_heads} heads: rope2d turns pairs of channels of a head, "
-                f"as many for columns as for rows, so a head needs a multiple of 4 channels, not "
+                f"model.width is {size.width} with {size.num_heads} heads: {self.position} turns pairs of channels of "
+                "a head, as many for columns as for rows, so a head needs a multiple of 4 channels, not "
                 f"{size.width // size.num_heads}; give another --model.width or --model.num-heads, or "
                 "--model.position learned_1d"
+            )
+        rotary = (self.rotary_temperature, self.rotary_places, self.rotary_grid)
+        if not self.is_rotary and rotary != (100.0, "from_zero", 0):
+            raise UserError(
+                f"model.rotary_temperature, rotary_places and rotary_grid are {', '.join(map(str, rotary))} with "
+                f"model.position {self.position!r}, which turns nothing; give --model.position rope2d or "
+                "learned_rope2d, or leave them out"
+            )
+        if self.rotary_places == "centred" and self.rotary_grid:
+            raise UserError(
+                f"model.rotary_grid is {self.rotary_grid} with model.rotary_places 'centred', whose axis has the same "
+                "length for any grid; give --model.rotary-grid 0"
             )
         if self.position == "learned_2d" and size.width % 2:
             raise UserError(

@@ -77,10 +77,16 @@ def forward_flops(
 def _block_multiplies(config: ModelConfig, num_tokens: int) -> int:
     """Returns the multiply-adds of a block's dense layers for one image."""
     size = config.size
-    block = num_tokens * (4 * size.width**2 + 2 * size.width * size.mlp_width)  # q, k, v, out and the MLP
+    block = num_tokens * _num_matrix_weights(config)
     if config.position == "relative":  # q times the embeddings of all distances
         block += num_tokens * (2 * num_tokens - 1) * size.width
     return block
+
+
+def _num_matrix_weights(config: ModelConfig) -> int:
+    """Returns the number of elements of a block's matrices: q, k, v, out and the MLP."""
+    d, m = config.size.width, config.size.mlp_width
+    return 4 * d * d + (3 if config.mlp == "swiglu" else 2) * d * m
 
 
 def attention_flops(config: ModelConfig, *, num_stay: int | None = None) -> int:
@@ -144,9 +150,13 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
         return total + 2 * resnet.width + head * (resnet.width + 1) * config.num_classes
     size, (height, width) = config.size, config.grid
     d, m = size.width, size.mlp_width
-    block = 4 * (d * d + d) + (d * m + m) + (m * d + d) + 2 * 2 * d + (2 * d if config.layer_scale else 0)
+    block = _num_matrix_weights(config) + 5 * d + (2 if config.mlp == "swiglu" else 1) * m  # with biases
+    block += 2 * 2 * d + (2 * d if config.layer_scale else 0)
     block += 4 * d // size.num_heads if config.qk_norm else 0
-    total += size.patch**2 * (resnet.width if resnet else 3) * d + d + config.num_blocks * block + 2 * d
+    block += 2 * m if config.inner_norms != "none" else 0
+    block += 2 * d if config.inner_norms == "both" else 0
+    total += size.patch**2 * (resnet.width if resnet else 3) * d + d + config.num_blocks * block
+    total += 2 * d * (config.first_norm + (config.last_norm != "none"))
     total += config.num_prefix_tokens * d
     if config.pooling == "attention":  # the probe; query, key, value and out; the norm; the MLP
         total += d + 4 * (d * d + d) + 2 * d + (d * m + m) + (m * d + d)
@@ -154,7 +164,7 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
         config.num_class_tokens + height * width,
         config.num_blocks if config.position_at == "layers" else 1,
     )
-    if config.position == "learned_1d":
+    if config.has_table:
         total += num_tables * num_tokens * d
     elif config.position == "learned_2d":
         total += num_tables * (height + width) * d // 2
@@ -169,8 +179,7 @@ def num_block_weights(config: ModelConfig) -> int:
     """Returns the number of elements of the matrices in a transformer's blocks; 0 for a BiT ResNet."""
     if config.is_bit:
         return 0
-    d, m = config.size.width, config.size.mlp_width
-    return config.num_blocks * (4 * d * d + 2 * d * m)
+    return config.num_blocks * _num_matrix_weights(config)
 
 
 def convolutions_of(resnet: ResNetSize, image: tuple[int, int]) -> Iterator[Convolution]:

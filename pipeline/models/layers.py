@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from pipeline.models.config import ModelConfig
+from pipeline.models.config import Gelu, ModelConfig
 
 MIDDLE = 127.5
 
@@ -27,22 +27,31 @@ def centred(images_BHW3: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 class MLP(nn.Module):
     """Two dense layers with a GELU between them (in the JAX code, its tanh approximation), and dropout after each.
-    `fused`: computes the MLP instead where gradients are needed, if it is given (fused_mlp.py)."""
+    `fused`: computes the MLP instead where gradients are needed, if it is given (fused_mlp.py).
+
+    With SwiGLU, the first layer has the gate's outputs first, and then as many that the gate multiplies.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         size = config.size
-        self.dense1 = nn.Linear(size.width, size.mlp_width)
+        is_gated, has_norm = config.mlp == "swiglu", config.inner_norms != "none"
+        self.dense1 = nn.Linear(size.width, (1 + is_gated) * size.mlp_width)
+        self.norm = nn.LayerNorm(size.mlp_width, eps=config.layer_norm_epsilon) if has_norm else None
         self.dense2 = nn.Linear(size.mlp_width, size.width)
         self.dropout = nn.Dropout(config.dropout)
         self.is_tanh = config.gelu == "tanh"
-        self.gelu = tanh_gelu if self.is_tanh else F.gelu
+        gelus: dict[Gelu, Callable[[torch.Tensor], torch.Tensor]]
+        gelus = {"tanh": tanh_gelu, "exact": F.gelu, "quick": quick_gelu}
+        self.gelu = swiglu if is_gated else gelus[config.gelu]
         self.fused: Callable[[torch.Tensor, MLP], torch.Tensor] | None = None
 
     def forward(self, z_BND: torch.Tensor) -> torch.Tensor:
         if self.fused is not None and torch.is_grad_enabled():
             return self.fused(z_BND, self)
         hidden_BNM = self.dropout(self.gelu(self.dense1(z_BND)))
+        if self.norm is not None:
+            hidden_BNM = self.norm(hidden_BNM)
         out_BND: torch.Tensor = self.dropout(self.dense2(hidden_BNM))
         return out_BND
 
@@ -61,6 +70,17 @@ def gelu_by_sigmoid(x: torch.Tensor) -> torch.Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     twice_u = 2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
     return (wide * torch.sigmoid(twice_u)).to(x.dtype)
+
+
+def quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    """Computes x sigmoid(1.702 x), an approximation of the GELU (Hendrycks and Gimpel, 2016), for any shape."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def swiglu(x_BNG: torch.Tensor) -> torch.Tensor:
+    """Returns the SiLU of the first half of the channels times the second half, [B, N, M] for [B, N, 2 M]."""
+    gate_BNM, value_BNM = x_BNG.chunk(2, dim=-1)
+    return F.silu(gate_BNM) * value_BNM
 
 
 class LinearHead(nn.Linear):
@@ -88,7 +108,7 @@ class AttentionPool(nn.Module):
         self.query, self.key_value = nn.Linear(width, width), nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)
         self.norm = nn.LayerNorm(width, eps=config.layer_norm_epsilon)
-        self.mlp = MLP(replace(config, dropout=0.0))
+        self.mlp = MLP(replace(config, dropout=0.0, mlp="plain", inner_norms="none"))
 
     def forward(self, x_BND: torch.Tensor) -> torch.Tensor:
         q_Bh1d, k_BhNd, v_BhNd = self.parts(x_BND)

@@ -7,9 +7,11 @@ of the distance between two tokens. The fixed sines follow "Better plain ViT bas
 Rotary embeddings are RoPE-Axial of "Rotary Position Embedding for Vision Transformer" (Heo et al., 2024), as in timm's
 vit_base_patch16_rope_224. Pairs of neighbouring channels of queries and keys are rotated: the first half of the pairs
 by angles proportional to the patch's column, the second half by angles proportional to its row. The product of a query
-and a key therefore depends only on the distance between their patches. The class token and registers are not turned. As
-in the paper's ViTs, the frequencies go from 1 down to almost 1 / 100. EVA-02's go down to almost 1 / 10,000, like those
-of language models.
+and a key therefore depends only on the distance between their patches. The class token and registers are not turned.
+There, frequencies go from 1 down to almost 1 / 100, and places are the numbers of columns and rows. EVA-02 (Fang et
+al., 2023) has frequencies down to almost 1 / 10,000, like those of language models, and stretches the places of another
+grid to the grid of pre-training. DINOv3 (Simeoni et al., 2025) places the centres of patches on an axis of fixed
+length. Source of all: timm's layers/pos_embed_sincos.py.
 
 Three methods of resampling a learned table (section 3.2) are in use, and the same weights give different logits with
 each:
@@ -22,6 +24,8 @@ Shape letters: B images, H W rows and columns of patches, L positions along one 
 D width, h heads, d width of a head.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
@@ -31,14 +35,13 @@ from pipeline.models.config import Mode, ModelConfig
 Grid = tuple[int, int]
 Table = nn.Parameter | None
 _SINE_TEMPERATURE = 10_000.0
-_ROTARY_TEMPERATURE = 100.0
 
 
 def position_tables(config: ModelConfig) -> tuple[Table, Table, Table]:
     """Returns the learned position embeddings: one table for all tokens, [1, N, D], or one for columns, [W, D/2], and
     one for rows, [H, D/2]. A table that the model does not have is None."""
     (height, width), size = config.grid, config.size
-    if config.position == "learned_1d":
+    if config.has_table:
         return nn.Parameter(torch.zeros(1, config.num_class_tokens + height * width, size.width)), None, None
     if config.position == "learned_2d":
         x_WD, y_HD = torch.zeros(width, size.width // 2), torch.zeros(height, size.width // 2)
@@ -113,22 +116,30 @@ class RelativePositions(nn.Module):
         return logits_BhNN
 
 
-def rotations(
-    grid: Grid, head_width: int, *, num_prefix_tokens: int, device: torch.device | None = None
-) -> torch.Tensor:
+def rotations(config: ModelConfig, grid: Grid, *, device: torch.device | None = None) -> torch.Tensor:
     """Computes the cosine and the sine for each channel of each token of a grid (height, width in patches): float32[2,
-    N, d]. `head_width` is d, a multiple of 4."""
-    num_frequencies = head_width // 4
+    N, d]."""
+    num_frequencies = config.size.width // config.size.num_heads // 4
     exponent = torch.arange(num_frequencies, dtype=torch.float64, device=device) / num_frequencies
+    frequency_F = 1 / config.rotary_temperature**exponent
     angles_x_WF, angles_y_HF = (
-        torch.outer(torch.arange(length, dtype=torch.float64, device=device), 1 / _ROTARY_TEMPERATURE**exponent)
-        for length in (grid[1], grid[0])
+        torch.outer(_rotary_places(config, length, device=device), frequency_F) for length in (grid[1], grid[0])
     )
     x_HWF, y_HWF = angles_x_WF[None].expand(grid[0], -1, -1), angles_y_HF[:, None].expand(-1, grid[1], -1)
     # (H, W, d / 2) -> (H * W, d): both channels of a pair turn by the same angle
     angles_Nd = torch.cat([x_HWF, y_HWF], dim=-1).flatten(0, 1).repeat_interleave(2, dim=-1)
-    angles_Nd = torch.nn.functional.pad(angles_Nd, (0, 0, num_prefix_tokens, 0))
+    angles_Nd = torch.nn.functional.pad(angles_Nd, (0, 0, config.num_prefix_tokens, 0))
     return torch.stack([angles_Nd.cos(), angles_Nd.sin()]).float()
+
+
+def _rotary_places(config: ModelConfig, length: int, *, device: torch.device | None) -> torch.Tensor:
+    """Returns the places of the patches along one axis, float64[L]."""
+    places_L = torch.arange(length, dtype=torch.float64, device=device)
+    if config.rotary_places == "centred":
+        return 2 * math.pi * (2 * (places_L + 0.5) / length - 1)
+    if config.rotary_places == "from_one":
+        places_L = places_L + 1
+    return places_L * (config.rotary_grid / length) if config.rotary_grid else places_L
 
 
 def rotated(x_BNhd: torch.Tensor, rotation_2Nd: torch.Tensor) -> torch.Tensor:

@@ -50,7 +50,8 @@ class ViT(nn.Module):
         self.config, self.checkpoint_blocks = config, False
         self.embed = Embedding(config)
         self.blocks = nn.ModuleList(Block(config, number=number) for number in range(config.num_blocks))
-        self.norm = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
+        has_norm = config.last_norm != "none"
+        self.norm = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon) if has_norm else nn.Identity()
         self.pool = AttentionPool(config) if config.pooling == "attention" else None
         self.representation = nn.Linear(size.width, size.width) if config.representation else None
         if config.masked_patches:
@@ -89,6 +90,8 @@ class ViT(nn.Module):
             y_BD: torch.Tensor = self.norm(z_BND[:, 0])  # equation 4
         elif self.pool is not None:
             y_BD = self.pool(self.norm(self._patches(z_BND)))
+        elif self.config.last_norm == "pooled":
+            y_BD = self.norm(self._patches(z_BND).mean(dim=1))
         else:
             y_BD = self.norm(self._patches(z_BND)).mean(dim=1)
         return y_BD if self.representation is None else torch.tanh(self.representation(y_BD))
@@ -111,11 +114,10 @@ class ViT(nn.Module):
         embedded: tuple[torch.Tensor, torch.Tensor | None] = self.embed(images_BHW3, mask, sources_BN, stay_BS)
         z_BND, again_1ND = embedded
         rotation_2Nd = None
-        if self.config.position == "rope2d":
-            size, stride = self.config.size, self.config.stride
+        if self.config.is_rotary:
+            stride = self.config.stride
             grid = images_BHW3.shape[1] // stride, images_BHW3.shape[2] // stride
-            prefix, head_width = self.config.num_prefix_tokens, size.width // size.num_heads
-            rotation_2Nd = rotations(grid, head_width, num_prefix_tokens=prefix, device=z_BND.device)
+            rotation_2Nd = rotations(self.config, grid, device=z_BND.device)
         # Nothing is recomputed in evaluations, or if the model is frozen.
         is_recomputed = self.checkpoint_blocks and z_BND.requires_grad
         is_axial = self.config.attention == "axial"
@@ -162,6 +164,7 @@ class Embedding(nn.Module):
         self.position, self.position_x, self.position_y = position_tables(config)
         self.dropout, self.is_shared = nn.Dropout(config.dropout), config.position_at == "layers_shared"
         self.has_sines, self.num_prefix_tokens = config.position == "sincos2d", config.num_prefix_tokens
+        self.norm = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon) if config.first_norm else None
 
     def forward(
         self,
@@ -200,7 +203,7 @@ class Embedding(nn.Module):
         z_BND = self.dropout(z_BND)
         if stay_BS is not None:
             z_BND = staying(z_BND, stay_BS, num_prefix_tokens=self.num_prefix_tokens)
-        return z_BND, again_1ND
+        return z_BND if self.norm is None else self.norm(z_BND), again_1ND
 
     def positions(self, grid: Grid) -> torch.Tensor | None:
         """Returns the position embeddings for a grid (height, width in patches), [1, N, D], without registers; None if
@@ -333,10 +336,12 @@ class Attention(nn.Module):
         head_width, epsilon = width // self.num_heads, config.layer_norm_epsilon
         self.q_norm = nn.LayerNorm(head_width, eps=epsilon) if config.qk_norm else None
         self.k_norm = nn.LayerNorm(head_width, eps=epsilon) if config.qk_norm else None
+        self.norm = nn.LayerNorm(width, eps=epsilon) if config.inner_norms == "both" else None
 
     def forward(self, z_BND: torch.Tensor, rotation_2Nd: torch.Tensor | None = None) -> torch.Tensor:
         qkv_3BhNd = packed_heads(self.qkv(z_BND), self.num_heads)
-        out_BND: torch.Tensor = self.out(joined_heads(self.attended(qkv_3BhNd, rotation_2Nd)))
+        a_BND = joined_heads(self.attended(qkv_3BhNd, rotation_2Nd))
+        out_BND: torch.Tensor = self.out(a_BND if self.norm is None else self.norm(a_BND))
         return out_BND
 
     def attended(self, qkv_3BhNd: torch.Tensor, rotation_2Nd: torch.Tensor | None = None) -> torch.Tensor:
@@ -368,16 +373,12 @@ class AttentionAlone(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         attention = Attention(config)
-        self.attention, self.is_turned = attention, config.position == "rope2d"
-        self.grid, self.num_prefix_tokens = config.grid, config.num_prefix_tokens
+        self.attention, self.config = attention, config
         attention.qkv = attention.out = nn.Identity()  # type: ignore[assignment]
 
     def forward(self, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-        rotation_2Nd = None
-        if self.is_turned:
-            rotation_2Nd = rotations(
-                self.grid, qkv_3BhNd.shape[-1], num_prefix_tokens=self.num_prefix_tokens, device=qkv_3BhNd.device
-            )
+        config = self.config
+        rotation_2Nd = rotations(config, config.grid, device=qkv_3BhNd.device) if config.is_rotary else None
         return self.attention.attended(qkv_3BhNd, rotation_2Nd)
 
 

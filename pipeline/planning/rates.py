@@ -47,8 +47,8 @@ KINDS = ("step", "rank", "determinism")
 """The kinds of parts of `patchline doctor --gpu` that measure a training step."""
 _MOST_FILE_BYTES = 16 << 20
 _NUM_CLASSES = 1000  # of the models that `patchline doctor --gpu` measures
-_IN_LAYERS = ("relative", "rope2d")  # position embeddings that cost time in every layer
 _MENTIONED = ("pooling", "registers", "dropout", "stochastic_depth", "layer_scale", "qk_norm", "gelu", "position_at")
+_MENTIONED += ("inner_norms", "first_norm", "last_norm")
 # Settings of the engine that are said or counted apart, or that cost nothing on one rank. All others choose kernels.
 _NO_KERNELS = (
     *("precision", "zero_stage", "activation_checkpointing", "compile", "skip_branches"),
@@ -203,9 +203,9 @@ def _identity(job: TrainingJob) -> tuple[Any, ...]:
     """Returns what must be equal in the measured job and in the planned one."""
     model, engine = job.model, job.engine
     sizes = model.resnet if model.is_bit else (model.size, model.resnet)
-    position = model.position if model.position in _IN_LAYERS else ""
+    position = "rotary" if model.is_rotary else model.position if model.position == "relative" else ""
     is_eager = compiled_as(engine) == "eager"
-    return sizes, model.attention, position, model.masked_patches, engine.precision, is_eager
+    return sizes, model.attention, position, model.mlp, model.masked_patches, engine.precision, is_eager
 
 
 def _searched(engine: EngineConfig) -> Literal["on", "tuned"]:

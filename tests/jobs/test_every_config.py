@@ -53,7 +53,7 @@ NOT_GIVEN = {
     "QueuedJob",
     "ChainJob",
     "_Source",
-    "Architecture",
+    "Turns",
     "CheckedJob",
     "RecordedJob",
     "AskedJob",

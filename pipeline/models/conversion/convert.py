@@ -119,9 +119,15 @@ def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
             resnet is not None and resnet.is_basic,
             (),
         ),
+        "SwiGLU (model.mlp)": (is_vit and config.mlp != "plain", ()),
+        "norms inside of attention or MLPs (model.inner_norms)": (is_vit and config.inner_norms != "none", ()),
+        # In timm and transformers, patches in front of such a norm have no bias, into which pixels of another range are
+        # folded.
+        "a norm before its layers (model.first_norm) and a bias of its patches": (is_vit and config.first_norm, ()),
+        "a last norm of the mean, or none (model.last_norm)": (is_vit and config.last_norm != "tokens", ("timm",)),
         "registers": (config.registers > 0, ("timm",)),
         "norms of queries and keys (model.qk_norm)": (config.qk_norm, ("timm",)),
-        "rotary positions (model.position)": (config.position == "rope2d", ("timm",)),
+        "rotary positions (model.position)": (config.is_rotary, ("timm",)),
         "attention pooling (model.pooling)": (config.pooling == "attention", ("timm", "big_vision")),
         "a hidden layer before the head (model.representation, which --new-head drops)": (config.representation, npz),
         "no class token (model.pooling)": (is_vit and config.pooling != "token", (*npz, "timm")),
@@ -173,7 +179,7 @@ def _with_folded_scales(config: ModelConfig, tensor: TensorByName) -> tuple[Mode
 def _with_position_table(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:
     """Returns the same model with learned 1-D position embeddings, the only kind of table that the other formats
     have."""
-    if config.is_bit or config.position in ("learned_1d", "rope2d"):
+    if config.is_bit or config.has_table or config.is_rotary:
         return config, tensor
     (height, width), num_prefix, d = config.grid, config.num_class_tokens, config.size.width
 

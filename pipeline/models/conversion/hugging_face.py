@@ -37,7 +37,7 @@ from shards.config_values import shown_value
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
-_GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}
+_GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "quick_gelu": "quick"}
 _PATCH = "vit.embeddings.patch_embeddings.projection.weight"
 _MULTI_LABEL = "multi_label_classification"  # a problem_type whose probabilities are sigmoids, not softmax
 _BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
@@ -70,10 +70,10 @@ def open_hugging_face(
         table(found.config.size.patch),
         found,
         advice=f"config.json and the tensors must be of one ViT. {hints.advice()}",
-        labels=_labels(description.get("id2label"), found.config.num_classes, file.where),
+        labels=labels_of(description.get("id2label"), found.config.num_classes, file.where),
         usage=Usage(
             loss="sigmoid" if description.get("problem_type") == _MULTI_LABEL else "softmax",
-            transform=_transform(processor or {}, found.config.image_size),
+            transform=transform_of(processor or {}, found.config.image_size),
         ),
     )
 
@@ -128,7 +128,7 @@ def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str
     }
 
 
-def _transform(processor: Mapping[str, Any], image_size: int) -> EvaluationTransform:
+def transform_of(processor: Mapping[str, Any], image_size: int) -> EvaluationTransform:
     """Returns the transform that a processor describes, as the inverse of `image_processor`. Returns the default if the
     processor describes none, or one that EvaluationTransform cannot express, such as one with an image size other than
     the model's."""
@@ -203,7 +203,7 @@ def _without_idle_pooler(file: TensorFile) -> TensorFile:
     return file.renamed({name: name for name in file.shapes if name not in pooler})
 
 
-def _labels(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
+def labels_of(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
     """Returns the names of the classes by id, from a table or a list; empty if there is neither."""
     names = dict(enumerate(given)) if isinstance(given, list) else given
     if not isinstance(names, dict) or not names:
@@ -277,7 +277,7 @@ def _description(config: ModelConfig, labels: tuple[str, ...], usage: Usage) -> 
         "num_hidden_layers": size.depth,
         "num_attention_heads": size.num_heads,
         "intermediate_size": size.mlp_width,
-        "hidden_act": {"exact": "gelu", "tanh": "gelu_pytorch_tanh"}[config.gelu],
+        "hidden_act": {"exact": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}[config.gelu],
         "layer_norm_eps": config.layer_norm_epsilon,
         "hidden_dropout_prob": config.dropout,
         "attention_probs_dropout_prob": 0.0,

@@ -147,7 +147,7 @@ def save_npz(path: Path, *, config: ModelConfig, tensor: TensorByName, dialect: 
         table = bit_table(dialect)
     else:
         table = vit_table(config, BIG_VISION if dialect == "big_vision" else VISION_TRANSFORMER)
-        if dialect == "big_vision" and config.num_class_tokens and config.position == "learned_1d":
+        if dialect == "big_vision" and config.num_class_tokens and config.has_table:
             tensor = without_class_row(tensor)
     if lost := _flags_of_what_is_lost(config):
         log.warning("%s cannot say how this model computes; patchline import needs %s with it", path, " ".join(lost))

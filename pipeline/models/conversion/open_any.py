@@ -34,6 +34,7 @@ from pipeline.models.conversion.pixel_range import (
 from pipeline.models.conversion.sizes import Declared, Usual, bit_in, hybrid_resnet, transformer_in, weights_of
 from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile, json_object
 from pipeline.models.conversion.timm_config import architecture_by_file, of_script, usual_pixels
+from pipeline.models.conversion.vision_towers import MODEL_TYPES, open_tower
 from pipeline.models.weights.folder import (
     CONFIG_FILE,
     TENSORS_FILE,
@@ -215,13 +216,16 @@ def _open_folder(folder: Path, hints: Hints) -> Weights:
     if description.get("model_type") == "vit":
         file, processor = _open_tensors(tensors, hints), processor_of(folder)
         return _with_our_pixels(open_hugging_face(file, description, hints, processor=processor), declared, hints)
+    if description.get("model_type") in MODEL_TYPES:
+        file, processor = _open_tensors(tensors, hints), processor_of(folder)
+        return _with_our_pixels(open_tower(file, description, hints, processor=processor), declared, hints)
     if "architecture" in description:
         weights = timm.open_timm(_open_tensors(tensors, hints), description, hints)
         return _with_our_pixels(weights, declared, hints, usual=usual_pixels(description, {}))
     kind = description.get("model_type", "nothing")
     raise UserError(
-        f"{CONFIG_FILE} in {str(folder)!r} has the model_type {kind!r}; allowed: 'vit', timm's (with an "
-        "architecture) or our own"
+        f"{CONFIG_FILE} in {str(folder)!r} has the model_type {kind!r}; allowed: vit, {', '.join(MODEL_TYPES)}, timm's "
+        "(with an architecture) or our own"
     )
 
 
@@ -268,7 +272,7 @@ def open_plain(file: TensorFile, hints: Hints) -> Weights:
     else:
         (width, num_inputs), resnet = file.shape("embed.patch.weight", 2), hybrid_resnet(view)
         patch = math.isqrt(num_inputs // (resnet.width if resnet else 3))
-        declared = Declared(width=width, patch=patch, is_square=True)
+        declared = Declared(width=width, patch=patch, is_square=True, has_swiglu=True)
         found = transformer_in(view, declared, usual=Usual(), hints=hints)
         found = replace(found, assumed=(*found.assumed, *_without_tensors(found.config)))
     return weights_of(file, (), found, advice=hints.advice())

@@ -2,7 +2,8 @@
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline.models.build import shapes_of
@@ -11,6 +12,8 @@ from pipeline.models.config import (
     HYBRID_RESNETS,
     SIZES,
     Gelu,
+    InnerNorms,
+    MlpKind,
     ModelConfig,
     Position,
     ResNetEpsilons,
@@ -61,17 +64,20 @@ class Declared:
 
     `width` and `patch` come from the patch embedding, whose shape differs between formats. `class_row`: whether the
     position table has a row for the class token. `grid`: height and width of the table's grid. `is_square`: whether the
-    format has only square grids. `layer_scale`: the initial value of LayerScale in a file that has it.
+    format has only square grids. `layer_scale`: the initial value of LayerScale in a file that has it. `has_swiglu`:
+    whether the format has SwiGLU, whose first layer is twice as wide. `settings`: fields of the model that no tensor
+    shows.
     """
 
     width: int
     patch: int
     num_heads: int | None = None
-    position: Position | None = None
     class_row: bool | None = None
     grid: Pair | None = None
     is_square: bool = False
     layer_scale: float = USUAL_LAYER_SCALE
+    has_swiglu: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +105,10 @@ class TransformerShapes(Declared):
     registers: int = 0
     qk_norm: bool = False
     attention_pooling: bool = False
+    position: Position | None = None
+    mlp: MlpKind = "plain"
+    inner_norms: InnerNorms = "none"
+    first_norm: bool = False
 
     def side(self, where: str, name: str) -> tuple[int, bool]:
         """Returns the side of the table's grid, and whether the class token has a row in it; (0, False) without a
@@ -123,15 +133,24 @@ def transformer_in(view: OurView, declared: Declared, *, usual: Usual, hints: Hi
     num_positions = view.shape(AXES[0], 2)[0] ** 2 if is_2d else None
     if view.has(POSITION):
         _, num_positions, _ = view.file.shape(position_name, 3)
+    mlp_width = view.shape("blocks.0.mlp.dense1.weight", 2)[0]
+    is_gated = declared.has_swiglu and view.has("blocks.0.mlp.dense2.weight")
+    is_gated = is_gated and mlp_width == 2 * view.shape("blocks.0.mlp.dense2.weight", 2)[1]
+    inner_norms = ("none", "mlp", "both")[
+        view.has("blocks.0.mlp.norm.weight") + view.has("blocks.0.attention.norm.weight")
+    ]
     found = {
         "depth": len(view.numbers("blocks.{}.")),
-        "mlp_width": view.shape("blocks.0.mlp.dense1.weight", 2)[0],
+        "mlp_width": mlp_width // (1 + is_gated),
+        "mlp": "swiglu" if is_gated else "plain",
+        "inner_norms": inner_norms,
+        "first_norm": view.has("embed.norm.weight"),
         "num_classes": view.shape(HEAD[0], 2)[0] if view.has(HEAD[0]) else 0,
         "num_positions": num_positions,
         "class_token": view.has("embed.class_token"),
         "representation": view.has("representation.weight"),
         "resnet": hybrid_resnet(view),
-        "position": "learned_2d" if is_2d else declared.position,
+        "position": "learned_2d" if is_2d else None,
         "grid": declared.grid or (None if declared.is_square else hints.grid),
         "layer_scale": declared.layer_scale if view.has("blocks.0.scale1.gamma") else 0.0,
         "registers": view.shape("embed.registers", 3)[1] if view.has("embed.registers") else 0,
@@ -146,6 +165,8 @@ def transformer_in(view: OurView, declared: Declared, *, usual: Usual, hints: Hi
         no_row = " without a row for the class token" if shapes.class_token and not class_row else ""
         square = f"embeddings of a square grid of {side} x {side} patches{no_row}"
         assumed = (*assumed, Assumption(field="position", value=square, flag="--grid-side"))
+    if is_gated and not (hints.layer_norm_epsilon or "layer_norm_epsilon" in usual.said):  # no architecture is named
+        assumed = (*assumed, Assumption(field="mlp", value="swiglu, whose gate is the first half of its first layer"))
     return Found(config=config, class_row=class_row, assumed=assumed)
 
 
@@ -213,6 +234,7 @@ def transformer_config(
             f"rectangular grid ({_other_grids(shapes)}), which the file does not say; if the image was square, give "
             f"--grid-side {side}"
         )
+    position = shapes.position or ("none" if shapes.num_positions is None else "learned_1d")
     return _config_in(
         where,
         name=hints.model or (names[0] if names else "vit"),
@@ -223,13 +245,16 @@ def transformer_config(
         resnet_factor=resnet.factor if is_custom and resnet else None,
         pooling="token" if shapes.class_token else "attention" if shapes.attention_pooling else "average",
         representation=shapes.representation,
-        position=shapes.position or ("none" if shapes.num_positions is None else "learned_1d"),
         gelu=hints.gelu or usual.gelu,
         layer_norm_epsilon=hints.layer_norm_epsilon or usual.layer_norm_epsilon,
         resnet_epsilons=(hints.resnet_epsilons or usual.resnet_epsilons) if resnet else "paper",
         layer_scale=shapes.layer_scale,
         registers=shapes.registers,
         qk_norm=shapes.qk_norm,
+        mlp=shapes.mlp,
+        inner_norms=shapes.inner_norms,
+        first_norm=shapes.first_norm,
+        **{"position": position, **shapes.settings},
     )
 
 

@@ -21,6 +21,7 @@ from pipeline.models.conversion.layout import (
     AS_IS,
     LAYER,
     TENSOR,
+    LayerTensors,
     OurView,
     Section,
     Table,
@@ -41,24 +42,26 @@ from pipeline.models.conversion.sizes import (
     weights_of,
 )
 from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile
+from pipeline.models.conversion.timm_architectures import AXIAL_ARGUMENTS
 from pipeline.models.conversion.timm_config import (
-    AXIAL_ARGUMENTS,
     EPSILON,
     GELUS,
     ROOTS,
+    Turns,
+    arguments_of,
     declared_grid,
     declared_heads,
     entries,
-    has_rotary_positions,
+    last_norm_of,
     layer_scale,
     of_script,
     refuse_foreign,
     refuse_other_settings,
     refuse_other_width,
+    turns_of,
     usual_of,
-    with_names_of_today,
-    without_register_rows,
 )
+from pipeline.models.conversion.timm_tensors import naflex_grid, usual_tensors
 from pipeline.models.weights.folder import Weights, write_folder
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, texts_of, unique_labels
@@ -96,13 +99,12 @@ def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) ->
     """Opens the weights in timm's state dict. Raises a UserError that names the tensor that does not fit and says
     why."""
     description = _with_published(description or of_script(file.arguments))
-    file = without_register_rows(with_names_of_today(file, description), description, hints)
-    found = model_in(file, description, hints)
+    file, table, found = model_in(file, description, hints)
     names = description.get("label_names") or entries(description, "pretrained_cfg").get("label_names")
     labels = texts_of(names, where=file.where) if isinstance(names, list) else ()
     return weights_of(
         file,
-        table_of(found.config, class_row=found.class_row),
+        table,
         found,
         advice=hints.advice(),
         labels=unique_labels(labels, where=file.where),
@@ -110,43 +112,51 @@ def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) ->
     )
 
 
-def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Found:
-    """Finds the model of a state dict. Before anything else, raises UserError for parts that our models lack."""
+def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> tuple[TensorFile, Table, Found]:
+    """Finds the model of a state dict. Returns the file in the form of `usual_tensors`, the table of its tensors, and
+    the model. Before anything else, raises UserError for parts that our models lack."""
     refuse_foreign(file)
+    refuse_other_settings(file, description)
+    grid = naflex_grid(file)
+    last_norm, turns = last_norm_of(file, description), turns_of(file, description)
+    file = usual_tensors(file, description, hints)
     usual = usual_of(file, description)
     refuse_other_width(file, description, usual, hints)
-    refuse_other_settings(file, description)
     if "stem.conv.weight" in file.shapes:
         if "stages.0.blocks.0.conv2.weight" in file.shapes and "stages.0.blocks.0.conv3.weight" not in file.shapes:
             raise UserError(
                 f"{file.where!r} has basic units (resnetv2_18, resnetv2_34), which timm trains with batch norm and "
                 "plain convolutions; the ResNets here have neither: give the file of a BiT ResNet (resnetv2_..._bit)"
             )
-        return bit_in(OurView(file=file, table=_bit_table()), usual=usual, hints=hints)
+        return file, _bit_table(), bit_in(OurView(file=file, table=_bit_table()), usual=usual, hints=hints)
     width, _, patch, patch_width = file.shape("patch_embed.proj.weight", 4)
     view = OurView(file=file, table=_vit_table(patch, stem="stem." if ROOTS[0] in file.shapes else ""))
     resnet = hybrid_resnet(view)
     stride = resnet.stride if resnet else 1  # px per cell: the patch of a hybrid is measured in cells
-    no_row = entries(description, "model_args").get("no_embed_class")
+    no_row = arguments_of(description).get("no_embed_class")
     declared = Declared(
         width=width,
         patch=patch,
         num_heads=declared_heads(description),
-        position="rope2d" if has_rotary_positions(description, where=file.where) else None,
         class_row=not no_row if "cls_token" in file.shapes and isinstance(no_row, bool) else None,
-        grid=declared_grid(description, (patch * stride, patch_width * stride), file.where),
+        grid=grid or declared_grid(description, (patch * stride, patch_width * stride), file.where),
         layer_scale=layer_scale(description),
+        has_swiglu=True,
+        settings={**(turns.fields if turns else {}), "last_norm": last_norm},
     )
-    return transformer_in(view, declared, usual=usual, hints=hints)
+    found = transformer_in(view, declared, usual=usual, hints=hints)
+    return file, table_of(found.config, class_row=found.class_row, turns=turns), found
 
 
-def table_of(config: ModelConfig, *, class_row: bool = True, is_written: bool = False) -> Table:
+def table_of(
+    config: ModelConfig, *, class_row: bool = True, is_written: bool = False, turns: Turns | None = None
+) -> Table:
     """Returns the table of our tensors in the state dict of timm's model. `class_row`: whether its position table has a
     row for the class token.
 
-    `is_written`: the table is used for writing. The position table then also gets rows of zeros for registers, which
-    timm's table has whenever it has a row for the class token, and models with rotary positions get the names of
-    eva.py.
+    `turns`: the rotary positions of a file, if it has them. `is_written`: the table is used for writing. The position
+    table then also gets rows of zeros for registers, which timm's table has whenever it has a row for the class token,
+    and models with rotary positions get the names of eva.py.
     """
     if config.is_bit:
         return _bit_table()
@@ -161,12 +171,52 @@ def table_of(config: ModelConfig, *, class_row: bool = True, is_written: bool = 
         config.size.patch,
         position=position,
         stem="stem." if config.resnet and config.resnet.units else "",  # without stages, the stem is the whole backbone
-        scale="gamma_{}" if is_written and config.position == "rope2d" else "ls{}.gamma",
+        scale="gamma_{}" if is_written and config.is_rotary else "ls{}.gamma",
+        channels=_channels(config, turns) if turns else None,
+        last_norm="fc_norm." if is_written and _is_pooled_first(config) else "norm.",
     )
 
 
-def _vit_table(patch: int, *, position: Transform = AS_IS, stem: str, scale: str = "ls{}.gamma") -> Table:
+def _is_pooled_first(config: ModelConfig) -> bool:
+    """Returns whether timm calls the last norm `fc_norm`: the norm of a mean."""
+    return config.pooling == "average" and config.last_norm == "pooled"
+
+
+def _channels(config: ModelConfig, turns: Turns) -> torch.Tensor:
+    """Returns which channel of a head in the file each of our channels is, int64[d]. Here neighbours are a pair, and
+    the first half of the pairs is of columns."""
+    width = config.size.width // config.size.num_heads
+    pairs_F2 = torch.arange(width).reshape(2, -1).T if turns.halves else torch.arange(width).reshape(-1, 2)
+    return (pairs_F2.roll(len(pairs_F2) // 2, 0) if turns.rows_first else pairs_F2).flatten()
+
+
+def _reordered(channels: torch.Tensor | None, *, num_parts: int = 1) -> Transform:
+    """Returns the transform of a tensor whose first dimension has the channels of one head after another, in the order
+    of a file. `num_parts`: 3 for q, k and v, of which v keeps its order."""
+    if channels is None:
+        return AS_IS
+
+    def ordered(t: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        heads = t.reshape(num_parts, -1, len(order), *t.shape[1:])
+        turned = heads[:2, :, order.to(t.device)]
+        return torch.cat([turned, heads[2:]]).reshape(t.shape)
+
+    inverse = torch.argsort(channels)
+    return one_to_one(lambda t: ordered(t, inverse), lambda t: ordered(t, channels))
+
+
+def _vit_table(
+    patch: int,
+    *,
+    position: Transform = AS_IS,
+    stem: str,
+    scale: str = "ls{}.gamma",
+    channels: torch.Tensor | None = None,
+    last_norm: str = "norm.",
+) -> Table:
     backbone = "patch_embed.backbone."
+    product: LayerTensors = {kind: (kind, _reordered(channels, num_parts=3)) for kind in ("weight", "bias")}
+    of_head: LayerTensors = {kind: (kind, _reordered(channels)) for kind in ("weight", "bias")}
     return (
         *_resnet_sections("embed.resnet.", backbone, f"{backbone}{stem}"),
         Section(
@@ -176,6 +226,7 @@ def _vit_table(patch: int, *, position: Transform = AS_IS, stem: str, scale: str
                 ("embed.class_token", "cls_token", TENSOR),
                 ("embed.registers", "reg_token", TENSOR),
                 ("embed.position", "pos_embed", {"": ("", position)}),
+                ("embed.norm.", "norm_pre.", LAYER),
             )
         ),
         Section(
@@ -183,20 +234,22 @@ def _vit_table(patch: int, *, position: Transform = AS_IS, stem: str, scale: str
             theirs="blocks.{}.",
             rows=(
                 ("norm1.", "norm1.", LAYER),
-                ("attention.qkv.", "attn.qkv.", LAYER),
+                ("attention.qkv.", "attn.qkv.", product),
+                ("attention.norm.", "attn.norm.", LAYER),
                 ("attention.out.", "attn.proj.", LAYER),
                 ("norm2.", "norm2.", LAYER),
                 ("mlp.dense1.", "mlp.fc1.", LAYER),
                 ("mlp.dense2.", "mlp.fc2.", LAYER),
-                ("attention.q_norm.", "attn.q_norm.", LAYER),
-                ("attention.k_norm.", "attn.k_norm.", LAYER),
+                ("mlp.norm.", "mlp.norm.", LAYER),
+                ("attention.q_norm.", "attn.q_norm.", of_head),
+                ("attention.k_norm.", "attn.k_norm.", of_head),
                 ("scale1.gamma", scale.format(1), TENSOR),
                 ("scale2.gamma", scale.format(2), TENSOR),
             ),
         ),
         Section(
             rows=(
-                ("norm.", "norm.", LAYER),
+                ("norm.", last_norm, LAYER),
                 ("pool.probe", "attn_pool.latent", TENSOR),
                 ("pool.query.", "attn_pool.q.", LAYER),
                 ("pool.key_value.", "attn_pool.kv.", LAYER),
@@ -318,7 +371,7 @@ def save_timm(
 
 def _refuse_foreign_rotation(config: ModelConfig) -> None:
     """Raises UserError for parts that timm's models with rotary positions (eva.py) lack."""
-    if config.is_bit or config.position != "rope2d":
+    if config.is_bit or not config.is_rotary:
         return
     faults = {
         "the tanh GELU (model.gelu)": config.gelu != "exact",
@@ -371,7 +424,7 @@ def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -
 
 def _architecture(config: ModelConfig) -> str:
     """Returns the name of the timm model that becomes ours with the arguments of `_arguments`."""
-    if not config.is_bit and config.position == "rope2d":
+    if not config.is_bit and config.is_rotary:
         # A model without LayerScale needs a timm model of the same class that has none, since timm ignores arguments
         # that are None.
         return "vit_base_patch16_rope_224" if config.layer_scale else "eva_giant_patch14_224"
@@ -395,10 +448,17 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
         ratio = math.nextafter(ratio, math.inf)
     arguments: dict[str, Any] = {"img_size": config.image_size, "embed_dim": size.width, "depth": size.depth}
     arguments |= {"num_heads": size.num_heads, "mlp_ratio": ratio}
-    is_eva = config.position == "rope2d"
+    is_eva = config.is_rotary
+    is_of_mean, has_norm = _is_pooled_first(config), config.last_norm != "none"
     if is_eva:
-        arguments |= AXIAL_ARGUMENTS | {"use_fc_norm": False, "global_pool": "token"}
+        arguments |= AXIAL_ARGUMENTS | {"use_fc_norm": is_of_mean, "global_pool": "token"}
+        arguments |= {"use_abs_pos_emb": config.has_table, "rope_temperature": config.rotary_temperature}
+        arguments |= {} if has_norm else {"use_post_transformer_norm": False}
+        arguments |= {"rope_type": "dinov3"} if config.rotary_places == "centred" else {}
+        arguments |= {"rope_grid_offset": 1.0} if config.rotary_places == "from_one" else {}
+        arguments |= {"ref_feat_shape": [config.rotary_grid] * 2} if config.rotary_grid else {}
     else:
+        arguments |= {} if has_norm else {"final_norm": False}
         arguments["act_layer"] = {known: name for name, known in GELUS.items()}[config.gelu]
     if not config.resnet or size.patch != 1:
         arguments["patch_size"] = size.patch
@@ -408,9 +468,9 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
         arguments["qk_norm"] = True
     if config.registers:
         arguments |= {"num_reg_tokens" if is_eva else "reg_tokens": config.registers}
-        arguments |= {} if is_eva else {"no_embed_class": not config.num_class_tokens}
+        arguments["no_embed_class"] = not config.num_class_tokens
     if config.pooling == "attention":
         arguments |= {"global_pool": "map", "class_token": False}
     if config.pooling == "average":
-        arguments |= {"global_pool": "avg", "class_token": False, "use_fc_norm" if is_eva else "fc_norm": False}
+        arguments |= {"global_pool": "avg", "class_token": False, "use_fc_norm" if is_eva else "fc_norm": is_of_mean}
     return arguments

@@ -1,9 +1,8 @@
 """Collects what config.json, a script's arguments and timm's code say about a timm model.
 
 A state dict does not say how its model is configured; `config.json` may. timm's defaults are exact GELU and its own
-epsilons in ResNets. For each entry point of timm whose model can be represented here, the table below has what timm's
-code sets: the attention heads, the GELU, and the pixels of its published weights. A test compares the table and the
-logits of each model with the installed timm.
+epsilons in ResNets. For each entry point of timm whose model can be represented here, timm_architectures.py has what
+timm's code sets.
 
 Sources: vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py, deit.py and eva.py of timm 1.0.31.
 """
@@ -11,162 +10,44 @@ Sources: vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py, deit.
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from pipeline.models.config import Gelu
+from pipeline.models.config import Gelu, LastNorm
 from pipeline.models.conversion.config import Hints, Pair
 from pipeline.models.conversion.pixel_range import PIXELS, PixelRange, name_by_words
 from pipeline.models.conversion.sizes import USUAL_LAYER_SCALE, Usual, grid_of, pair_of
 from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile
+from pipeline.models.conversion.timm_architectures import ARCHITECTURES, ARGUMENTS, Architecture
 from shards.config_values import shown_value
 from shards.errors import UserError
 
-_PAPER, _IMAGENET = PIXELS["paper"], PIXELS["imagenet"]
-_UNIT = PixelRange(mean=(0.0, 0.0, 0.0), deviation=(1.0, 1.0, 1.0))  # [0, 1]
-GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh"}
+_IMAGENET = PIXELS["imagenet"]
+GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 EPSILON = 1e-6
-# Models of timm's eva.py whose rotary positions are like ours (RoPE-ViT's axial ones), and what their code sets.
-_AXIAL = frozenset({"vit_small_patch16_rope_224", "vit_base_patch16_rope_224", "vit_large_patch16_rope_224"})
-AXIAL_ARGUMENTS: dict[str, Any] = {
-    "attn_type": "rope",
-    "use_abs_pos_emb": False,
-    "use_rot_pos_emb": True,
-    "rope_grid_indexing": "xy",
-    "rope_temperature": 100.0,
-}
-_OTHER_ROTATIONS = ("rope_type", "rope_grid_offset", "rope_rotate_half", "ref_feat_shape")
-_NO_FIELD = "no field of a model here stands for it, so weights of this architecture cannot be brought in"
 # Parts of timm's models that ours lack: how their tensors' names begin, and what the message says about them.
 _FOREIGN = {
     r"pre_logits\.": "is a hidden layer before the head, which timm itself leaves out; take the weights' .npz file, "
     "whose hidden layer is kept",
-    r"fc_norm\.": "is a norm after the mean over tokens; the models here have theirs before it, as the paper's code: "
-    "give weights with global_pool 'avg' and fc_norm False, or with a class token",
-    r"dist_token|head_dist\.": f"is of a distillation token: {_NO_FIELD}",
-    r"patch_embed\.backbone\.(conv1|bn1|layer\d)": "is of a ResNet with batch norm before the blocks; those of hybrids "
-    f"here have group norm and standardised weights: {_NO_FIELD}",
-    r"norm_pre\.": f"is a norm before the blocks: {_NO_FIELD}",
+    r"dist_token|head_dist\.": "is of a distillation token, whose head and the class token's are averaged: another "
+    "architecture than those here",
+    r"patch_embed\.backbone\.(\d|conv1|bn1|layer\d)": "is of convolutions with batch norm before the blocks; those of "
+    "hybrids here have group norm and standardised weights: another architecture",
+    r"patch_embed\.norm\.": "is a norm of patches before positions are added (AIMv2): another architecture",
+    r"blocks\.\d+\.(attns|ffns)\.": "is of blocks with two attentions and two MLPs side by side: another architecture",
+    r"blocks\.\d+\.in_proj\.": "is of blocks whose attention and MLP are side by side: another architecture",
+    r"blocks\.\d+\.attn\.lambda_": "is of differential attention, a difference of two: another architecture",
+    r"blocks\.\d+\.attn\.gate\.": "is of attention whose result is gated: another architecture",
+    r"(blocks\.\d+\.attn\.relative_position_bias_table|rel_pos_bias\.)": "is a learned term of attention for each "
+    "distance of patches (BEiT), which no attention here adds: another architecture",
+    r"rope\.freqs": "are frequencies of rotary positions that each head of each layer learns (RoPE-Mixed); those here "
+    "are fixed: another architecture",
 }
-_QKV = "blocks.0.attn.qkv."
 _PROBE = "attn_pool.latent"
 # The first convolution of a hybrid: with stages, and without.
 ROOTS = ("patch_embed.backbone.stem.conv.weight", "patch_embed.backbone.conv.weight")
 
-
-@dataclass(frozen=True, kw_only=True)
-class Architecture:
-    """A timm model. The epsilon of its norms is always 1e-6. `pixels` belong to its default weights; other weights of
-    the same architecture may have been trained on other pixels."""
-
-    width: int
-    num_heads: int
-    gelu: Gelu = "exact"
-    pixels: PixelRange = _PAPER
-
-
-# The names of each architecture, without the tags of their weights.
-_NAMES: dict[Architecture, str] = {
-    Architecture(width=192, num_heads=3, pixels=_IMAGENET): """
-        deit_tiny_patch16_224
-    """,
-    Architecture(width=192, num_heads=3): """
-        vit_tiny_patch16_224 vit_tiny_patch16_224_in21k vit_tiny_patch16_384 vit_tiny_r_s16_p8_224
-        vit_tiny_r_s16_p8_224_in21k vit_tiny_r_s16_p8_384
-    """,
-    Architecture(width=384, num_heads=6, pixels=_IMAGENET): """
-        deit3_small_patch16_224 deit3_small_patch16_224_in21ft1k deit3_small_patch16_384
-        deit3_small_patch16_384_in21ft1k deit_small_patch16_224 vit_small_patch14_dinov2 vit_small_patch14_reg4_dinov2
-        vit_small_patch16_224_dino vit_small_patch16_rope_224 vit_small_patch8_224 vit_small_patch8_224_dino
-    """,
-    Architecture(width=384, num_heads=6): """
-        flexivit_small vit_small_patch16_224 vit_small_patch16_224_in21k vit_small_patch16_36x1_224
-        vit_small_patch16_384 vit_small_patch32_224 vit_small_patch32_224_in21k vit_small_patch32_384
-        vit_small_r26_s32_224 vit_small_r26_s32_224_in21k vit_small_r26_s32_384
-    """,
-    Architecture(width=512, num_heads=8, pixels=_IMAGENET): """
-        deit3_medium_patch16_224 deit3_medium_patch16_224_in21ft1k
-    """,
-    Architecture(width=768, num_heads=12, pixels=_UNIT): """
-        vit_base_patch14_reg1_tipsv2
-    """,
-    Architecture(width=768, num_heads=12, pixels=_IMAGENET): """
-        deit3_base_patch16_224 deit3_base_patch16_224_in21ft1k deit3_base_patch16_384 deit3_base_patch16_384_in21ft1k
-        deit_base_patch16_224 deit_base_patch16_384 vit_base_patch14_dinov2 vit_base_patch14_reg4_dinov2
-        vit_base_patch16_224_dino vit_base_patch16_rope_224 vit_base_patch8_224_dino
-    """,
-    Architecture(width=768, num_heads=12): """
-        flexivit_base vit_base_patch16_224 vit_base_patch16_224_in21k vit_base_patch16_384 vit_base_patch16_siglip_224
-        vit_base_patch16_siglip_256 vit_base_patch16_siglip_384 vit_base_patch16_siglip_512
-        vit_base_patch16_siglip_gap_224 vit_base_patch16_siglip_gap_256 vit_base_patch16_siglip_gap_384
-        vit_base_patch16_siglip_gap_512 vit_base_patch32_224 vit_base_patch32_224_in21k vit_base_patch32_384
-        vit_base_patch8_224 vit_base_patch8_224_in21k vit_base_r26_s32_224 vit_base_r50_s16_224
-        vit_base_r50_s16_224_in21k vit_base_r50_s16_384 vit_base_resnet50_224_in21k vit_base_resnet50_384
-    """,
-    Architecture(width=768, num_heads=12, gelu="tanh"): """
-        vit_base_patch32_siglip_256 vit_base_patch32_siglip_gap_256
-    """,
-    Architecture(width=768, num_heads=16): """
-        vit_base_patch16_gap_224
-    """,
-    Architecture(width=896, num_heads=14): """
-        vit_base_patch16_plus_240 vit_base_patch32_plus_256 vit_so150m_patch16_reg4_gap_256
-        vit_so150m_patch16_reg4_gap_384 vit_so150m_patch16_reg4_map_256
-    """,
-    Architecture(width=1024, num_heads=16, pixels=_UNIT): """
-        vit_large_patch14_reg1_tipsv2
-    """,
-    Architecture(width=1024, num_heads=16, pixels=_IMAGENET): """
-        deit3_large_patch16_224 deit3_large_patch16_224_in21ft1k deit3_large_patch16_384
-        deit3_large_patch16_384_in21ft1k vit_large_patch14_dinov2 vit_large_patch14_reg4_dinov2
-        vit_large_patch16_rope_224
-    """,
-    Architecture(width=1024, num_heads=16): """
-        flexivit_large vit_large_patch14_224 vit_large_patch16_224 vit_large_patch16_224_in21k vit_large_patch16_384
-        vit_large_patch16_siglip_256 vit_large_patch16_siglip_384 vit_large_patch16_siglip_gap_256
-        vit_large_patch16_siglip_gap_384 vit_large_patch32_224 vit_large_patch32_224_in21k vit_large_patch32_384
-        vit_large_r50_s32_224 vit_large_r50_s32_224_in21k vit_large_r50_s32_384
-    """,
-    Architecture(width=1024, num_heads=16, gelu="tanh"): """
-        vit_large_patch16_siglip_512 vit_large_patch16_siglip_gap_512
-    """,
-    Architecture(width=1152, num_heads=16, pixels=_UNIT): """
-        vit_so400m_patch14_reg1_tipsv2
-    """,
-    Architecture(width=1152, num_heads=16): """
-        vit_so400m_patch14_siglip_224 vit_so400m_patch14_siglip_378 vit_so400m_patch14_siglip_384
-        vit_so400m_patch14_siglip_gap_224 vit_so400m_patch14_siglip_gap_378 vit_so400m_patch14_siglip_gap_384
-        vit_so400m_patch14_siglip_gap_448 vit_so400m_patch14_siglip_gap_896
-    """,
-    Architecture(width=1152, num_heads=16, gelu="tanh"): """
-        vit_so400m_patch16_siglip_256 vit_so400m_patch16_siglip_384 vit_so400m_patch16_siglip_512
-        vit_so400m_patch16_siglip_gap_256 vit_so400m_patch16_siglip_gap_384 vit_so400m_patch16_siglip_gap_512
-    """,
-    Architecture(width=1280, num_heads=16, pixels=_IMAGENET): """
-        deit3_huge_patch14_224 deit3_huge_patch14_224_in21ft1k vit_huge_patch14_gap_224 vit_huge_patch16_gap_448
-    """,
-    Architecture(width=1280, num_heads=16): """
-        vit_huge_patch14_224 vit_huge_patch14_224_in21k
-    """,
-    Architecture(width=1408, num_heads=16, pixels=_IMAGENET): """
-        vit_giant_patch16_gap_224
-    """,
-    Architecture(width=1408, num_heads=16): """
-        vit_giant_patch14_224
-    """,
-    Architecture(width=1536, num_heads=16, gelu="tanh"): """
-        vit_giantopt_patch16_siglip_256 vit_giantopt_patch16_siglip_384 vit_giantopt_patch16_siglip_gap_256
-        vit_giantopt_patch16_siglip_gap_384
-    """,
-    Architecture(width=1664, num_heads=16): """
-        vit_gigantic_patch14_224
-    """,
-}
-
-ARCHITECTURES: Mapping[str, Architecture] = {name: each for each, names in _NAMES.items() for name in names.split()}
 
 # facebookresearch/moco-v3's vits.py, whose ViT-S differs from timm's. Its files name the model and have no other
 # arguments.
@@ -216,67 +97,90 @@ def usual_pixels(description: Mapping[str, Any], arguments: Mapping[str, Any]) -
     return known.pixels if known else PIXELS["paper"]
 
 
-def has_rotary_positions(description: Mapping[str, Any], *, where: str) -> bool:
-    """Returns whether config.json describes a model with rotary positions. Raises UserError if the positions differ
-    from those in RoPE-ViT's axial models."""
-    architecture = bare_architecture(description)
-    arguments = {**(AXIAL_ARGUMENTS if architecture in _AXIAL else {}), **entries(description, "model_args")}
-    is_rotary = bool(arguments.get("use_rot_pos_emb"))
-    differing = [name for name, value in AXIAL_ARGUMENTS.items() if arguments.get(name) != value]
-    differing += [name for name in _OTHER_ROTATIONS if arguments.get(name) not in (None, "cat", 0, False)]
-    if (is_rotary and differing) or (not is_rotary and "rope" in architecture):
-        said = f"with other {', '.join(differing)}" if is_rotary else f"of {architecture}"
+def arguments_of(description: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the arguments of timm's model: what the code of the named architecture sets, and what config.json sets
+    instead."""
+    pooled = description.get("global_pool")
+    own = {**({"global_pool": pooled} if pooled else {}), **entries(description, "model_args")}
+    return {**ARGUMENTS.get(bare_architecture(description), {}), **own}
+
+
+def pooling_of(file: TensorFile, description: Mapping[str, Any]) -> str:
+    """Returns what timm's model pools. If nothing says it, this follows from the tensors: a class token is pooled,
+    unless there is a norm after the pooling, which timm has only for the mean of patches."""
+    said = arguments_of(description).get("global_pool")
+    if _PROBE in file.shapes or said == "map":
+        return "map"
+    is_mean = "cls_token" not in file.shapes or any(name.startswith("fc_norm.") for name in file.shapes)
+    return str(said or ("avg" if is_mean else "token"))
+
+
+def last_norm_of(file: TensorFile, description: Mapping[str, Any]) -> LastNorm:
+    """Returns what the last norm of timm's model is of. There is none only if config.json or the architecture says so,
+    since its tensors may as well be missing from the file."""
+    said = arguments_of(description)
+    has_norm, has_fc_norm = (any(name.startswith(f"{norm}.") for name in file.shapes) for norm in ("norm", "fc_norm"))
+    if has_fc_norm and not has_norm:
+        return "tokens" if pooling_of(file, description) == "token" else "pooled"
+    is_left_out = said.get("final_norm") is False or said.get("use_post_transformer_norm") is False
+    return "none" if is_left_out and not has_norm else "tokens"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turns:
+    """The rotary positions of a timm model: the fields of ModelConfig that describe them, and the order of a head's
+    channels. `rows_first`: whether the first half of its frequencies is of rows. `halves`: whether a pair of channels
+    is one of the first half of all channels and one of the second, instead of two neighbours."""
+
+    fields: Mapping[str, Any]
+    rows_first: bool
+    halves: bool
+
+
+def turns_of(file: TensorFile, description: Mapping[str, Any]) -> Turns | None:
+    """Returns the rotary positions that config.json describes; None for a model without them. Raises UserError for
+    positions that the models here do not have."""
+    arguments, architecture = arguments_of(description), bare_architecture(description)
+    if not arguments.get("use_rot_pos_emb"):
+        is_eva = any(f"blocks.0.attn.{name}" in file.shapes for name in ("q_bias", "q_proj.weight"))
+        if "rope" in architecture or (
+            is_eva and architecture not in ARCHITECTURES and "use_rot_pos_emb" not in arguments
+        ):
+            raise UserError(
+                f"{file.where!r} is of a model of timm's eva.py, {architecture or 'which no config.json names'}, whose "
+                "positions may be rotary: give the folder whose config.json names an architecture of timm's, or has "
+                "use_rot_pos_emb and what else its code sets in its model_args"
+            )
+        return None
+    kind, offset = arguments.get("rope_type") or "cat", arguments.get("rope_grid_offset") or 0
+    grid = arguments.get("ref_feat_shape") or 0
+    side = pair_of(grid, key="ref_feat_shape", where=file.where)[0] if grid else 0
+    is_centred, has_table = kind == "dinov3", "pos_embed" in file.shapes
+    wrong = {
+        "rope_type": kind not in ("cat", "dinov3"),
+        "rope_grid_offset": offset not in ((0,) if is_centred else (0, 1)),
+        "rope_grid_indexing": arguments.get("rope_grid_indexing", "ij") not in ("ij", "xy"),
+        "ref_feat_shape": isinstance(grid, list | tuple) and grid[0] != grid[-1],
+        "use_abs_pos_emb": bool(arguments.get("use_abs_pos_emb", True)) != has_table,
+    }
+    if listed := [name for name, is_wrong in wrong.items() if is_wrong]:
         raise UserError(
-            f"config.json beside {where!r} says rotary positions {said}; allowed: those of timm's "
-            f"{', '.join(sorted(_AXIAL))}"
+            f"config.json beside {file.where!r} says rotary positions with other {', '.join(listed)}; allowed: fixed "
+            "frequencies (rope_type cat or dinov3), a grid_offset of 0 or 1, a square ref_feat_shape, and "
+            "use_abs_pos_emb as the tensors have it"
         )
-    return is_rotary
-
-
-def with_names_of_today(file: TensorFile, description: Mapping[str, Any]) -> TensorFile:
-    """Returns the file with LayerScale under the names of timm's ViT (`ls1.gamma`). In DeiT-III's own files and in
-    timm's models with rotary positions, it is called `gamma_1`.
-
-    Raises UserError for a file with rotary positions but without config.json, since nothing in it says how they rotate.
-    """
-    if "blocks.0.gamma_1" in file.shapes and "pos_embed" not in file.shapes and not description.get("architecture"):
-        raise UserError(
-            f"{file.where!r} has no pos_embed, as models with rotary positions (rope), and no config.json says which: "
-            "give the folder with both"
-        )
-    names = {name: re.sub(r"^(blocks\.\d+\.)gamma_(\d)$", r"\1ls\2.gamma", name) for name in file.shapes}
-    return file.renamed({name if new in file.shapes else new: name for name, new in names.items()})
-
-
-def without_register_rows(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> TensorFile:
-    """Returns the file with the position table's rows for registers added to the registers themselves.
-
-    timm's table has rows for all tokens or, with `no_embed_class`, only for patches. Without config.json, a square
-    number of rows is taken to mean that only patches have rows.
-    """
-    if not {"reg_token", "pos_embed", "patch_embed.proj.weight"} <= file.shapes.keys():
-        return file
-    (_, num_registers, _), (_, num_rows, width) = file.shape("reg_token", 3), file.shape("pos_embed", 3)
-    no_rows, first = entries(description, "model_args").get("no_embed_class"), int("cls_token" in file.shapes)
-    patch = file.shape("patch_embed.proj.weight", 4)[2:]
-    is_hybrid = any(root in file.shapes for root in ROOTS)  # its patch is measured in cells
-    grid = (None if is_hybrid else declared_grid(description, (patch[0], patch[1]), file.where)) or hints.grid
-    is_of_patches = num_rows == grid[0] * grid[1] if grid else math.isqrt(num_rows) ** 2 == num_rows
-    if (no_rows if isinstance(no_rows, bool) else is_of_patches) or num_rows <= first + num_registers:
-        return file
-
-    def read(name: str) -> torch.Tensor:
-        if name not in ("reg_token", "pos_embed"):
-            return file.read(name)
-        table_1ND = file.read("pos_embed")
-        if name == "pos_embed":
-            return torch.cat([table_1ND[:, :first], table_1ND[:, first + num_registers :]], dim=1)
-        rows_1RD = table_1ND[:, first : first + num_registers]
-        registers_1RD = file.read("reg_token")
-        return registers_1RD + rows_1RD if rows_1RD.any() else registers_1RD  # adding zero would change -0.0 to 0.0
-
-    shapes = {**file.shapes, "pos_embed": (1, num_rows - num_registers, width)}
-    return replace(file, shapes=shapes, read=read)
+    temperature = arguments.get("rope_temperature", 10_000.0)
+    places = "centred" if is_centred else "from_one" if offset else "from_zero"
+    fields = {
+        "position": "learned_rope2d" if has_table else "rope2d",
+        "rotary_temperature": float(temperature),
+        "rotary_places": places,
+    }
+    return Turns(
+        fields={**fields, "rotary_grid": 0 if is_centred else side},
+        rows_first=arguments.get("rope_grid_indexing", "ij") == "ij",
+        halves=bool(arguments.get("rope_rotate_half")),
+    )
 
 
 def entries(description: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -291,30 +195,19 @@ def refuse_foreign(file: TensorFile) -> None:
         for name in file.shapes:
             if re.match(start, name):
                 raise UserError(f"{name} {list(file.shapes[name])} in {file.where!r} {reason}")
-    first, second = (file.shapes.get(f"blocks.0.mlp.fc{number}.weight", ()) for number in (1, 2))
-    if len(first) == len(second) == 2 and first[0] == 2 * second[1]:
+    if "blocks.0.norm1.weight" in file.shapes and "blocks.0.norm1.bias" not in file.shapes:
         raise UserError(
-            f"blocks.0.mlp.fc1.weight {list(first)} in {file.where!r} is of a gated MLP (SwiGLU), of which fc2 takes "
-            f"half: {_NO_FIELD}"
+            f"blocks.0.norm1 in {file.where!r} has a weight and no bias, as norms by the root of the mean square "
+            "(RMSNorm); those here are LayerNorms: another architecture"
         )
-    if {_PROBE, "cls_token"} <= file.shapes.keys():
-        raise UserError(
-            f"{file.where!r} has a class token (cls_token) and attention pooling (attn_pool); models here have one of "
-            "them: give other weights"
-        )
-    if (name := "blocks.0.attn.q_bias") in file.shapes:
-        what = f"{name} {list(file.shapes[name])} in {file.where!r} is of"
-        if "pos_embed" not in file.shapes and not any("relative_position" in each for each in file.shapes):
+    for first, second in (("q_proj", "k_proj"), ("q_proj", "v_proj")):
+        shapes = [file.shapes.get(f"blocks.0.attn.{name}.weight", ()) for name in (first, second)]
+        if shapes[0] != shapes[1]:
             raise UserError(
-                f"{what} DINOv3, EUPE or another model of timm's eva.py, whose positions are rotary and turn by places "
-                f"in [-1, 1], not by patches: {_NO_FIELD}"
+                f"blocks.0.attn.{second}.weight {list(shapes[1])} in {file.where!r} has other sizes than {first}.weight"
+                f" {list(shapes[0])}, as in grouped-query attention; here each query has its own key: another "
+                "architecture"
             )
-        raise UserError(
-            f"{what} EVA or BEiT, which have biases of queries and values alone, in tensors of their own; they are not "
-            "read here: give weights of another model"
-        )
-    if f"{_QKV}weight" in file.shapes and f"{_QKV}bias" not in file.shapes:
-        raise UserError(f"{_QKV}bias is not in {file.where!r}, its attention has no biases: {_NO_FIELD}")
 
 
 def usual_of(file: TensorFile, description: Mapping[str, Any]) -> Usual:
@@ -326,10 +219,11 @@ def usual_of(file: TensorFile, description: Mapping[str, Any]) -> Usual:
     gelu = GELUS.get(str(activation)) if activation else known.gelu if known else "exact"
     if gelu is None:
         raise UserError(f"act_layer in {file.where!r} is {activation!r}; allowed: {', '.join(GELUS)}")
+    epsilon = known.epsilon if known else EPSILON
     said = {"gelu": activation or named, "layer_norm_epsilon": named, "num_heads": declared or (named and num_heads)}
     return Usual(
         gelu=gelu,
-        layer_norm_epsilon=EPSILON,
+        layer_norm_epsilon=epsilon,
         resnet_epsilons="timm",
         num_heads=declared or num_heads,
         said=tuple(name for name, source in said.items() if source),
@@ -359,25 +253,35 @@ def declared_heads(description: Mapping[str, Any]) -> int | None:
 
 def refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> None:
     """Raises UserError if config.json says that timm computes something else with the same tensors."""
-    arguments = entries(description, "model_args")
-    pooled = arguments.get("global_pool") or description.get("global_pool")
-    is_vit = "stem.conv.weight" not in file.shapes
-    expected = "token" if "cls_token" in file.shapes else "map" if _PROBE in file.shapes else "avg"
-    if is_vit and arguments.get("pool_include_prefix") and "reg_token" in file.shapes:
-        raise UserError(
-            f"config.json beside {file.where!r} says pool_include_prefix: the pooling takes registers, too; allowed: "
-            "weights whose pooling takes patches alone"
-        )
-    if is_vit and pooled and pooled != expected:
-        raise UserError(
-            f"config.json beside {file.where!r}, or its script, says global_pool {pooled!r}; with these tensors "
-            f"allowed: {expected!r}"
-        )
+    arguments, pooled = arguments_of(description), pooling_of(file, description)
+    is_vit, has_probe = "stem.conv.weight" not in file.shapes, _PROBE in file.shapes
     named = next((value for key in ("model", "arch") if isinstance(value := file.arguments.get(key), str)), "")
     architecture = str(description.get("architecture") or named)
-    if "quickgelu" in architecture:
-        raise UserError(f"{architecture!r} has QuickGELU; allowed: GELU exact and tanh")
-    if "_rpn_" in architecture:
+    has_prefix = "reg_token" in file.shapes or (has_probe and "cls_token" in file.shapes)
+    is_eva = bool(arguments.get("use_rot_pos_emb") or "blocks.0.attn.q_bias" in file.shapes)
+    if is_vit and has_prefix and (arguments.get("pool_include_prefix") or (has_probe and is_eva)):
+        raise UserError(
+            f"the pooling of {file.where!r} takes its class token or registers, too (pool_include_prefix, or attention "
+            "pooling of timm's eva.py); allowed: weights whose pooling takes patches alone"
+        )
+    allowed = ["map"] if has_probe else ["token", "avg"] if "cls_token" in file.shapes else ["avg"]
+    said = str(arguments.get("global_pool") or pooled)
+    if is_vit and said not in allowed:
+        raise UserError(
+            f"config.json beside {file.where!r}, or its script, says global_pool {said!r}; with these tensors "
+            f"allowed: {' or '.join(map(repr, allowed))}"
+        )
+    if has_probe and arguments.get("attn_pool_num_heads"):
+        raise UserError(
+            f"the attention pooling of {file.where!r} has a number of heads of its own (attn_pool_num_heads "
+            f"{shown_value(arguments['attn_pool_num_heads'])}); allowed: as many as its layers"
+        )
+    if "naflex" in architecture and "radio" in architecture:
+        raise UserError(
+            f"{file.where!r} is of {shown_value(architecture)}, whose positions are cut out of an enlarged table at "
+            "each size of image; give the same weights for timm's VisionTransformer (without naflex in its name)"
+        )
+    if "_rpn_" in architecture or arguments.get("use_post_norm"):
         raise UserError(
             f"{file.where!r} is of {shown_value(architecture)}, which has its norms after attention and MLP; allowed: "
             "norms in front of them"

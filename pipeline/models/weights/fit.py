@@ -30,8 +30,10 @@ _TABLE, _AXIS = ".position", (".position_x", ".position_y")  # tables of the inp
 _PATCH = "embed.patch.weight"
 _MASK = "head.mask.token"  # the [mask] embedding, dropped with the head
 _REPRESENTATION = ("representation.weight", "representation.bias")
-_PARTS = ("pooling", "position", "position_at", "registers", "qk_norm", "attention")
-_OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at", "attention")
+_ROTARY = ("rotary_temperature", "rotary_places", "rotary_grid")
+_PARTS = ("pooling", "position", "position_at", "registers", "qk_norm", "attention", "mlp", "inner_norms", "first_norm")
+_PARTS += ("last_norm",)
+_OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at", "attention", "last_norm", *_ROTARY)
 
 
 def fit_weights(

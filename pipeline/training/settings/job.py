@@ -554,11 +554,11 @@ class TrainingJob:
         """Raises UserError if the kernel that the job names would not be used, or would be built again for each number
         of images that a branch is computed for."""
         kernel, model = self.engine.attention, self.model
-        if model.qk_norm or model.position in ("relative", "rope2d"):
+        if model.qk_norm or model.position == "relative" or model.is_rotary:
             raise UserError(
                 f"engine.attention is {kernel!r} with model.qk_norm {model.qk_norm} and model.position "
-                f"{model.position!r}; allowed: neither qk_norm nor positions within attention (relative, rope2d): give "
-                "another kernel, or auto"
+                f"{model.position!r}; allowed: neither qk_norm nor positions within attention (relative, rope2d, "
+                "learned_rope2d): give another kernel, or auto"
             )
         if self.engine.skip_branches and any(model.skipped_rates):
             raise UserError(
@@ -579,6 +579,12 @@ class TrainingJob:
             raise UserError(
                 f"{what} and model.dropout {self.model.dropout:g}; allowed: 0, since dropout would come between GELU "
                 "and the next product: give --model.dropout 0, or --engine.no-fused-mlp"
+            )
+        if self.model.mlp != "plain" or self.model.gelu == "quick" or self.model.inner_norms != "none":
+            raise UserError(
+                f"{what} and model.mlp {self.model.mlp!r}, model.gelu {self.model.gelu!r}, model.inner_norms "
+                f"{self.model.inner_norms!r}; allowed: plain, tanh or exact, and none, for which there are kernels: "
+                "give --engine.no-fused-mlp"
             )
         width, mlp_width = self.model.size.width, self.model.size.mlp_width
         if width % _FUSED_MULTIPLE or mlp_width % _FUSED_MULTIPLE:

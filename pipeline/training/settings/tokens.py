@@ -109,7 +109,7 @@ def refuse_for_tokens(config: TokensConfig, model: ModelConfig, *, num_steps: in
         "model.masked_patches, whose head predicts every patch": model.masked_patches,
         "model.attention 'axial', which needs whole rows and columns": model.attention == "axial",
         f"model.position {model.position!r}, which is of the sequence of all tokens": model.position
-        in ("relative", "rope2d"),
+        in ("relative", "rope2d", "learned_rope2d"),
         f"model.position_at {model.position_at!r}, which adds positions of all patches": model.position_at != "input",
     }
     wrong = [words for words, is_wrong in misfits.items() if is_wrong]

@@ -293,7 +293,7 @@ def _is_noise(name: str, config: ModelConfig) -> bool:
     """Returns whether the tensor's gradient is zero except for rounding. A constant that is added to all keys adds the
     same number to all logits of a query, which does not change their softmax, unless rotary positions turn it
     differently for each key."""
-    return name.endswith("k_norm.bias") and config.position != "rope2d"
+    return name.endswith("k_norm.bias") and not config.is_rotary
 
 
 def _random_weights(config: ModelConfig) -> dict[str, torch.Tensor]:

@@ -142,6 +142,11 @@ def test_the_formulas_are_what_the_modules_do(name: str) -> None:
             {"name": "vit_b16", "pooling": "attention", "registers": 2, "representation": True}, id="the same"
         ),
         pytest.param({"name": "vit_b16", "position": "rope2d", "num_heads": 2}, id="rotary positions"),
+        pytest.param({"position": "learned_rope2d", "num_heads": 2, "registers": 2}, id="rotary and learned positions"),
+        pytest.param({"mlp": "swiglu", "inner_norms": "mlp"}, id="SwiGLU with a norm inside"),
+        pytest.param({"inner_norms": "both", "last_norm": "none", "gelu": "quick"}, id="norms inside alone"),
+        pytest.param({"first_norm": True, "last_norm": "pooled", "pooling": "average"}, id="a norm before the layers"),
+        pytest.param({"mlp": "swiglu", "pooling": "attention", "last_norm": "none"}, id="attention pooling has a GELU"),
         pytest.param({"name": "vit_b16", "registers": 4}, id="registers"),
         pytest.param({"name": "vit_b16", "registers": 4, "pooling": "average"}, id="registers, no class token"),
         pytest.param({**AXIAL, "position": "learned_2d"}, id="axial attention"),

@@ -136,7 +136,7 @@ def images_of(_: Path, height: int, width: int) -> None:
     row("another pooling", model, {"pooling": "max"}).says(
         "model.pooling is 'max'; allowed: token, average, attention"
     ),
-    row("another GELU", model, {"gelu": "erf"}).says("model.gelu is 'erf'; allowed: tanh, exact"),
+    row("another GELU", model, {"gelu": "erf"}).says("model.gelu is 'erf'; allowed: tanh, exact, quick"),
     row("no positions", model, {"position": "none", "position_at": "layers"}).says(
         "model.position_at is 'layers' with model.position 'none', which adds nothing to the input; leave it out, "
         "or give --model.position learned_1d or learned_2d"
@@ -151,7 +151,7 @@ def images_of(_: Path, height: int, width: int) -> None:
         "learned_1d"
     ),
     row("another position", model, {"position": "2d"}).says(
-        "model.position is '2d'; allowed: none, learned_1d, learned_2d, relative, sincos2d, rope2d"
+        "model.position is '2d'; allowed: none, learned_1d, learned_2d, relative, sincos2d, rope2d, learned_rope2d"
     ),
     row("axial", model, {"attention": "axial"}).says(
         "model.attention is 'axial' with model.pooling 'token', whose class token is in no row or column of "

@@ -21,6 +21,7 @@ TINY: dict[str, Any] = {"name": "vit", "image_size": 12, "num_classes": 5, "patc
 EVERY_BYTE = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1).expand(-1, -1, -1, 3)
 TINY |= {"mlp_width": 40, "num_heads": 3}
 AXIAL: dict[str, Any] = {"attention": "axial", "pooling": "average"}
+EVA02: dict[str, Any] = {"position": "learned_rope2d", "rotary_temperature": 10_000.0}
 
 
 def random_model(*, seed: int = 0, **fields: Any) -> ViT:
@@ -41,6 +42,20 @@ def layer_norm(p: dict[str, Array], name: str, x: Array) -> Array:
     centred: Array = x - x.mean(-1, keepdims=True)
     normal: Array = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + p["epsilon"])
     return normal * p[f"{name}.weight"] + p[f"{name}.bias"]
+
+
+def sigmoid(x: Array) -> Array:
+    result: Array = 1 / (1 + np.exp(-x))
+    return result
+
+
+def hidden_of(x: Array, config: ModelConfig) -> Array:
+    """What an MLP's last layer multiplies, before its norm: SwiGLU or the GELU of x."""
+    if config.mlp == "plain":
+        return gelu(x, exact=config.gelu == "exact") if config.gelu != "quick" else x * sigmoid(1.702 * x)
+    gate, value = np.split(x, 2, axis=-1)
+    result: Array = gate * sigmoid(gate) * value
+    return result
 
 
 def gelu(x: Array, *, exact: bool) -> Array:
@@ -69,6 +84,8 @@ def reference_logits(model: ViT, images: NDArray[np.uint8]) -> Array:
         first, num_prefix = model.config.num_class_tokens, model.config.num_prefix_tokens
         if model.config.registers:
             z = np.concatenate([z[:first], p["embed.registers"][0], z[first:]])
+        if model.config.first_norm:
+            z = layer_norm(p, "embed.norm", z)
         turns = turns_of(model.config)
         for number in range(model.config.num_blocks):
             if number and model.config.position_at != "input":
@@ -80,10 +97,14 @@ def reference_logits(model: ViT, images: NDArray[np.uint8]) -> Array:
                 z[line] = z[line] + scales[0] * added
             normed = layer_norm(p, f"blocks.{number}.norm2", z)
             mlp = f"blocks.{number}.mlp.dense"
-            hidden = gelu(normed @ p[f"{mlp}1.weight"].T + p[f"{mlp}1.bias"], exact=model.config.gelu == "exact")
+            hidden = hidden_of(normed @ p[f"{mlp}1.weight"].T + p[f"{mlp}1.bias"], model.config)
+            if model.config.inner_norms != "none":
+                hidden = layer_norm(p, f"blocks.{number}.mlp.norm", hidden)
             z = z + scales[1] * (hidden @ p[f"{mlp}2.weight"].T + p[f"{mlp}2.bias"])  # equation 3
-        pooled = layer_norm(p, "norm", z)
+        pooled = layer_norm(p, "norm", z) if model.config.last_norm == "tokens" else z
         y = pooled[0] if model.config.pooling == "token" else pooled[num_prefix:].mean(0)  # equation 4
+        if model.config.last_norm == "pooled":
+            y = layer_norm(p, "norm", y)
         if model.config.pooling == "attention":
             y = map_head(p, pooled[num_prefix:], model.config)
         if model.config.representation:
@@ -120,7 +141,7 @@ def lines_of(model: ViT, number: int, num_tokens: int) -> list[list[int]]:
 
 
 def reference_positions(model: ViT, p: dict[str, Array], at: str = "embed") -> Array:
-    if model.config.position == "learned_1d":
+    if model.config.has_table:
         table: Array = p[f"{at}.position"][0]
         return table
     places = [np.zeros(model.config.size.width)] * model.config.num_class_tokens
@@ -146,13 +167,20 @@ def reference_sines(height: int, width: int, d: int) -> Array:
 
 
 def turns_of(config: ModelConfig) -> Array | None:
-    """RoPE-Axial: the complex number by which each pair of a head's channels is multiplied: [N, d / 2]."""
-    if config.position != "rope2d":
+    """The complex number by which each pair of a head's channels is multiplied: [N, d / 2]."""
+    if not config.is_rotary:
         return None
     num = config.size.width // config.size.num_heads // 4
-    frequencies = 100.0 ** (-np.arange(num) / num)
+    frequencies = config.rotary_temperature ** (-np.arange(num) / num)
+    side = config.grid[0]
+    stretch = config.rotary_grid / side if config.rotary_grid else 1.0
+    place = {
+        "from_zero": lambda i: i * stretch,
+        "from_one": lambda i: (i + 1) * stretch,
+        "centred": lambda i: 2 * np.pi * (-1 + (2 * i + 1) / side),
+    }[config.rotary_places]
     angles = [np.zeros(2 * num)] * config.num_prefix_tokens
-    angles += [np.concatenate([x * frequencies, y * frequencies]) for y, x in np.ndindex(*config.grid)]
+    angles += [np.concatenate([place(x) * frequencies, place(y) * frequencies]) for y, x in np.ndindex(*config.grid)]
     turns: Array = np.exp(1j * np.stack(angles))
     return turns
 
@@ -184,7 +212,10 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int, turn
         scores /= np.sqrt(side)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         heads.append(shares / shares.sum(-1, keepdims=True) @ v[:, own])
-    result: Array = np.concatenate(heads, axis=1) @ p[f"{block}.attention.out.weight"].T
+    joined = np.concatenate(heads, axis=1)
+    if f"{block}.attention.norm.weight" in p:
+        joined = layer_norm(p, f"{block}.attention.norm", joined)
+    result: Array = joined @ p[f"{block}.attention.out.weight"].T
     return result + p[f"{block}.attention.out.bias"]
 
 
@@ -218,6 +249,15 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int, turn
             id="all that goes together",
         ),
         pytest.param({"pooling": "attention"}, id="attention pooling"),
+        pytest.param({"gelu": "quick", "first_norm": True}, id="CLIP"),
+        pytest.param({"mlp": "swiglu", "inner_norms": "mlp"}, id="SwiGLU with a norm"),
+        pytest.param({"inner_norms": "both", "last_norm": "none"}, id="norms inside, none at the end"),
+        pytest.param({"pooling": "average", "last_norm": "pooled", "registers": 2}, id="norm of the mean"),
+        pytest.param({"pooling": "average", "last_norm": "none"}, id="the mean without a norm"),
+        pytest.param(EVA02 | {"rotary_grid": 2, "mlp": "swiglu"}, id="EVA-02's positions"),
+        pytest.param(EVA02 | {"rotary_grid": 2, "rotary_places": "from_one"}, id="Perception Encoder's"),
+        pytest.param({"position": "rope2d", "rotary_places": "centred", "registers": 1}, id="DINOv3's positions"),
+        pytest.param({"mlp": "swiglu", "inner_norms": "both", "pooling": "attention"}, id="MAP has a plain MLP"),
         pytest.param(
             {"pooling": "attention", "registers": 2, "representation": True, "gelu": "exact"},
             id="attention pooling of patches alone",
@@ -299,7 +339,8 @@ def test_numbers_from_0_to_255_may_be_floats() -> None:
 
 
 def test_turns_of_another_grid_are_computed_for_it_and_depend_on_distances_alone() -> None:
-    turns_2Nd = rotations((3, 5), 8, num_prefix_tokens=2)
+    config = ModelConfig(**(TINY | {"position": "rope2d", "registers": 1}))
+    turns_2Nd = rotations(config, (3, 5))
     assert turns_2Nd.shape == (2, 17, 8)
     assert torch.equal(turns_2Nd[:, :2], torch.tensor([1.0, 0.0])[:, None, None].expand(-1, 2, 8)), "prefix tokens stay"
     q, k = (torch.randn(1, 1, 1, 8).expand(1, 17, 1, 8) for _ in range(2))

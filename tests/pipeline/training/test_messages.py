@@ -460,7 +460,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     row("empty buckets", lambda _: EngineConfig(reduce_bucket=0)).says("engine.reduce_bucket is 0; allowed: 1 or more"),
     row("attention of norms by flex", attending, "flex", {"qk_norm": True}).says(
         "engine.attention is 'flex' with model.qk_norm True and model.position 'learned_1d'; allowed: neither qk_norm "
-        "nor positions within attention (relative, rope2d): give another kernel, or auto"
+        "nor positions within attention (relative, rope2d, learned_rope2d): give another kernel, or auto"
     ),
     *(
         row(

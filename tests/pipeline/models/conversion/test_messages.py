@@ -66,7 +66,7 @@ from tests.pipeline.models.conversion.test_sizes import TI, USUAL, config_of
 from tests.pipeline.models.conversion.test_tensor_file import VALUES as VALUES_TENSOR_FILE
 from tests.pipeline.models.conversion.test_timm import opened as opened_timm
 from tests.pipeline.models.conversion.test_timm import saved as saved_timm
-from tests.pipeline.models.conversion.test_timm_config import GAP, QKVB, flat, shapes_of_tiny
+from tests.pipeline.models.conversion.test_timm_config import GAP, flat, shapes_of_tiny
 from tests.pipeline.models.conversion.test_timm_config import opened as opened_timm_config
 from tests.pipeline.models.conversion.test_timm_config import written as written_timm_config
 from tests.pipeline.models.conversion.test_zip_file import VALUES as VALUES_ZIP_FILE
@@ -81,12 +81,22 @@ BASIC_UNITS = (
     "basic units with group norm and standardised weights (timm's resnetv2_18 and resnetv2_34 have batch norm)"
 )
 NOWHERE = {
+    "SwiGLU (model.mlp)": replace(VIT, mlp="swiglu"),
+    "norms inside of attention or MLPs (model.inner_norms)": replace(VIT, inner_norms="mlp"),
+    "a norm before its layers (model.first_norm) and a bias of its patches": replace(VIT, first_norm=True),
     "relative positions": replace(VIT, position="relative"),
     "positions at every layer": replace(VIT, position_at="layers_shared"),
     BASIC_UNITS: replace(BIT, name="bit_r18x1"),
     "axial attention (model.attention)": replace(AVERAGE, attention="axial"),
 }
+ROTATIONS: tuple[dict[str, Any], ...] = (
+    {"rope_type": "mixed"},
+    {"rope_grid_offset": 0.5},
+    {"ref_feat_shape": [16, 14]},
+    {"use_abs_pos_emb": True},
+)
 ELSEWHERE: dict[str, tuple[ModelConfig, tuple[Format, ...]]] = {
+    "a last norm of the mean, or none (model.last_norm)": (replace(VIT, last_norm="none"), ("timm",)),
     "registers": (replace(VIT, registers=2), ("timm",)),
     "norms of queries and keys (model.qk_norm)": (replace(VIT, qk_norm=True), ("timm",)),
     "rotary positions (model.position)": (replace(VIT, position="rope2d", num_heads=3), ("timm",)),
@@ -581,12 +591,6 @@ def pooling_of_registers(folder: Path) -> None:
     open_timm(open_tensor_file(path), description, Hints())
 
 
-def pooling_beside_a_class_token(folder: Path) -> None:
-    path = saved_timm(folder, MAP) / "model.safetensors"
-    save_file(load_file(path) | {"cls_token": torch.zeros(1, 1, 12)}, path)
-    opened_timm(folder)
-
-
 def rotary_config(folder: Path, change: dict[str, Any]) -> None:
     path = saved_timm(folder, replace(ROTARY, layer_scale=0.1)) / "model.safetensors"
     description = json.loads((folder / "config.json").read_text())
@@ -608,13 +612,6 @@ def basic_units_of_timm(_: Path) -> None:
 def heads_unknown(folder: Path) -> None:
     tensors = saved_timm(folder) / "model.safetensors"
     open_timm(open_tensor_file(tensors), {}, Hints())
-
-
-def attention_without_biases(folder: Path) -> None:
-    tensors = load_file(saved_timm(folder) / "model.safetensors")
-    kept = {name: value for name, value in tensors.items() if not name.endswith("qkv.bias")}
-    save_file(kept, folder / "model.safetensors")
-    opened_timm(folder)
 
 
 def moco_v3(folder: Path, size: str) -> None:
@@ -664,16 +661,6 @@ def norms_behind(folder: Path, is_bare: bool) -> None:
     else:
         written_timm_config(folder / "w.pth", model, {"architecture": name, "model_args": arguments})
     open_any(str(folder / "w.pth"), Hints(grid_side=2))
-
-
-def dinov3_with_biases(folder: Path, name: str) -> None:
-    """It has biases, in two tensors: what is refused is how its positions turn."""
-    with torch.device("meta"):
-        shapes = {key: value.shape for key, value in imported("timm").create_model(name, depth=1).state_dict().items()}
-    assert {"blocks.0.attn.q_bias", "blocks.0.attn.v_bias"} <= shapes.keys()
-    save_file({key: torch.zeros(shape) for key, shape in shapes.items()}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"architecture": name}))
-    open_any(str(folder), Hints())
 
 
 def distillation_token(_: Path) -> None:
@@ -839,7 +826,8 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         ".safetensors or .pth file"
     ),
     row("a folder of another model", folder_of_another_model).says(
-        "config.json in 'DIR/w' has the model_type 'beit'; allowed: 'vit', timm's (with an architecture) or our own"
+        "config.json in 'DIR/w' has the model_type 'beit'; allowed: vit, dinov2, …, timm's (with an "
+        "architecture) or our own"
     ),
     row("a file of another model", file_of_another_model).says(
         "the tensors in 'DIR/w/model.safetensors' are of no model known here (a, ...); allowed: ViT, hybrid and "
@@ -932,7 +920,7 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
     ),
     # Hugging Face's folders
     row("ReLU", hugging_face_config, {"hidden_act": "relu"}).says(
-        "hidden_act in 'DIR/model.safetensors' is 'relu'; allowed: gelu, gelu_pytorch_tanh, gelu_new"
+        "hidden_act in 'DIR/model.safetensors' is 'relu'; allowed: gelu, gelu_pytorch_tanh, gelu_new, quick_gelu"
     ),
     row("no biases", hugging_face_config, {"qkv_bias": False}).says(
         "qkv_bias in 'DIR/model.safetensors' is false; the paper's attention has biases: give other weights"
@@ -1394,8 +1382,7 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
     ).says(
         "'w.npz' is of 15553074924554 parameters, more than any model; allowed: 100000000000 (config.json and the "
         "shapes say ModelConfig(name='vit', image_size=224, num_classes=10, patch=16, depth=900, width=65536, "
-        "mlp_width=768, num_heads…patches=False, layer_scale=0.0, registers=0, qk_norm=False, attention='global', "
-        "masked_target='mean', masked_share=0.5))"
+        "mlp_width=768, num_heads…"
     ),
     *(
         row(f"no size, {value}", size_declared_as, value).says(
@@ -1463,27 +1450,20 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         "pre_logits.fc.weight [12] in 'DIR/model.safetensors' is a hidden layer before the head, which timm "
         "itself leaves out; take the weights' .npz file, whose hidden layer is kept"
     ),
-    row("fc_norm", timm_tensor_more, "fc_norm.weight").says(
-        "fc_norm.weight [12] in 'DIR/model.safetensors' is a norm after the mean over tokens; the models here "
-        "have theirs before it, as the paper's code: give weights with global_pool 'avg' and fc_norm False, or "
-        "with a class token"
-    ),
-    row("what to do", timm_tensor_more, "fc_norm.bias").says(
-        "fc_norm.bias [12] in 'DIR/model.safetensors' is a norm after the mean over tokens; the models here have "
-        "theirs before it, as the paper's code: give weights with global_pool 'avg' and fc_norm False, or with a "
-        "class token"
+    row("two last norms", timm_tensor_more, "fc_norm.bias").says(
+        "the weights at 'DIR/model.safetensors' do not fit the model: …fc_norm.bias [12] is not in the model…"
     ),
     row("LayerScale of one block alone", timm_tensor_more, "blocks.1.ls1.gamma").says(
         "the weights at 'DIR/model.safetensors' do not fit the model: blocks.1.ls1.gamma [12] is not in the "
         "model. Give the file of another model, or leave out --num-heads 2"
     ),
     row("DeiT, distilled", timm_tensor_more, "dist_token").says(
-        "dist_token [12] in 'DIR/model.safetensors' is of a distillation token: no field of a model here stands "
-        "for it, so weights of this architecture cannot be brought in"
+        "dist_token [12] in 'DIR/model.safetensors' is of a distillation token, whose head and the class "
+        "token's are averaged: another architecture than those here"
     ),
     row("CLIP", timm_tensor_more, "norm_pre.weight").says(
-        "norm_pre.weight [12] in 'DIR/model.safetensors' is a norm before the blocks: no field of a model here "
-        "stands for it, so weights of this architecture cannot be brought in"
+        "the weights at 'DIR/model.safetensors' do not fit the model: …norm_pre.bias …is not there. Give the file "
+        "of another model, or leave out --num-heads 2"
     ),
     row("positions of the pooling", timm_tensor_more, "attn_pool.pos_embed").says(
         "the weights at 'DIR/model.safetensors' do not fit the model: attn_pool.pos_embed [12] is not in the "
@@ -1498,14 +1478,7 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         "model. Give the file of another model, or leave out --num-heads 2"
     ),
     row("SiLU", timm_config, {"model_args": {"act_layer": "silu"}}).says(
-        "act_layer in 'DIR/model.safetensors' is 'silu'; allowed: gelu, gelu_tanh"
-    ),
-    row("pool", timm_config, {"global_pool": "avg"}).says(
-        "config.json beside 'DIR/model.safetensors', or its script, says global_pool 'avg'; with these tensors "
-        "allowed: 'token'"
-    ),
-    row("QuickGELU", timm_config, {"architecture": "vit_base_patch16_clip_quickgelu_224"}).says(
-        "'vit_base_patch16_clip_quickgelu_224' has QuickGELU; allowed: GELU exact and tanh"
+        "act_layer in 'DIR/model.safetensors' is 'silu'; allowed: gelu, gelu_tanh, quick_gelu"
     ),
     row("another image size", timm_config, {"model_args": {"img_size": 32, "num_heads": 2}}).says(
         "FlagNeededError: pos_embed in 'DIR/model.safetensors' has 17 rows, config.json or --grid-side says a "
@@ -1530,37 +1503,25 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         "pos_embed in 'DIR/model.safetensors' has 17 rows, which is the grid of no square image; allowed: a square"
     ),
     row("attention pooling over registers", pooling_of_registers).says(
-        "config.json beside 'DIR/model.safetensors' says pool_include_prefix: the pooling takes registers, too; "
-        "allowed: weights whose pooling takes patches alone"
-    ),
-    row("attention pooling beside a class token", pooling_beside_a_class_token).says(
-        "'DIR/model.safetensors' has a class token (cls_token) and attention pooling (attn_pool); models here "
-        "have one of them: give other weights"
+        "the pooling of 'DIR/model.safetensors' takes its class token or registers, too (pool_include_prefix, or "
+        "attention pooling of timm's eva.py); allowed: weights whose pooling takes patches alone"
     ),
     row(
         "{'architecture': 'vit_base_patch16_rope_mixed_224', 'model_args': {}}",
         rotary_config,
         {"architecture": "vit_base_patch16_rope_mixed_224", "model_args": {}},
     ).says(
-        "config.json beside 'DIR/model.safetensors' says rotary positions of vit_base_patch16_rope_mixed_224; "
-        "allowed: those of timm's vit_base_patch16_rope_224, vit_large_patch16_rope_224, "
-        "vit_small_patch16_rope_224"
+        "'DIR/model.safetensors' is of a model of timm's eva.py, vit_base_patch16_rope_mixed_224, whose positions may "
+        "be rotary: give the folder whose config.json names an architecture of timm's, or has use_rot_pos_emb and what "
+        "else its code sets in its model_args"
     ),
-    row(
-        "{'model_args': {'rope_temperature': 10000.0}}",
-        rotary_config,
-        {"model_args": {"rope_temperature": 10_000.0}},
-    ).says(
-        "config.json beside 'DIR/model.safetensors' says rotary positions with other rope_temperature; allowed: "
-        "those of timm's vit_base_patch16_rope_224, vit_large_patch16_rope_224, vit_small_patch16_rope_224"
-    ),
-    row("{'model_args': {'rope_type': 'dinov3'}}", rotary_config, {"model_args": {"rope_type": "dinov3"}}).says(
-        "config.json beside 'DIR/model.safetensors' says rotary positions with other rope_type; allowed: those of "
-        "timm's vit_base_patch16_rope_224, vit_large_patch16_rope_224, vit_small_patch16_rope_224"
-    ),
-    row("{'model_args': {'use_abs_pos_emb': True}}", rotary_config, {"model_args": {"use_abs_pos_emb": True}}).says(
-        "config.json beside 'DIR/model.safetensors' says rotary positions with other use_abs_pos_emb; allowed: "
-        "those of timm's vit_base_patch16_rope_224, vit_large_patch16_rope_224, vit_small_patch16_rope_224"
+    *(
+        row(f"rotary positions with {change}", rotary_config, {"model_args": change}).says(
+            f"config.json beside 'DIR/model.safetensors' says rotary positions with other {next(iter(change))}; "
+            "allowed: fixed frequencies (rope_type cat or dinov3), a grid_offset of 0 or 1, a square ref_feat_shape, "
+            "and use_abs_pos_emb as the tensors have it"
+        )
+        for change in ROTATIONS
     ),
     row("rotary positions without a config.json", rotary_without_a_config).says(
         "'DIR/model.safetensors' has no pos_embed, as models with rotary positions (rope), and no config.json "
@@ -1573,13 +1534,6 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
     row("a number of heads that no file says", heads_unknown).says(
         "FlagNeededError: 'DIR/model.safetensors' does not say how many heads its attention of width 12 has; give "
         "--num-heads"
-    ),
-    row(
-        "attention without biases",
-        attention_without_biases,
-    ).says(
-        "blocks.0.attn.qkv.bias is not in 'DIR/model.safetensors', its attention has no biases: no field of a "
-        "model here stands for it, so weights of this architecture cannot be brought in"
     ),
     # Which model of timm it is
     *(
@@ -1608,22 +1562,9 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         "FlagNeededError: 'DIR/w.pth' is called 'vit_small_patch16_224', which is 384 wide with 6 heads, and its "
         "tensors are 768 wide; give --num-heads"
     ),
-    row("gated MLP", other_architecture, "vit_giant_patch14_dinov2").says(
-        "blocks.0.mlp.fc1.weight [8192, 1536] in 'w' is of a gated MLP (SwiGLU), of which fc2 takes half: no "
-        "field of a model here stands for it, so weights of this architecture cannot be brought in"
-    ),
     row("batch norm", other_architecture, "vit_base_resnet50d_224").says(
-        "patch_embed.backbone.conv1.0.weight [32, 3, 3, 3] in 'w' is of a ResNet with batch norm before the "
-        "blocks; those of hybrids here have group norm and standardised weights: no field of a model here stands "
-        "for it, so weights of this architecture cannot be brought in"
-    ),
-    row(
-        "norm after the mean",
-        other_architecture,
-        "vit_medium_patch16_reg4_gap_256",
-    ).says(
-        "fc_norm.weight [512] in 'w' is a norm after the mean over tokens; the models here have theirs before it, "
-        "as the paper's code: give weights with global_pool 'avg' and fc_norm False, or with a class token"
+        "patch_embed.backbone.conv1.0.weight [32, 3, 3, 3] in 'w' is of convolutions with batch norm before "
+        "the blocks; those of hybrids here have group norm and standardised weights: another architecture"
     ),
     row("folder", norms_behind, False).says(
         "'DIR/w.pth/model.safetensors' is of 'vit_base_patch16_rpn_224', which has its norms after attention and "
@@ -1633,17 +1574,9 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         "'DIR/w.pth' is of 'vit_base_patch16_rpn_224', which has its norms after attention and MLP; allowed: "
         "norms in front of them"
     ),
-    *(
-        row(f"DINOv3 with biases, {size}", dinov3_with_biases, f"vit_{size}_patch16_dinov3_qkvb").says(
-            "blocks.0.attn.q_bias […] in 'DIR/model.safetensors' is of DINOv3, EUPE or another model of timm's "
-            "eva.py, whose positions are rotary and turn by places in [-1, 1], not by patches: no field of a model "
-            "here stands for it, so weights of this architecture cannot be brought in"
-        )
-        for size in QKVB
-    ),
     row("a distillation token", distillation_token).says(
-        "dist_token [1, 1, 12] in 'w' is of a distillation token: no field of a model here stands for it, so "
-        "weights of this architecture cannot be brought in"
+        "dist_token [1, 1, 12] in 'w' is of a distillation token, whose head and the class token's are averaged: "
+        "another architecture than those here"
     ),
     row("32 x 128 px, a row for the class token", table_of_rows, 17).says(
         "FlagNeededError: pos_embed in 'w' has 17 rows, which would be a square image of 64 px, an unusual size; "

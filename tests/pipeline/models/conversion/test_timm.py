@@ -47,6 +47,15 @@ from tests.rigs.processes import patchline
 from tests.rigs.training import FinishedRuns
 
 LABELS = ("cat", "dog", "Füchsin")
+EVA02 = replace(ROTARY, position="learned_rope2d", rotary_temperature=10_000.0, rotary_grid=3)
+OF_TODAY = {
+    "quick GELU": replace(VIT, gelu="quick"),
+    "norm of the mean": replace(AVERAGE, last_norm="pooled"),
+    "no last norm": replace(VIT, last_norm="none"),
+    "learned and rotary positions, stretched": replace(EVA02, registers=2),
+    "places from 1, norm of the mean": replace(EVA02, rotary_places="from_one", pooling="average", last_norm="pooled"),
+    "places of a fixed length, no last norm": replace(ROTARY, rotary_places="centred", last_norm="none"),
+}
 SMALL: dict[str, Any] = {"depth": 1, "width": 24, "mlp_width": 48, "num_heads": 2, "num_classes": 3, "image_size": 64}
 
 
@@ -78,6 +87,7 @@ def saved(folder: Path, config: ModelConfig = VIT) -> Path:
         pytest.param(replace(MAP, registers=2), id="attention pooling, registers"),
         pytest.param(QK_NORM, id="norms of queries and keys"),
         pytest.param(AVERAGE_REGISTERS, id="registers, no class token"),
+        *(pytest.param(config, id=words) for words, config in OF_TODAY.items()),
         pytest.param(ModelConfig(name="vit_ti16", depth=1, image_size=32, num_classes=3), id="Ti/16"),
         pytest.param(ModelConfig(name="r26_vit_s32", **SMALL, resnet_epsilons="timm"), id="hybrid"),
         pytest.param(
@@ -187,6 +197,7 @@ def test_our_export_is_timms_state_dict(timm: ModuleType, tmp_path: Path) -> Non
         pytest.param(SCALED, id="LayerScale"),
         pytest.param(REGISTERS, id="registers"),
         pytest.param(AVERAGE_REGISTERS, id="registers, no class token"),
+        *(pytest.param(config, id=words) for words, config in OF_TODAY.items()),
         pytest.param(QK_NORM, id="norms of queries and keys"),
         pytest.param(MAP, id="attention pooling"),
         pytest.param(ROTARY, id="rotary positions"),

@@ -465,8 +465,8 @@ def name_of_a_class(_: Path, name: object) -> None:
     row("a field of another version", spoilt, lambda f: rewrite(f, model=TINY | {"colour": 3})).says(
         "InvalidDataError: the weights at 'DIR/weights' cannot be read (model.'colour' is not a field; allowed: "
         "name, image_size, num_classes, patch, depth, width, mlp_width, num_heads, resnet_units, resnet_factor, "
-        "pooling, representation,…et_epsilons, masked_patches, layer_scale, registers, qk_norm, attention, "
-        "masked_target, masked_share); export them again"
+        "pooling, representation,…first_norm, last_norm, rotary_temperature, rotary_places, rotary_grid); export them "
+        "again"
     ),
     row("text for a number", spoilt, lambda f: rewrite(f, model=TINY | {"image_size": "16"})).says(
         "InvalidDataError: the weights at 'DIR/weights' cannot be read (model.image_size is '16'; allowed: a "

@@ -1,0 +1,63 @@
+"""timm's Vision Transformers of today are read with timm's logits, or refused with a reason."""
+
+from collections.abc import Iterator
+from types import ModuleType
+
+import pytest
+
+from pipeline.models.conversion.timm_architectures import ARCHITECTURES
+from tests.pipeline.models.conversion.zoo import BOUND, names_in, outcomes
+from tests.rigs.faults import every_fault
+
+# One of each kind, with what it has that the paper's models do not have.
+READ = {
+    "vit_base_patch16_clip_quickgelu_224": "QuickGELU, a norm before the layers, epsilon 1e-5, no bias of patches",
+    "vit_medium_patch16_gap_240": "no biases of q, k and v",
+    "vit_wee_patch16_reg1_gap_256": "a norm of the mean",
+    "vit_base_patch16_radio_v3": "no last norm",
+    "vit_giant_patch14_reg4_dinov2": "SwiGLU in one tensor",
+    "beit3_base_patch16_224": "norms inside, the mean beside a class token",
+    "eva_giant_patch14_224": "biases of queries and values alone",
+    "eva02_tiny_patch14_336": "learned and rotary positions, of a stretched grid",
+    "eva02_base_patch16_clip_224": "q, k and v apart, SwiGLU in two tensors, a norm in attention",
+    "vit_small_plus_patch16_dinov3_qkvb": "DINOv3's rotary positions, halves of channels",
+    "vit_small_patch16_rope_ape_224": "learned and rotary positions",
+    "vit_mediumd_patch16_rope_reg1_gap_256": "rows before columns",
+    "vit_pe_spatial_tiny_patch16_512": "places from 1",
+    "naflexvit_base_patch16_parfac_gap": "a table of rows and one of columns, flattened patches",
+}
+REFUSED = {
+    "vit_base_patch16_18x2_224": "side by side",
+    "vit_base_patch16_rpn_224": "norms after attention",
+    "vit_dwee_patch16_reg1_gap_256": "differential attention",
+    "vit_small_patch16_rope_mixed_224": "learns",
+    "vit_pe_core_tiny_patch16_384": "attention pooling",
+    "vit_base_patch16_sapiens2": "RMSNorm",
+    "beit_base_patch16_224": "BEiT",
+    "deit_tiny_distilled_patch16_224": "distillation token",
+    "naflexvit_base_patch16_radio_v3": "cut out",
+}
+
+
+@every_fault
+def test_one_of_each_kind_has_timms_logits(timm: ModuleType) -> Iterator[str]:
+    for found in outcomes(timm, READ):
+        if found.difference is None or found.difference > BOUND:
+            yield f"{found.name} ({READ[found.name]}): {found.words}"
+
+
+@every_fault
+def test_another_architecture_is_refused_with_its_reason(timm: ModuleType) -> Iterator[str]:
+    for found in outcomes(timm, REFUSED):
+        if REFUSED[found.name] not in found.reason:
+            yield f"{found.name}: {found.words}"
+
+
+@pytest.mark.long
+@every_fault
+def test_every_model_is_read_or_refused_with_a_reason(timm: ModuleType) -> Iterator[str]:
+    found = [*outcomes(timm, names_in(timm))]
+    yield from (f"{each.name}: {each.words}" for each in found if each.reason == "not refused")
+    yield from (f"{each.name}: {each.words}" for each in found if each.difference and each.difference > BOUND)
+    left_out = [each.name for each in found if each.difference is None and each.name in ARCHITECTURES]
+    yield from (f"{name} is in the table of architectures, and is refused" for name in left_out)
