@@ -31,8 +31,10 @@ _PATCH = "embed.patch.weight"
 _MASK = "head.mask.token"  # the [mask] embedding, dropped with the head
 _REPRESENTATION = ("representation.weight", "representation.bias")
 _ROTARY = ("rotary_temperature", "rotary_places", "rotary_grid")
-_PARTS = ("pooling", "position", "position_at", "registers", "qk_norm", "attention", "mlp", "inner_norms", "first_norm")
-_PARTS += ("last_norm",)
+_PARTS = (
+    *("pooling", "position", "position_at", "registers", "qk_norm", "attention", "mlp"),
+    *("inner_norms", "first_norm", "last_norm"),
+)
 _OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at", "attention", "last_norm", *_ROTARY)
 
 

@@ -180,7 +180,10 @@ def turns_of(config: ModelConfig) -> Array | None:
         "centred": lambda i: 2 * np.pi * (-1 + (2 * i + 1) / side),
     }[config.rotary_places]
     angles = [np.zeros(2 * num)] * config.num_prefix_tokens
-    angles += [np.concatenate([place(x) * frequencies, place(y) * frequencies]) for y, x in np.ndindex(*config.grid)]
+    rows, columns = config.grid
+    angles += [
+        np.concatenate([place(x) * frequencies, place(y) * frequencies]) for y in range(rows) for x in range(columns)
+    ]
     turns: Array = np.exp(1j * np.stack(angles))
     return turns
 

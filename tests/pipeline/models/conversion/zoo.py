@@ -94,7 +94,7 @@ def outcome(timm: ModuleType, name: str) -> Outcome:
             return Outcome(name=name, reason=str(error).replace(repr(folder)[1:-1], "FOLDER"))
         side = weights.config.image_size
         images_BHW3 = random_images(side, side)
-        cfg = model.pretrained_cfg
+        cfg: Any = model.pretrained_cfg
         mean, deviation = torch.tensor(cfg["mean"]), torch.tensor(cfg["std"])
         with torch.no_grad():
             theirs_BK = model(((images_BHW3 / 255 - mean) / deviation).permute(0, 3, 1, 2))
@@ -107,8 +107,9 @@ def refusal(timm: ModuleType, name: str) -> str:
     with torch.device("meta"):
         model = timm.create_model(name)
     shapes = {key: tuple(value.shape) for key, value in model.state_dict().items()}
+    file = TensorFile(where="FOLDER", shapes=shapes, read=lambda key: torch.zeros(shapes[key]))
     try:
-        open_timm(TensorFile(where="FOLDER", shapes=shapes, read=torch.zeros), {"architecture": name}, Hints())
+        open_timm(file, {"architecture": name}, Hints())
     except UserError as error:
         return str(error)
     return "not refused"
