@@ -3,6 +3,7 @@
 Pixels are in the value range of the paper's code, and the classifier is fp32 in any model.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -174,11 +175,12 @@ def turns_of(config: ModelConfig) -> Array | None:
     frequencies = config.rotary_temperature ** (-np.arange(num) / num)
     side = config.grid[0]
     stretch = config.rotary_grid / side if config.rotary_grid else 1.0
-    place = {
+    places: dict[str, Callable[[int], float]] = {
         "from_zero": lambda i: i * stretch,
         "from_one": lambda i: (i + 1) * stretch,
         "centred": lambda i: 2 * np.pi * (-1 + (2 * i + 1) / side),
-    }[config.rotary_places]
+    }
+    place = places[config.rotary_places]
     angles = [np.zeros(2 * num)] * config.num_prefix_tokens
     rows, columns = config.grid
     angles += [
