@@ -246,7 +246,7 @@ def compiled_refusal(world: World, job: TrainingJob, plant: Callable[[World], No
     return said, torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.long)])
 def test_a_run_that_compiles_is_checked_with_compiled_blocks(precision: Precision) -> None:
     """Once for all layers and passes of the run's precision, which round as the run's do."""
     job = job_of(1, precision, model=replace(VIT, qk_norm=True))

@@ -86,7 +86,7 @@ def after_our_updates(world: World, stage: Literal[1, 2, 3]) -> dict[str, tuple[
         pytest.param(1, 1, marks=pytest.mark.long),
         (1, 3),
         pytest.param(2, 2, marks=pytest.mark.long),
-        (3, 2),
+        pytest.param(3, 2, marks=pytest.mark.long),
     ],
 )
 def test_updates_are_timms(stage: int, num_ranks: int) -> None:
