@@ -28,7 +28,7 @@ from jobs.monitor.ask import is_begun, is_there, why_unreadable
 from jobs.monitor.log_signs import AGAIN, FULL, SAME_COMMAND
 from jobs.monitor.logs import newest_log
 from jobs.output import put
-from jobs.reports.facts import said_of_last_try
+from jobs.reports.facts import last_try, said_of_last_try
 from jobs.reports.ls import Run, as_json, run_at, run_table
 from jobs.stages import usage_of
 from jobs.submittable import SUBMIT_FOLDER, output_name, run_name
@@ -40,6 +40,8 @@ from shards.output.terminal import columns_of, printable_name
 Outputs = Mapping[str, Sequence[JobFacts]]
 log = logging.getLogger(__name__)
 _MOST_JOBS = 4  # the newest jobs of a run that are shown, besides all pending and running ones
+# Slurm calls such a job failed, since it ends with 78: nothing is to start it again.
+_STOPPED = Finding(found="was stopped by the run's file STOP, as asked", todo="submit again to continue")
 _MOST_ASKED, _LOG_BYTES = 64, 1 << 16
 _PIPE_COLUMNS = 160
 
@@ -150,9 +152,11 @@ def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
     """Returns what Slurm and the folder say about the run's jobs. If `environ` is None, Slurm is not called. Raises
     UserError if Slurm does not answer."""
     jobs = jobs_of(run_dir, environ) if environ is not None else []
+    line, _ = last_try(run_dir)
+    stopped = str(line["job"]) if line and line["end"] == "told to stop" else ""
     findings = []
     for job in jobs:
-        found = finding_of(job, run_dir=str(run_dir))
+        found = _STOPPED if job.job == stopped and job.state == "FAILED" else finding_of(job, run_dir=str(run_dir))
         starts = f", start {job.starts + 1}" if job.starts else ""
         findings.append(Finding(found=f"job {job.job}{starts}: {found.found}", todo=found.todo))
         if not job.is_finished and environ is not None:

@@ -113,6 +113,18 @@ def test_a_fault_after_which_a_job_continues_the_run(tmp_path: Path, slurm: dict
     assert " failed " in patchline("status", str(run_dir), environ={"PATH": "/nowhere"}).output
 
 
+def test_a_job_that_was_asked_to_stop_did_not_fail(tmp_path: Path, slurm: dict[str, str]) -> None:
+    """It ends with 78, so that nothing starts it again. Of another job, the same code is a failure."""
+    failed = WAITING.replace("PENDING Reason=launch_failed_requeued_held", "FAILED Reason=NonZeroExitCode")
+    (tmp_path / "bin" / "7").write_text(failed.replace("ExitCode=0:0", "ExitCode=78:0"))
+    run_dir = submitted(make(tmp_path / "one", step=100), 7)
+    (run_dir / "submit" / "tries.jsonl").write_text(json.dumps(FAULT | {"end": "told to stop"}) + "\n")
+    said = patchline("status", str(run_dir), environ=slurm).output
+    assert "job 7, start 2: was stopped by the run's file STOP, as asked" in said
+    (run_dir / "submit" / "tries.jsonl").write_text(json.dumps(FAULT | {"end": "told to stop", "job": 6}) + "\n")
+    assert "job 7, start 2: gave up" in patchline("status", str(run_dir), environ=slurm).output
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
