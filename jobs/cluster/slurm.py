@@ -31,6 +31,7 @@ _STARTING = ("sbatch", "srun")
 _SQUEUE = ("squeue", "--noheader", "--format=%i %T %U %V %k")
 # The error of scontrol and squeue for a job or task that Slurm does not know or has forgotten.
 UNKNOWN_JOB = re.compile(r"\binvalid job[ _]?id\b|\bjob \S+ not found\b", re.IGNORECASE)
+_UNAVAILABLE = "Requested node configuration is not available"
 _SILENCE = re.compile(
     "configuration source|contact slurm controller|timed out|zero bytes were transmitted|connection refused",
     re.IGNORECASE,
@@ -216,7 +217,11 @@ def slurms_answer(
     names: Names = Names.OF_SUBMIT,
 ) -> str:
     """Returns Slurm's answer to `sbatch --test-only`, in one line. Raises UserError with a remedy if Slurm refuses the
-    job or does not answer. `what`: what the message calls the job."""
+    job or does not answer. `what`: what the message calls the job.
+
+    `--test-only` also refuses jobs that would only wait, because nodes are down or drained. If there are such nodes,
+    its refusal is a warning.
+    """
     done = ran(["sbatch", "--test-only", *words], environ, text=text)
     said = " ".join(line.removeprefix("sbatch: ").strip() for line in done.stderr.splitlines() if line.strip())
     if done.returncode == 0:
@@ -225,7 +230,25 @@ def slurms_answer(
     if _SILENCE.search(said):
         todo = "run this on a login node of the cluster, once its controller answers (`scontrol ping`)"
         raise UserError(f"Slurm does not answer: {reason}", todo=todo)
+    if _UNAVAILABLE in said and (nodes := _unavailable_nodes(environ)):
+        log.warning(
+            "Slurm cannot start %s now (%s): %s are down or drained, and it may wait for them; `sinfo -R` says why",
+            what,
+            reason,
+            nodes,
+        )
+        return reason
     raise UserError(f"Slurm would refuse {what}: {reason}", todo=_remedy(said, names))
+
+
+def _unavailable_nodes(environ: Mapping[str, str]) -> str:
+    """Returns the nodes that are down, drained or failing, such as `n[1-2], n4`. Returns an empty string if there are
+    none, or if sinfo does not say."""
+    try:
+        done = ran(["sinfo", "--noheader", "--list-reasons", "--format=%N"], environ)
+    except UserError:
+        return ""
+    return in_one_line(", ".join(done.stdout.split())) if done.returncode == 0 else ""
 
 
 def submitted(words: list[str], environ: Mapping[str, str], *, inherited: Collection[str] = ()) -> int:

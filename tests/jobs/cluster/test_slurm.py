@@ -178,6 +178,23 @@ def test_an_answer_is_one_line_without_control_characters(tmp_path: Path) -> Non
     assert slurms_answer([], environ) == "Job 1 to start \\x1b[2Jat noon"
 
 
+@pytest.mark.parametrize(
+    ("sinfo", "is_refused"), [("printf 'n[1-2]\\nn4\\n'", False), ("true", True), ("exit 1", True)]
+)
+def test_a_job_that_would_wait_for_drained_nodes_is_not_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, sinfo: str, is_refused: bool
+) -> None:
+    """`sbatch --test-only` says the same of nodes that are drained and of nodes that do not exist."""
+    said = "allocation failure: Requested node configuration is not available"
+    environ = programs(tmp_path, sbatch=f"echo 'sbatch: error: {said}' >&2; exit 1", sinfo=sinfo)
+    if is_refused:
+        with pytest.raises(UserError, match=r"Slurm would refuse this job.*lower --nodes"):
+            slurms_answer([], environ)
+    else:
+        assert slurms_answer([], environ) == said
+        assert "n[1-2], n4 are down or drained, and it may wait for them" in caplog.text
+
+
 def test_jobs_of_a_comment(tmp_path: Path) -> None:
     lines = (
         "12 RUNNING 0 9 patchline-a\\n13_[1-3%2] PENDING 0 9 patchline-b,patchline-a,tag\\n14 RUNNING 0 9 (null)\\n"
