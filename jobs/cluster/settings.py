@@ -106,7 +106,7 @@ class ClusterConfig:
     """Names of the variables that jobs inherit besides the usual ones: MY_DATA, or MY_* for all that begin with MY_.
     Secrets are never passed on: a line of `setup:` reads them on the node."""
     setup: tuple[str, ...] = ()
-    """Lines of shell that run before the command, such as `module load cuda/12.6`."""
+    """Lines of shell that run before the command, such as `module load python/3.11`."""
     command: tuple[str, ...] = ()
     """The command that runs patchline on a node; empty: the patchline that submits the job, which must then be on
     storage that the nodes share."""

@@ -15,7 +15,7 @@ EXAMPLE = Path(__file__).resolve().parents[3] / "slurm" / "cluster.example.yaml"
 def test_the_example_is_read() -> None:
     found = read_cluster(EXAMPLE)
     assert (found.partition, found.gpus_per_node, found.time_limit) == ("gpu", 8, "24:00:00")
-    assert found.setup == ("module load cuda/12.6",)
+    assert found.setup == ("module load python/3.11",)
     assert found.options == ("--exclude=node017",)
 
 
