@@ -16,6 +16,7 @@ from shards.index import read_labels
 from shards.manifest import LABELS_PATH
 from shards.packing.config import DatasetSettings
 from shards.packing.merge import class_warnings, class_words, describe, empty_words
+from shards.output.quantities import plural
 from shards.store import open_store
 
 __all__ = ["IndexJob", "index_tars", "run"]
@@ -71,8 +72,9 @@ def run(job: IndexJob) -> int:
     log.info("%s", class_words(names) if names else "no labels; patchline.train_batches reads such images")
     for warning in [*class_warnings(names, todo=LABEL_FLAGS), *empty_words(store, manifest)]:
         log.warning("%s", warning)
-    counts = (manifest.num_samples, len(manifest.shards), manifest.num_classes, manifest.num_quarantined)
-    log.info("%s: %d samples in %d tars, %d classes, %d in quarantine", adoption.index_url, *counts)
+    samples, tars = plural(manifest.num_samples, "sample"), plural(len(manifest.shards), "tar")
+    classes, num_quarantined = plural(manifest.num_classes, "class"), manifest.num_quarantined
+    log.info("%s: %s in %s, %s, %d in quarantine", adoption.index_url, samples, tars, classes, num_quarantined)
     return exit_codes.DONE
 
 
