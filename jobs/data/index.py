@@ -14,9 +14,9 @@ from shards.adoption.tar_lists import find_tars, split_pattern
 from shards.errors import UserError
 from shards.index import read_labels
 from shards.manifest import LABELS_PATH
+from shards.output.quantities import plural
 from shards.packing.config import DatasetSettings
 from shards.packing.merge import class_warnings, class_words, describe, empty_words
-from shards.output.quantities import plural
 from shards.store import open_store
 
 __all__ = ["IndexJob", "index_tars", "run"]
