@@ -144,8 +144,10 @@ class Gradients:
                     sources, targets = self.masked(batch.step, chosen, images)
                 is_plain = branches is None and sources is None and stay is None  # a ResNet takes only images
                 more = () if is_plain else (branches, sources, kept, stay)
-            with self.times.part("forward_backward"):
-                taught = self.teacher.logits(images) if self.teacher else None
+            taught: torch.Tensor | None = None
+            if self.teacher:
+                with self.times.part("forward_backward"):
+                    taught = self.teacher.logits(images)
             torch.manual_seed(DROPOUT.key(self.job.seed, batch.step, micro, self.world.rank) >> 1)
 
             def loss_of(

@@ -464,7 +464,7 @@ SQUEUE_SAYS = (
     row("a field whose name is a number", field_called_by_a_number).says(
         "DIR/my.yaml is not a record of this version, which has every field and no other: unknown 7 (line 2), "
         "model.3 (line 2); missing run_dir, data, model.name, model.image_size, model.num_classes, model.patch, "
-        "model.depth, model.width and 47 more; replay it with the version that wrote it, or write a file with "
+        "model.depth, model.width and … more; replay it with the version that wrote it, or write a file with "
         "`recipe: NAME` and what differs from it"
     ),
     row("not YAML", job_file, b"stage: [pretrain").says(

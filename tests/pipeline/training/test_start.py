@@ -119,7 +119,7 @@ def test_gradients_are_checked_as_they_are_added_up(
         decisions=(),
         extend=False,
         held_out={},
-        **dict.fromkeys(("plan", "budget", "run_dir", "store", "stream", "fewshot"), other),
+        **dict.fromkeys(("plan", "budget", "run_dir", "store", "stream", "fewshot", "teacher"), other),
     )
     checkpoints: Any = None
     controls: Any = SimpleNamespace(start_times=StartTimes(), times=None)
