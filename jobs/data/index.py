@@ -72,9 +72,9 @@ def run(job: IndexJob) -> int:
     log.info("%s", class_words(names) if names else "no labels; patchline.train_batches reads such images")
     for warning in [*class_warnings(names, todo=LABEL_FLAGS), *empty_words(store, manifest)]:
         log.warning("%s", warning)
-    samples, tars = plural(manifest.num_samples, "sample"), plural(len(manifest.shards), "tar")
-    classes, num_quarantined = plural(manifest.num_classes, "class"), manifest.num_quarantined
-    log.info("%s: %s in %s, %s, %d in quarantine", adoption.index_url, samples, tars, classes, num_quarantined)
+    counts = ((manifest.num_samples, "sample"), (len(manifest.shards), "tar"), (manifest.num_classes, "class"))
+    words = (plural(number, noun) for number, noun in counts)
+    log.info("%s: %s in %s, %s, %d in quarantine", adoption.index_url, *words, manifest.num_quarantined)
     return exit_codes.DONE
 
 
