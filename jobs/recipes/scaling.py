@@ -3,12 +3,11 @@
 The recipes take the following from that file: the sizes of Table 2, 224 px, pooling by attention, positions with an
 initial deviation of 1 / sqrt(width) (models/vit.py), sigmoid loss summed over classes with a head bias of -10, batch
 16,384, one million steps, the rate of 8e-4 with 10,000 steps of warm-up, decay by rsqrt at a timescale of 10,000 and a
-cooldown of 50,000 steps, clipping at 1, weight decay of 0.03 x 8e-4 that follows the schedule, 100 times as much of it
-for the head's matrix, inception crop, flip, and the central 224 of a short side of 256 to evaluate.
-The optimiser differs: the file has big_vision's Adafactor (factored second moments, whose decay rises to 0.999, and a
-first moment of 0.9 in bf16, taken after the division); the recipes have AdamW at 0.9 and 0.999, with its first moment
-in bf16, too. Images are prepared as in paper_images.py. JFT-3B is not public; the paper says "nearly three billion"
-images. The recipes have not been trained here.
+cooldown of 50,000 steps, big_vision's Adafactor (factored second moments, whose decay rises to 0.999, and a momentum of
+0.9 in bf16), clipping at 1, weight decay of 0.03 x 8e-4 that follows the schedule, 100 times as much of it for the
+head's matrix, inception crop, flip, and the central 224 of a short side of 256 to evaluate.
+Images are prepared as in paper_images.py. JFT-3B is not public; the paper says "nearly three billion" images. The
+recipes have not been trained here.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
@@ -58,7 +57,7 @@ def _jft_3b(name: str) -> TrainingJob:
         loss="sigmoid",
         clip_norm=1.0,
         optimizer=OptimizerConfig(
-            name="adamw",
+            name="adafactor",
             first_moment="bf16",
             weight_decay=0.03 * _LEARNING_RATE,
             decay_scale="schedule",

@@ -48,7 +48,7 @@ from shards.files.typed_json import parse_json
 _LOSS_COLUMNS = 200
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
 _BEFORE = "pretrained_by"  # this key in `sizes` has the optimiser that pre-trained the weights
-_OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "lamb": "LAMB"}
+_OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "lamb": "LAMB", "adafactor": "Adafactor"}
 
 
 @dataclass(frozen=True, kw_only=True)

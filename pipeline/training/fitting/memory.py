@@ -251,14 +251,17 @@ class _Gradients:
             return _FP32 * self._part + self._iterated
         widened = _FP32 * self._part if self.weight == _BF16 else 0
         if self._stage == 3:  # it keeps its bucket
-            return self._own + widened + self.weight * self._bucket_elements
+            return self._own + widened + self._iterated + self.weight * self._bucket_elements
         end_to_end = self.weight * self._part
         return end_to_end + max(self._own, widened + self._iterated)
 
     @property
     def _iterated(self) -> int:
         """The bytes of Muon's iteration, which holds three matrices as large as the largest one. With several ranks, a
-        rank also holds the two matrices that are cut at the ends of its slice."""
+        rank also holds the two matrices that are cut at the ends of its slice. Adafactor copies one parameter twice, in
+        fp32."""
+        if self.job.optimizer.name == "adafactor":
+            return 2 * _FP32 * max(self.head, self.job.model.size.width * self.job.model.size.mlp_width)
         if self.job.optimizer.name != "muon":
             return 0
         size = self.job.model.size

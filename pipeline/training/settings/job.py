@@ -31,13 +31,15 @@ _FLOAT8_MULTIPLE, _FUSED_MULTIPLE = 16, 8
 class OptimizerConfig:
     """The optimiser and its weight decay."""
 
-    name: Literal["adamw", "sgd", "muon", "lamb"] = "adamw"
+    name: Literal["adamw", "sgd", "muon", "lamb", "adafactor"] = "adamw"
     """AdamW, SGD with momentum, Muon (orthogonal updates for the matrices of a Transformer's blocks, and AdamW for all
-    else), or LAMB (Adam with a trust ratio for each decayed parameter)."""
+    else), LAMB (Adam with a trust ratio for each decayed parameter), or Adafactor (big_vision's, with factored second
+    moments)."""
     beta1: Annotated[float, Range(0, below=1)] = 0.9
-    """AdamW and LAMB: decay of the gradient's running mean, from 0 to below 1."""
+    """AdamW, LAMB and Adafactor: decay of the running mean of gradients (Adafactor: of updates), from 0 to below 1."""
     beta2: Annotated[float, Range(0, below=1)] = 0.999
-    """AdamW and LAMB: decay of the squared gradient's running mean, from 0 to below 1."""
+    """AdamW and LAMB: decay of the squared gradient's running mean, from 0 to below 1; Adafactor: its largest decay,
+    which is 1 - t^-0.8 in update t."""
     epsilon: Annotated[float, Range(above=0)] = 1e-8
     """AdamW and LAMB: added to the denominator."""
     momentum: Annotated[float, Range(0, below=1)] = 0.9
@@ -60,8 +62,8 @@ class OptimizerConfig:
     muon_momentum: Annotated[float, Range(0, below=1)] = 0.95
     """Muon: decay of the gradient's running mean for the matrices, from 0 to below 1."""
     first_moment: Literal["fp32", "bf16"] = "fp32"
-    """AdamW: precision in which the gradient's running mean is kept between steps; bf16 saves 2 bytes per parameter (as
-    big_vision)."""
+    """AdamW and Adafactor: precision in which the running mean of gradients (Adafactor: of updates) is kept between
+    steps; bf16 saves 2 bytes per parameter (as big_vision)."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="optimizer.")
@@ -70,10 +72,10 @@ class OptimizerConfig:
                 "optimizer.name is 'muon' with optimizer.freeze_backbone: only the head is trained, which Muon leaves "
                 "to AdamW; give --optimizer.name adamw, or --optimizer.no-freeze-backbone"
             )
-        if self.name != "adamw" and self.first_moment == "bf16":
+        if self.name not in ("adamw", "adafactor") and self.first_moment == "bf16":
             raise UserError(
-                f"optimizer.first_moment is 'bf16' with optimizer.name {self.name!r}; it is a setting of AdamW: give "
-                "--optimizer.first-moment fp32, or --optimizer.name adamw"
+                f"optimizer.first_moment is 'bf16' with optimizer.name {self.name!r}; it is a setting of AdamW and "
+                "Adafactor: give --optimizer.first-moment fp32, or --optimizer.name adamw"
             )
         if self.name in ("sgd", "lamb") and self.decay_scale == "schedule":
             what = "the gradient" if self.name == "sgd" else "the update that the trust ratio scales"
@@ -452,8 +454,8 @@ class TrainingJob:
         if self.evaluation.also and not self.is_scored:
             raise UserError("evaluation.also says nothing without evaluation.url or data.held_out; give one, too")
         scaled_by_rate(self.optimizer, peak_rate=self.schedule.learning_rate)  # raises UserError for a peak of 0
-        if self.optimizer.name == "muon":
-            self._refuse_for_muon()
+        if self.optimizer.name in ("muon", "adafactor"):
+            self._refuse_for_optimizer()
         if self.engine.float8 != "off":
             self._refuse_for_float8()
         if self.engine.activation_checkpointing == "selective" and self.model.is_bit:
@@ -521,8 +523,16 @@ class TrainingJob:
                 f"itself: give {fitting}--data.augment.repeats 1"
             )
 
-    def _refuse_for_muon(self) -> None:
-        """Raises UserError if there are no whole matrices for Muon to update."""
+    def _refuse_for_optimizer(self) -> None:
+        """Raises UserError if there are no whole matrices for Muon to update, or kernels that Adafactor would factor
+        in another way than big_vision."""
+        if self.optimizer.name == "adafactor":
+            if self.model.resnet:
+                raise UserError(
+                    f"optimizer.name is 'adafactor' with model.name {self.model.name!r}; allowed: Transformers without "
+                    "a ResNet, whose convolutions it does not factor: give --optimizer.name adamw"
+                )
+            return
         if self.engine.zero_stage == 3:
             raise UserError(
                 "optimizer.name is 'muon' with engine.zero_stage 3; allowed: stages 1 and 2 (Muon updates whole "

@@ -15,12 +15,13 @@ from torch import nn
 from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER
 from pipeline.training.settings.job import EngineConfig, OptimizerConfig, reduced_in, with_buckets_of
+from pipeline.training.zero.adafactor import factorings_of
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.flat_blocks import ParameterPlace, flatten_blocks, largest_block, layout_of
 from pipeline.training.zero.loading import leave_dynamo_out, without
 from pipeline.training.zero.optimizer import (
     RATE_FACTOR,
-    Lamb,
+    OfParts,
     build_optimizer,
     freeze,
     moments_of,
@@ -281,6 +282,8 @@ class Engine:
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         on_cpu = deepspeed.accelerator.get_accelerator().device_name() == "cpu"
         self.layout = layout_of(self.shapes, ways_of(self.shapes, optimizer))
+        own: Any = model  # a ViT, if the optimiser is Adafactor
+        num_heads = own.config.size.num_heads if optimizer.name == "adafactor" else 0
         least = largest_block(self.layout)
         settings = deepspeed_config(config, plan, clip_norm=clip_norm, on_cpu=on_cpu, least_bucket=least)
         if config.precision == "bf16":
@@ -302,9 +305,11 @@ class Engine:
             self._zero.__class__ = class_without_waiting(self._zero.__class__)
         self._optimizer, self._ema_decay, self._has_graphs = optimizer, ema_decay, config.cuda_graphs
         self._stage = config.zero_stage
-        if isinstance(inner := inner_optimizer(self._zero), Lamb):
+        if isinstance(inner := inner_optimizer(self._zero), OfParts):
             inner.parts = parts_in_partitions(self._zero, self._trained())
-            inner.num_tensors = len(self.trained_names)
+            places = [place for _, each in self._trained() for place in each]
+            factorings = factorings_of(places, num_heads=num_heads) if optimizer.name == "adafactor" else {}
+            inner.about = {"num_tensors": len(places), "factorings": factorings}
         self._frozen = FrozenWeights(self._deepspeed.module)
         masters = flat_partitions(self._zero) if ema_decay else []
         self.before_update: Callable[[], None] = lambda: None  # orders the update after copies of the state

@@ -40,6 +40,18 @@ class ParameterPlace:
         return math.prod(self.shape)
 
 
+@dataclass(frozen=True, kw_only=True)
+class HeldPart:
+    """A rank's fragment of one of the model's parameters. `number`: the parameter's number among all that are trained.
+    `first`: the fragment's first element in the parameter. `start`, `end`: the fragment's elements in the rank's flat
+    partition of the parameter's group."""
+
+    number: int
+    first: int
+    start: int
+    end: int
+
+
 Layout = Mapping[str, tuple[ParameterPlace, ...]]
 
 

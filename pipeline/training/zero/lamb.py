@@ -16,22 +16,13 @@ one flat tensor (flat_blocks.py). Each rank therefore sums the squares of the fr
 one sum over the ranks completes the norms of a group of parameters. A group that is not decayed needs no exchange.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-
-@dataclass(frozen=True, kw_only=True)
-class HeldPart:
-    """A rank's fragment of one of the model's parameters. `number`: the parameter's number among all that are trained.
-    `start`, `end`: the fragment's elements in the rank's flat partition of the parameter's group."""
-
-    number: int
-    start: int
-    end: int
+from pipeline.training.zero.flat_blocks import HeldPart
 
 
 def step_tensors(
@@ -40,7 +31,7 @@ def step_tensors(
     state: dict[str, torch.Tensor],
     *,
     parts: Sequence[HeldPart],
-    group: dict[str, Any],
+    group: Mapping[str, Any],
     found_inf: torch.Tensor | None,
 ) -> None:
     """Makes one update of this rank's flat partition of a group: `weights` and `gradient`, float32[n], of which the

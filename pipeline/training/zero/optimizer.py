@@ -1,4 +1,4 @@
-"""The optimisers (AdamW, SGD, Muon and LAMB), and which parameters they train at which rate.
+"""The optimisers (AdamW, SGD, Muon, LAMB and Adafactor), and which parameters they train at which rate.
 
 Sources: "An Image is Worth 16x16 Words", Tables 3 and 4 (Adam with decoupled decay to pre-train, SGD to fine-tune);
 big_vision's optax.py and train_vit_g.py for the decay that follows the schedule, the mask and the head's multiple. Let
@@ -22,8 +22,9 @@ from torch import nn
 from torch.optim.adamw import adamw
 
 from pipeline.training.settings.job import OptimizerConfig
-from pipeline.training.zero.flat_blocks import Layout, end_to_end, layout_of
-from pipeline.training.zero.lamb import HeldPart, step_tensors
+from pipeline.training.zero.adafactor import step_factored
+from pipeline.training.zero.flat_blocks import HeldPart, Layout, end_to_end, layout_of
+from pipeline.training.zero.lamb import step_tensors
 from pipeline.training.zero.muon import is_orthogonalized, matrices_of, step_matrices
 
 _HEAD_PREFIXES = ("head.", "representation.")
@@ -171,14 +172,16 @@ class _Muon(_AdamW):
         )
 
 
-class Lamb(_AdamW):
-    """LAMB. During an update, a group has a single flat parameter: this rank's partition, which DeepSpeed makes. The
-    update overwrites its gradient. `parts`: the fragments of the model's parameters in each partition; the engine sets
-    them as soon as it knows the partitions, and all learning rates are 0 until then. `num_tensors`: the number of
-    parameters that are trained."""
+class OfParts(_AdamW):
+    """An optimiser that must know which parameters of the model it updates. During an update, a group has a single flat
+    parameter: this rank's partition, which DeepSpeed makes. The update overwrites its gradient. The engine sets `parts`
+    and `about` as soon as it knows the partitions; all learning rates are 0 until then. `parts`: the fragments of the
+    model's parameters in each partition. `about`: what the rule needs to know about all parameters, as if it were in
+    each group."""
 
     parts: Mapping[torch.Tensor, Sequence[HeldPart]] = MappingProxyType({})
-    num_tensors = 0
+    about: Mapping[str, Any] = MappingProxyType({"num_tensors": 0, "factorings": MappingProxyType({})})
+    rule = staticmethod(step_tensors)
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # noqa: ARG002 - as torch has it
@@ -191,14 +194,12 @@ class Lamb(_AdamW):
                 if not state:
                     state["step"] = torch.zeros((), dtype=torch.float32, device=weights.device)
                     state |= {name: torch.zeros_like(weights) for name in group[MOMENTS]}
-                step_tensors(
-                    weights,
-                    weights.grad,
-                    state,
-                    parts=self.parts.get(weights, ()),
-                    group=group | {"num_tensors": self.num_tensors},
-                    found_inf=skip_flag(self),
-                )
+                own, known = self.parts.get(weights, ()), {**group, **self.about}
+                self.rule(weights, weights.grad, state, parts=own, group=known, found_inf=skip_flag(self))
+
+
+class _Adafactor(OfParts):
+    rule = staticmethod(step_factored)
 
 
 def skip_flag(optimizer: torch.optim.Optimizer) -> torch.Tensor | None:
@@ -255,7 +256,9 @@ def build_optimizer(
     if config.name == "muon":
         return _Muon(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
     if config.name == "lamb":
-        return Lamb(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
+        return OfParts(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
+    if config.name == "adafactor":
+        return _Adafactor(groups, lr=0.0, betas=betas, fused=True)
     kind = _AdamWInBf16 if config.first_moment == "bf16" else _AdamW
     return kind(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
 

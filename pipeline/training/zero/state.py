@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from pipeline.checkpoints.checkpoint import Fragment
 from pipeline.checkpoints.manifest import AVERAGE, MASTER
-from pipeline.training.zero.flat_blocks import ParameterPlace
-from pipeline.training.zero.lamb import HeldPart
+from pipeline.training.zero.flat_blocks import HeldPart, ParameterPlace
 from pipeline.training.zero.optimizer import MOMENTS
 
 _ROW = 1 << 10  # elements whose squares are summed in fp32 at once; with 2^24, a CPU's sum is off in the 4th digit
@@ -53,7 +52,9 @@ def parts_in_partitions(
     numbers = {name: number for number, name in enumerate(names)}
     found: dict[torch.Tensor, list[HeldPart]] = {}
     for flat, parts in _held(zero, tensors):
-        own = [HeldPart(number=numbers[name], start=at, end=at + length) for name, _, at, length in parts]
+        own = [
+            HeldPart(number=numbers[name], first=first, start=at, end=at + length) for name, first, at, length in parts
+        ]
         found.setdefault(flat, []).extend(own)
     return found
 

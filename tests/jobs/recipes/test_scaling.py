@@ -21,6 +21,7 @@ def test_a_variant_of_train_vit_g(name: str) -> None:
     decay = scaled_by_rate(job.optimizer, peak_rate=8e-4)
     assert decay.weight_decay == pytest.approx(0.03)
     assert (decay.head_decay, decay.decay, decay.first_moment) == (100.0, "kernels", "bf16")
+    assert (decay.name, decay.beta1, decay.beta2) == ("adafactor", 0.9, 0.999)  # big_vision.scale_by_adafactor
     augment, transform = job.data.augment, job.evaluation.transform
     assert (augment.crop, augment.min_area, augment.flip) == ("inception", 0.05, True)
     assert (transform.mode, transform.filter, transform.short_side) == ("central_crop", "area", 0)  # 0: 256 of 224

@@ -356,6 +356,14 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "--micro-batch is 1, which splits the pairs that mixup mixes; take an even divisor of a rank's share of "
         "24 images, 0 for the largest that fits, or --data.mixup.alpha 0 and --data.mixup.cutmix-alpha 0"
     ),
+    row(
+        "Adafactor: model: ModelConfig(name=r50_vit_b16)",
+        refusals,
+        {"optimizer": OptimizerConfig(name="adafactor"), "model": ModelConfig(name="r50_vit_b16")},
+    ).says(
+        "optimizer.name is 'adafactor' with model.name 'r50_vit_b16'; allowed: Transformers without a ResNet, whose "
+        "convolutions it does not factor: give --optimizer.name adamw"
+    ),
     # repeated augmentation
     row(
         "an image mixed with itself",
@@ -424,7 +432,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     # optimizer
     *(
         row(f"a bf16 moment, {name}", bf16_moment, name).says(
-            "optimizer.first_moment is 'bf16' with optimizer.name '…'; it is a setting of AdamW: give "
+            "optimizer.first_moment is 'bf16' with optimizer.name '…'; it is a setting of AdamW and Adafactor: give "
             "--optimizer.first-moment fp32, or --optimizer.name adamw"
         )
         for name in ("sgd", "muon", "lamb")
