@@ -153,7 +153,7 @@ def status_of(run_dir: Path, environ: Mapping[str, str] | None) -> Status:
     UserError if Slurm does not answer."""
     jobs = jobs_of(run_dir, environ) if environ is not None else []
     line, _ = last_try(run_dir)
-    stopped = str(line["job"]) if line and line["end"] == "told to stop" else ""
+    stopped = str(line.get("job")) if line and line["end"] == "told to stop" else ""
     findings = []
     for job in jobs:
         found = _STOPPED if job.job == stopped and job.state == "FAILED" else finding_of(job, run_dir=str(run_dir))

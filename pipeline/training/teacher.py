@@ -20,7 +20,6 @@ import torch.nn.functional as F  # noqa: N812
 
 from pipeline.models.build import Model
 from pipeline.models.config import ModelConfig
-from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.flops import forward_flops, num_parameters
 from pipeline.models.weights.folder import Weights, filled_model, refuse_no_head
 from pipeline.ranks.world import World
@@ -96,7 +95,7 @@ def distilled_loss(logits_BK: torch.Tensor, teacher_BK: torch.Tensor, config: Te
 def teacher_flops(job: TrainingJob) -> int:
     """Returns the operations of the teacher's forward pass, per image; 0 without a teacher. Reads no tensors. Raises
     UserError if there are no such weights."""
-    return forward_flops(open_for_use(job.teacher.weights).config) if job.teacher.weights else 0
+    return forward_flops(_opened(job.teacher.weights, say=False).config) if job.teacher.weights else 0
 
 
 def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teacher | None:
@@ -106,7 +105,7 @@ def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teache
     config = job.teacher
     if not config.weights:
         return None
-    weights = open_for_use(config.weights, say=say)
+    weights = _opened(config.weights, say=say)
     refuse_no_head(weights)
     columns = columns_of(weights, names, num_classes=job.model.num_classes)
     digest = hashlib.sha256()
@@ -129,6 +128,13 @@ def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teache
     if say:
         log.info("%s", words_of(teacher, job))
     return teacher
+
+
+def _opened(path: str, *, say: bool) -> Weights:
+    """Opens weights of any format. A job without a teacher does not load the readers of other libraries' formats."""
+    from pipeline.models.conversion.open_any import open_for_use  # noqa: PLC0415
+
+    return open_for_use(path, say=say)
 
 
 def columns_of(weights: Weights, names: Sequence[str], *, num_classes: int) -> torch.Tensor:
