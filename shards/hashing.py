@@ -12,6 +12,7 @@ pictures of a card, from a constant and the shard; the split of the digits, from
 weight of mixup or CutMix, from that weight's key and the number of the try; the check of gradients, from two numbers.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,8 @@ from numpy.typing import NDArray
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 0xFFFFFFFFFFFFFFFF
+_PART = 16_384
+_ROUNDS = ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27))  # the multiplier and shift of each round of the mixer
 
 
 def mix(value: int) -> int:
@@ -42,14 +45,48 @@ def derive_key(*values: int) -> int:
 
 def hash_array(values: NDArray[np.int64] | NDArray[np.uint64], *, key: int) -> NDArray[np.uint64]:
     """Returns the 64-bit hash of every element under `key`, in the shape of `values`. The results never change."""
-    z = values.astype(np.uint64)
+    z = values.astype(np.uint64, order="C")
+    for part in _parts(z):
+        _hash(part, key=key)
+    return z
+
+
+def hash_order(num_values: int, *, key: int) -> NDArray[np.int64]:
+    """Returns the integers from 0 to `num_values` - 1 in the order of their hashes under `key`: int64[num_values].
+
+    Every step of the hash can be undone, so no two hashes are equal, and the sorted hashes say which integers they
+    are of. Sorting them in place and undoing the steps takes half the time of an argsort.
+    """
+    z = hash_array(np.arange(num_values, dtype=np.int64), key=key)
+    z.sort()
+    for part in _parts(z):
+        _undo_hash(part, key=key)
+    return z.view(np.int64)
+
+
+def _hash(z: NDArray[np.uint64], *, key: int) -> None:
     z *= np.uint64(_GOLDEN)
     z += np.uint64(key & _MASK)
-    for multiplier, shift in ((0xBF58476D1CE4E5B9, 30), (0x94D049BB133111EB, 27)):
+    for multiplier, shift in _ROUNDS:
         z ^= z >> np.uint64(shift)
         z *= np.uint64(multiplier)
     z ^= z >> np.uint64(31)
-    return z
+
+
+def _undo_hash(z: NDArray[np.uint64], *, key: int) -> None:
+    z ^= (z >> np.uint64(31)) ^ (z >> np.uint64(62))
+    for multiplier, shift in reversed(_ROUNDS):
+        z *= np.uint64(pow(multiplier, -1, _MASK + 1))
+        z ^= (z >> np.uint64(shift)) ^ (z >> np.uint64(2 * shift))
+    z -= np.uint64(key & _MASK)
+    z *= np.uint64(pow(_GOLDEN, -1, _MASK + 1))
+
+
+def _parts(z: NDArray[np.uint64]) -> Iterator[NDArray[np.uint64]]:
+    """Yields views of a contiguous array, each small enough to stay in a core's cache over all steps of the hash."""
+    flat = z.reshape(-1)
+    for first in range(0, flat.size, _PART):
+        yield flat[first : first + _PART]
 
 
 def uniforms(values: NDArray[np.int64] | NDArray[np.uint64], num_draws: int, *, key: int) -> NDArray[np.float64]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shards import hashing
-from shards.hashing import BLOCKS, DROPOUT, ROTATIONS, Purpose, derive_key, hash_array, mix, uniforms
+from shards.hashing import BLOCKS, DROPOUT, ROTATIONS, Purpose, derive_key, hash_array, hash_order, mix, uniforms
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PURPOSES = [value for value in vars(hashing).values() if isinstance(value, Purpose)]
@@ -62,6 +62,22 @@ def test_values_are_frozen() -> None:
     assert mix(1) == 0x5692161D100B05E5
     assert derive_key(1, 2, 3) == DERIVED
     assert hash_array(np.array([0, 1, 2]), key=9).tolist() == HASHED
+
+
+def test_parts_and_layouts_change_no_hash() -> None:
+    """Long arrays are hashed part by part, and an array may be laid out column by column."""
+    values = np.arange(3 * 20_000, dtype=np.int64).reshape(3, 20_000)
+    one_by_one = [mix(value * 0x9E3779B97F4A7C15 + 9) for value in range(values.size)]
+    assert hash_array(values, key=9).reshape(-1).tolist() == one_by_one
+    assert hash_array(np.asfortranarray(values), key=9).reshape(-1).tolist() == one_by_one
+    assert hash_array(np.array(2), key=9).tolist() == HASHED[2]
+
+
+@pytest.mark.parametrize("num_values", [0, 1, 2, 16_384, 50_001])
+@pytest.mark.parametrize("key", [0, 9, 2**64 - 1])
+def test_the_order_of_hashes_is_an_argsort(num_values: int, key: int) -> None:
+    expected = np.argsort(hash_array(np.arange(num_values), key=key), kind="stable")
+    np.testing.assert_array_equal(hash_order(num_values, key=key), expected, strict=True)
 
 
 DERIVED = 17824878756907967

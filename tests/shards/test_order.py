@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shards.errors import UserError
-from shards.hashing import hash_array
+from shards.hashing import hash_order
 from shards.order import (
     MIXING_VERSION,
     ORDER_VERSION,
@@ -211,13 +211,13 @@ def test_nobody_waits_for_an_epoch_of_others(monkeypatch: pytest.MonkeyPatch) ->
     first, begun, gate = order.batch(0, 12).tolist(), threading.Event(), threading.Event()
     made: list[int] = []
 
-    def slow(numbers: NDArray[np.int64], *, key: int) -> NDArray[np.uint64]:
+    def slow(num_values: int, *, key: int) -> NDArray[np.int64]:
         made.append(1)
         begun.set()
         assert gate.wait(60)
-        return hash_array(numbers, key=key)
+        return hash_order(num_values, key=key)
 
-    monkeypatch.setattr("shards.order.hash_array", slow)
+    monkeypatch.setattr("shards.order.hash_order", slow)
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(order.window_slices, WindowId(epoch=1, lane=0, window=0)) for _ in range(2)]
         assert begun.wait(60)
