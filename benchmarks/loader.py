@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.loader_arms import ARMS, HOOK, SAME_DECODER, WORKERS
+from benchmarks.loader_arms import ARMS, HOOK, PROCESSES, SAME_DECODER, WORKERS
 from benchmarks.loader_prepare import (
     BETON,
     ENERGON,
@@ -215,9 +215,11 @@ def _native_aims(rounds: list[Round]) -> list[Aim]:
 
 
 def _hook_aims(rounds: list[Round]) -> list[Aim]:
-    """Our hook beside the same transform in a DataLoader's workers, with its usual decoder and with ours."""
+    """Our hook, on threads and in processes, beside the same transform in a DataLoader's workers, with its usual
+    decoder and with ours."""
     return [
-        Aim(what=f"CPU: {HOOK} / {peer}", limit=1.1, found=ratios(rounds, HOOK, peer, CPU))
+        Aim(what=f"CPU: {mine} / {peer}", limit=1.1, found=ratios(rounds, mine, peer, CPU))
+        for mine in (HOOK, PROCESSES)
         for peer in (WORKERS, SAME_DECODER)
     ]
 

@@ -31,7 +31,7 @@ from benchmarks.loader_step import BusyStep
 
 Batches = Iterator[tuple[Any, Any]]  # images uint8 of any layout, labels
 PACKAGES = ("torch", "numpy", "simplejpeg", "opencv-python-headless", "pillow")
-HOOK = "patchline, torchvision v2"
+HOOK, PROCESSES = "patchline, torchvision v2", "patchline, torchvision v2, processes"
 WORKERS, SAME_DECODER = "ImageFolder, torchvision v2", "ImageFolder, simplejpeg, torchvision v2"
 SETTINGS = frozenset(field.name for field in fields(Settings))
 WARM_SHARE = 8  # an eighth of the batches is before the steady part, and an eighth after it
@@ -186,6 +186,7 @@ ARMS: dict[str, tuple[Callable[[Settings], Callable[[], Batches]], tuple[str, ..
     HOOK: (hooked, ("torchvision",)),
     f"{HOOK}, 1 thread": (lambda settings: hooked(replace(settings, workers=1)), ("torchvision",)),
     f"{HOOK} on our crop": (lambda settings: hooked(settings, uses_crop=True), ("torchvision",)),
+    PROCESSES: (lambda settings: hooked(settings, in_processes=True), ("torchvision",)),
     WORKERS: (lambda settings: imagefolder(settings, v2="Pillow"), ("torchvision",)),
     SAME_DECODER: (lambda settings: imagefolder(settings, v2="simplejpeg"), ("torchvision",)),
     f"{SAME_DECODER}, 1 worker": (

@@ -47,12 +47,16 @@ def ours(
     return batches
 
 
-def hooked(settings: Settings, *, uses_crop: bool = False) -> Callable[[], Iterator[tuple[Any, Any]]]:
+def hooked(
+    settings: Settings, *, uses_crop: bool = False, in_processes: bool = False
+) -> Callable[[], Iterator[tuple[Any, Any]]]:
     """`train_batches` with a transform of torchvision v2. `uses_crop`: it changes the colours of our crop instead of
-    cropping the whole image itself."""
+    cropping the whole image itself. `in_processes`: `train_samples` with the worker processes of a DataLoader."""
     augment = v2_view(settings, is_cropped=uses_crop)
+    from torch.utils.data import DataLoader  # noqa: PLC0415
+
     from pipeline.data.config import DataConfig  # noqa: PLC0415
-    from pipeline.data.stream import train_batches  # noqa: PLC0415
+    from pipeline.data.stream import train_batches, train_samples  # noqa: PLC0415
 
     config = DataConfig(
         lanes=settings.lanes,
@@ -62,18 +66,32 @@ def hooked(settings: Settings, *, uses_crop: bool = False) -> Callable[[], Itera
     )
 
     def transform(sample: Any) -> Any:
-        return augment(sample.crop if uses_crop else sample.image)
+        return augment(sample.crop if uses_crop else sample.pixels)
+
+    def transform_with_label(sample: Any) -> Any:
+        return transform(sample), sample.label
+
+    url, num_batches, size = f"{settings.work}/{PATCHLINE}", settings.images // settings.batch, settings.image_size
+
+    def from_processes() -> Iterator[tuple[Any, Any]]:
+        samples = train_samples(
+            url,
+            global_batch=settings.batch,
+            image_size=size,
+            num_steps=num_batches,
+            config=config,
+            transform=transform_with_label,
+        )
+        yield from DataLoader(samples, batch_sampler=samples.batch_sampler(), num_workers=settings.workers)
 
     def batches() -> Iterator[tuple[Any, Any]]:
-        url, num_batches = f"{settings.work}/{PATCHLINE}", settings.images // settings.batch
-        size = settings.image_size
         with train_batches(
             url, global_batch=settings.batch, image_size=size, config=config, transform=transform
         ) as found:
             for batch in itertools.islice(found, num_batches):
                 yield batch.images, batch.labels[:, 0]
 
-    return batches
+    return from_processes if in_processes else batches
 
 
 def v2_view(settings: Settings, *, is_cropped: bool = False) -> Callable[[Any], Any]:

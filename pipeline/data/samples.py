@@ -12,7 +12,7 @@ import math
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any, TypeVar
@@ -278,11 +278,12 @@ class Hook:
         except MembersError as error:
             raise DecodeError(str(error)) from error
 
-    def made(self, sample: Sample) -> Any:
-        """Returns what the transform makes of a sample, or the sample without one. It is called in a decoding thread.
-        An error gets a note that names the sample."""
+    def made(self, sample: Sample, *, is_seeded: bool = False) -> Any:
+        """Returns what the transform makes of a sample, or the sample without one. An error gets a note that names the
+        sample. `is_seeded`: torch's default generator was seeded for this sample (`seeded`), so it draws what
+        `KeyedTorch` would, which would cost time at each of torch's functions."""
         try:
-            with KeyedTorch(sample.seed):
+            with nullcontext() if is_seeded else KeyedTorch(sample.seed):
                 return self.transform(sample) if self.transform else sample
         except DecodeError:
             raise

@@ -15,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pipeline.data.config import DataConfig
 from pipeline.data.decode import DecodeError
 from pipeline.data.position import StreamPosition
 from pipeline.data.quarantine import Quarantine
-from pipeline.data.samples import Hook, Sample, refuse_unrepeatable, sample_draws, seeded, transform_seed, usable
+from pipeline.data.samples import Draws, Hook, Sample, refuse_unrepeatable, sample_draws, seeded, transform_seed, usable
 from pipeline.data.training_data import TrainingData
 from pipeline.ranks.world import rank_and_size
 from shards.dataset import Dataset
@@ -28,6 +29,7 @@ from shards.errors import UserError, one_traceback
 from shards.order import SampleOrder, repeated, seed_of_repeat
 from shards.reading.samples import RawSample, read_sample
 
+_TOGETHER = 64  # entries of a batch whose places in the order are found at once
 _TRIED = 4  # samples that a transform is tried with before a stream begins
 
 
@@ -53,6 +55,7 @@ class TrainSamples(torch.utils.data.Dataset[Any]):
         self._quarantine = Quarantine(Path(quarantine), max_share=config.max_quarantined)
         self._opened_by = opened_by
         self._mixture = data.mixture(config, seed=start.seed)
+        self._last: _Entries | None = None
 
     def __len__(self) -> int:
         return self.num_steps * self.global_batch
@@ -69,18 +72,15 @@ class TrainSamples(torch.utils.data.Dataset[Any]):
         if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} of {len(self):,}")
         step, entry = divmod(number % len(self), self.global_batch)
-        position = self._orders[0].positions(step, self.global_batch, entry, self.global_batch)  # as if each had a rank
-        taken = repeated(
-            position,
-            step=step,
-            batch_size=self.global_batch,
-            lanes=self._orders[0].lanes,
-            repeats=self.config.augment.repeats,
-        )
-        [dataset], own = self._mixture.split(taken.positions)
-        order, source = self._orders[dataset], self._data.datasets[dataset]
-        sample_id, epoch = int(order.at(own)[0]), int(own[0]) // order.num_samples
-        make = partial(self._made, int(dataset), sample_id, (epoch, int(taken.numbers[0])))
+        first = entry - entry % _TOGETHER
+        known = self._last  # a worker makes the samples of a batch in turn
+        if known is None or (known.step, known.first) != (step, first):
+            known = self._last = self._entries(step, first)
+        at = entry - first
+        dataset, draw = int(known.datasets[at]), (int(known.epochs[at]), int(known.repeats[at]))
+        sample_id, draws = int(known.sample_ids[at]), known.draws[at]
+        source = self._data.datasets[dataset]
+        make = partial(self._made, dataset, draws, draw)
         self._quarantine.count(1)
         raw = read_sample(source, sample_id)
         _, item = usable(source, raw, make, seed=self._start.seed, quarantine=self._quarantine)
@@ -109,34 +109,84 @@ class TrainSamples(torch.utils.data.Dataset[Any]):
             if raw.data is not None:
                 with suppress(DecodeError):
                     fields = self._hook.read_from(dataset, number)
-                    refuse_unrepeatable(lambda: self._hook.made(self._sample(0, number, (0, 0), raw, fields)))  # noqa: B023
+                    ids = np.array([number], dtype=np.int64)
+                    [draws] = sample_draws(ids, np.zeros_like(ids), seed=self._seed(0, 0), config=self.config)
+                    refuse_unrepeatable(lambda: self._hook.made(self._sample(0, draws, (0, 0), raw, fields)))  # noqa: B023
 
-    def _made(self, number: int, sample_id: int, draw: tuple[int, int], dataset: Dataset, raw: RawSample) -> Any:
+    def _entries(self, step: int, first: int) -> "_Entries":
+        """Returns what the entries of a step's batch are from `first` on, _TOGETHER of them at most."""
+        order = self._orders[0]
+        taken = repeated(
+            order.positions(step, self.global_batch, 0, 1)[first : first + _TOGETHER],
+            step=step,
+            batch_size=self.global_batch,
+            lanes=order.lanes,
+            repeats=self.config.augment.repeats,
+        )
+        datasets, own = self._mixture.split(taken.positions)
+        sample_ids, epochs = np.empty_like(own), np.empty_like(own)
+        draws = dict[int, Draws]()
+        for number, each in enumerate(self._orders):
+            chosen = datasets == number
+            sample_ids[chosen], epochs[chosen] = each.at(own[chosen]), own[chosen] // each.num_samples
+        for number, repeat in set(zip(datasets.tolist(), taken.numbers.tolist(), strict=True)):
+            entries = np.flatnonzero((datasets == number) & (taken.numbers == repeat))
+            seed = self._seed(number, repeat)
+            found = sample_draws(sample_ids[entries], epochs[entries], seed=seed, config=self.config)
+            draws |= zip(entries.tolist(), found, strict=True)
+        return _Entries(
+            step=step,
+            first=first,
+            datasets=datasets,
+            sample_ids=sample_ids,
+            epochs=epochs,
+            repeats=taken.numbers,
+            draws=draws,
+        )
+
+    def _seed(self, dataset: int, repeat: int) -> int:
+        """Returns the seed of a dataset's samples in this repeat of theirs."""
+        return seed_of_repeat(self._data.seed_of(dataset, self._start.seed), repeat)
+
+    def _made(self, number: int, draws: Draws, draw: tuple[int, int], dataset: Dataset, raw: RawSample) -> Any:
         """Makes an item with the global generators seeded, as only the sole user of a process may."""
-        sample = self._sample(number, sample_id, draw, raw, self._hook.read_from(dataset, raw.sample_id))
+        sample = self._sample(number, draws, draw, raw, self._hook.read_from(dataset, raw.sample_id))
         with seeded(sample.seed):
             if self._hook.transform:
-                return self._hook.made(sample)
+                return self._hook.made(sample, is_seeded=True)
             return torch.from_numpy(sample.crop).permute(2, 0, 1).contiguous(), sample.label
 
     def _sample(
-        self, number: int, sample_id: int, draw: tuple[int, int], raw: RawSample, fields: dict[str, Any]
+        self, number: int, draws: Draws, draw: tuple[int, int], raw: RawSample, fields: dict[str, Any]
     ) -> Sample:
-        """Returns a sample of dataset `number`. `sample_id`: the sample of the order, for which `raw` may be a
-        substitute. `draw`: its epoch, and which of its repeats it is."""
+        """Returns a sample of dataset `number`, which may be a substitute. `draws`: those of the order's sample.
+        `draw`: its epoch, and which of its repeats it is."""
         dataset, (epoch, repeat) = self._data.datasets[number], draw
-        seed = seed_of_repeat(self._data.seed_of(number, self._start.seed), repeat)
-        ids, epochs = np.array([sample_id], dtype=np.int64), np.array([epoch], dtype=np.int64)
         return Sample(
             raw,
             labels=tuple(self._data.label_maps[number][list(raw.labels)].tolist()),
             fields=fields,
-            draws=sample_draws(ids, epochs, seed=seed, config=self.config)[0],
-            seed=transform_seed(raw.sample_id, epoch, seed=seed),
+            draws=draws,
+            seed=transform_seed(raw.sample_id, epoch, seed=self._seed(number, repeat)),
             image_size=self._start.image_size,
             config=self.config,
             limits=dataset.manifest.limits,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Entries:
+    """Consecutive entries of a step's global batch, from `first` on. `datasets`, `sample_ids`, `epochs`, `repeats`,
+    int64[n]: each entry's dataset, its sample there, the epoch, and which of the sample's repeats it is. `draws`: those
+    of each entry."""
+
+    step: int
+    first: int
+    datasets: NDArray[np.int64]
+    sample_ids: NDArray[np.int64]
+    epochs: NDArray[np.int64]
+    repeats: NDArray[np.int64]
+    draws: dict[int, Draws]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ import tarfile
 import threading
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -148,14 +149,31 @@ def test_a_transform_is_a_pure_function_on_threads_in_workers_and_after_resuming
     assert torch.unique(own[0]).numel() == NUM_SAMPLES, "every sample of an epoch draws for itself"
 
 
-def test_samples_by_number_are_the_batches_of_any_ranks(url: str) -> None:
-    """Also for the other libraries' generators, which are seeded for each sample and then restored."""
-    samples = train_samples(**arguments(url, num_steps=4))
-    with train_batches(**arguments(url)) as batches:
+@pytest.mark.parametrize("repeats", [1, 2])
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_samples_by_number_are_the_batches(
+    url: str, monkeypatch: pytest.MonkeyPatch, repeats: int, is_mixed: bool
+) -> None:
+    """In any order, and although the places of a few samples are found at once."""
+    monkeypatch.setattr("pipeline.data.train_samples._TOGETHER", 4)
+    config = replace(CONFIG, augment=replace(CONFIG.augment, repeats=repeats))
+    if is_mixed:
+        config = replace(config, mix=((url, 2.0), (url, 1.0)))
+    given = arguments("" if is_mixed else url, config=config)
+    samples = train_samples(**given, num_steps=4)
+    numbers = [*range(4 * BATCH)]
+    random.shuffle(numbers)
+    made = {number: samples[number] for number in numbers}
+    with train_batches(**given) as batches:
         for step, batch in enumerate(islice(batches, 4)):
-            images, labels = default_collate([samples[step * BATCH + entry] for entry in range(BATCH)])
+            images, labels = default_collate([made[step * BATCH + entry] for entry in range(BATCH)])
             assert torch.equal(images.permute(0, 2, 3, 1), batch.images)
             assert torch.equal(labels, batch.labels[:, 0])
+
+
+def test_samples_of_ranks_are_a_partition_and_seeded(url: str) -> None:
+    """The other libraries' generators are seeded for each sample, too, and then restored."""
+    samples = train_samples(**arguments(url, num_steps=4))
     ranks = [list(samples.batch_sampler(first_step=1, rank=rank, num_ranks=2)) for rank in range(2)]
     assert [first + second for first, second in zip(*ranks, strict=True)] == list(samples.batch_sampler(first_step=1))
     others = train_samples(
