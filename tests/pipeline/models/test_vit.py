@@ -287,6 +287,23 @@ def test_logits_are_the_papers_equations(fields: dict[str, Any]) -> None:
     assert np.ptp(expected) > 0.1, "logits that hardly differ would prove nothing"
 
 
+@pytest.mark.parametrize(("size", "patch", "num_patches"), [(224, 16, 196), (48, 16, 9), (56, 14, 16)])
+def test_an_image_is_hw_over_pp_patches_and_one_class_token_is_of_all_images(
+    size: int, patch: int, num_patches: int
+) -> None:
+    """Channels divide nothing, and the token is no parameter for each image of a batch, as often written."""
+    model = random_model(image_size=size, patch=patch)
+    for batch in (1, 3):
+        with torch.no_grad():
+            z_BND = model.tokens(random_images(size=size)[:1].expand(batch, -1, -1, -1))
+        assert z_BND.shape[:2] == (batch, num_patches + 1)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    width = model.config.size.width
+    assert shapes["embed.class_token"] == (1, 1, width)
+    assert shapes["embed.position"] == (1, num_patches + 1, width)
+    assert shapes["embed.patch.weight"] == (width, patch * patch * 3)
+
+
 @pytest.mark.parametrize("epsilon", [1e-6, 1e-12])
 def test_layer_norms_epsilon_is_flaxs_or_the_one_asked_for(epsilon: float) -> None:
     """Features as small as epsilon show the difference between 1e-6 and PyTorch's 1e-5."""
