@@ -207,7 +207,7 @@ print("top-1 in timm:", hits / len(photos))
 def timm(screen: Terminal) -> None:
     """Fine-tunes a folder of timm, and evaluates the result there. RuntimeError if the top-1 differs."""
     screen.title("A user of timm: fine-tune its weights, evaluate them there")
-    screen.run("make setup > setup.log")
+    screen.run("make setup > setup.log 2>&1")
     _write(screen, "evaluate_in_timm.py", _IN_TIMM)
     # Random weights stand for published ones, so that the session needs no network.
     _write(screen, "save_vit_tiny.py", _VIT_TINY)
