@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from pipeline.models.attention import kernel_in_use, key_caches_by_kernel
 from pipeline.models.config import ModelConfig
@@ -25,6 +26,7 @@ from shards.hashing import derive_key
 _TRUNCATED_STD = 0.87962566103423978
 Model = ViT | BiT
 _MOST_VARIANTS = 64
+_DRAWS = frozenset({torch.Tensor.normal_, nn.init.kaiming_uniform_, nn.init.uniform_})
 
 
 def build_model(config: ModelConfig, *, seed: int = 0) -> Model:
@@ -38,7 +40,19 @@ def build_model(config: ModelConfig, *, seed: int = 0) -> Model:
 
 def unfilled_model(config: ModelConfig) -> Model:
     """Builds the model with arbitrary weights, to be filled from a checkpoint, a weights file or `initial_tensor`."""
-    return BiT(config) if config.is_bit else ViT(config)
+    with _NoDraws():
+        return BiT(config) if config.is_bit else ViT(config)
+
+
+class _NoDraws(TorchFunctionMode):
+    """A context in which torch's layers leave the memory of their parameters as it is. Drawing values for ViT-H/14 that
+    nobody uses takes seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def initial_of(config: ModelConfig, name: str, shape: tuple[int, ...], *, seed: int) -> torch.Tensor:

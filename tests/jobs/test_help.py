@@ -31,8 +31,10 @@ def words_of(stage: str) -> list[str]:
 
 
 def pages_of(stage: str, width: int) -> Iterator[str]:
+    """All pages on the narrower terminal, whose lines are broken as on the wider one; there, those of one recipe."""
     yield pages.second_words(stage, recipes_of(stage) if STAGES[stage].recipes else {}, width)
-    for word in words_of(stage):
+    words = words_of(stage)
+    for word in words if width == min(WIDTHS) else words[:1]:
         yield page(stage, word, width=width)
         yield page(stage, word, everything=True, width=width)
 

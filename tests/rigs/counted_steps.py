@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.engine_arms import be_asynchronous
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.data.batches import COUNT_NAMES, Batch
-from pipeline.models.build import unfilled_model
+from pipeline.models.build import build_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.flops import num_parameters
 from pipeline.ranks.streams import HostStreams
@@ -151,7 +151,7 @@ def _train_step(num_ranks: int, case: Case, overlap: Literal["on", "off"]) -> Tr
 
 def _engine(job: TrainingJob, plan: BatchPlan) -> engines.Engine:
     optimizer = OptimizerConfig(weight_decay=0.1)  # two groups of parameters, as in every recipe
-    return engines.Engine(unfilled_model(job.model), config=job.engine, plan=plan, optimizer=optimizer, clip_norm=1.0)
+    return engines.Engine(build_model(job.model), config=job.engine, plan=plan, optimizer=optimizer, clip_norm=1.0)
 
 
 def _batches(plan: BatchPlan) -> Iterator[Batch]:

@@ -435,3 +435,13 @@ def test_making_them_leaves_the_global_generator_alone() -> None:
     torch.manual_seed(3)
     tensor("embed.position", 1, 5, D)
     assert torch.equal(torch.rand(4), expected)
+
+
+@pytest.mark.parametrize("name", ["vit_ti16", "bit_r18x1", "r_vit_ti16"])
+def test_an_unfilled_model_draws_no_values(name: str) -> None:
+    """Drawing values for ViT-H/14 that nobody uses takes seconds."""
+    before = torch.get_rng_state()
+    model = unfilled_model(ModelConfig(name=name, num_classes=10))
+    assert torch.equal(torch.get_rng_state(), before)
+    expected = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    assert shapes_of(model.config) == expected

@@ -6,7 +6,7 @@ from types import ModuleType
 import pytest
 
 from pipeline.models.conversion.timm_architectures import ARCHITECTURES
-from tests.pipeline.models.conversion.zoo import BOUND, names_in, outcomes
+from tests.pipeline.models.conversion.zoo import BOUND, PAGE, names_in, outcomes, page, row
 from tests.rigs.faults import every_fault
 
 # One of each kind, with what it has that the paper's models do not have.
@@ -44,6 +44,8 @@ def test_one_of_each_kind_has_timms_logits(timm: ModuleType) -> Iterator[str]:
     for found in outcomes(timm, READ):
         if found.difference is None or found.difference > BOUND:
             yield f"{found.name} ({READ[found.name]}): {found.words}"
+        if row(found) not in PAGE.read_text():
+            yield f"the page has no such row: {row(found)}"
 
 
 @every_fault
@@ -51,6 +53,8 @@ def test_another_architecture_is_refused_with_its_reason(timm: ModuleType) -> It
     for found in outcomes(timm, REFUSED):
         if REFUSED[found.name] not in found.reason:
             yield f"{found.name}: {found.words}"
+        if row(found) not in PAGE.read_text():
+            yield f"the page has no such row: {row(found)}"
 
 
 @pytest.mark.long
@@ -61,3 +65,5 @@ def test_every_model_is_read_or_refused_with_a_reason(timm: ModuleType) -> Itera
     yield from (f"{each.name}: {each.words}" for each in found if each.difference and each.difference > BOUND)
     left_out = [each.name for each in found if each.difference is None and each.name in ARCHITECTURES]
     yield from (f"{name} is in the table of architectures, and is refused" for name in left_out)
+    if page(found, version=timm.__version__) != PAGE.read_text():
+        yield f"{PAGE} is older than the code (run: python -m tests.pipeline.models.conversion.zoo)"

@@ -1,9 +1,10 @@
 """Which of timm's Vision Transformers can be read: builds each of them, small and with random weights, writes the
-folder that timm publishes, imports it, and compares the logits.
+folder that timm publishes, imports it, and compares the logits, computed in fp64, so that rounding decides nothing.
 
-python -m tests.pipeline.models.conversion.zoo [NAME ...]    prints a table of all models, or of these (minutes)
+python -m tests.pipeline.models.conversion.zoo [NAME ...]    prints the rows of these models, or writes the page
+                                                              docs/reference/timm_weights.md of all (minutes)
 
-test_zoo.py checks one of each kind and, in the long part, all.
+test_zoo.py checks one of each kind and, in the long part, all, with the page.
 """
 
 import json
@@ -12,7 +13,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +34,21 @@ MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "be
 BOUND = 1e-5
 GRID = 3  # patches down and across: an odd number, at which no two forms of rotary positions agree
 HEAD_WIDTH = 8
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "reference" / "timm_weights.md"
+_HEAD = """\
+# timm's weights
+
+Which Vision Transformers of timm {version} can be read: {num_read} of {num_all} names. Each is built by timm, small
+and with random weights in every tensor, written as timm publishes it, and read as
+`patchline finetune --initial.weights FOLDER` reads it. Its logits for random images, computed in fp64, must equal
+timm's: "equal to {bound:g}" is the bound on the largest difference, as a share of the largest logit. The others are
+refused, with the reason that is shown. A name stands for all published weights of its architecture.
+
+`python -m tests.pipeline.models.conversion.zoo` writes this page; a long test compares it.
+
+| Model | Logits, or why it is refused |
+|---|---|
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,8 +113,8 @@ def outcome(timm: ModuleType, name: str) -> Outcome:
         cfg: Any = model.pretrained_cfg
         mean, deviation = torch.tensor(cfg["mean"]), torch.tensor(cfg["std"])
         with torch.no_grad():
-            theirs_BK = model(((images_BHW3 / 255 - mean) / deviation).permute(0, 3, 1, 2))
-            ours_BK = filled_model(weights)(images_BHW3)
+            theirs_BK = model.double()(((images_BHW3.double() / 255 - mean) / deviation).permute(0, 3, 1, 2))
+            ours_BK = filled_model(weights).double()(images_BHW3)
     return Outcome(name=name, difference=float((ours_BK - theirs_BK).abs().max() / theirs_BK.abs().max()))
 
 
@@ -124,13 +140,30 @@ def outcomes(timm: ModuleType, names: Iterable[str]) -> Iterator[Outcome]:
             yield outcome(timm, name)
 
 
+def row(found: Outcome) -> str:
+    """The row of the page's table."""
+    words = found.words.replace("|", r"\|")
+    return f"| `{found.name}` | {words} |\n"
+
+
+def page(found: Sequence[Outcome], *, version: str) -> str:
+    """The whole page."""
+    num_read = sum(each.difference is not None for each in found)
+    head = _HEAD.format(num_read=num_read, num_all=len(found), version=version, bound=BOUND)
+    return head + "".join(map(row, found))
+
+
 def main() -> None:
-    """Prints a row for each name on the command line, or for all, as soon as it is known."""
+    """Prints the rows of the models on the command line, or writes the page of all of them."""
     timm = imported("timm")
-    sys.stdout.write("| Model | Logits, or why it is refused |\n|---|---|\n")
-    for each in outcomes(timm, sys.argv[1:] or names_in(timm)):
-        sys.stdout.write(f"| `{each.name}` | {each.words} |\n")
+    names = sys.argv[1:] or names_in(timm)
+    found = []
+    for each in outcomes(timm, names):
+        found.append(each)
+        sys.stdout.write(row(each))
         sys.stdout.flush()
+    if not sys.argv[1:]:
+        PAGE.write_text(page(found, version=timm.__version__))
 
 
 if __name__ == "__main__":
