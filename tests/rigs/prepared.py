@@ -10,6 +10,7 @@ from pathlib import Path
 
 Value = bytes | int | float
 Example = Mapping[str, Sequence[Value]]
+TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 
 
 def write_prepared(
@@ -26,15 +27,15 @@ def write_prepared(
     dataset_info.json says instead."""
     folder = root / name / config / version
     folder.mkdir(parents=True)
-    told = []
+    told, as_records = [], {record: framed(record) for records in splits.values() for record in records}
     for split, records in splits.items():
         lengths = []
         for number in range(num_shards):
             shard = records[len(records) * number // num_shards : len(records) * (number + 1) // num_shards]
             path = folder / f"{name}-{split}.tfrecord-{number:05d}-of-{num_shards:05d}"
-            path.write_bytes(b"".join(map(framed, shard)))
+            path.write_bytes(b"".join(as_records[record] for record in shard))
             lengths.append(str(len(shard)))
-        told.append({"name": split, "shardLengths": lengths, "numBytes": "1"})
+        told.append({"filepathTemplate": TEMPLATE, "name": split, "shardLengths": lengths, "numBytes": "1"})
     about = {"name": name, "version": version, "fileFormat": "tfrecord", "splits": told}
     about |= {"configName": config} if config else {}
     (folder / "dataset_info.json").write_text(json.dumps(about | dict(info or {})))

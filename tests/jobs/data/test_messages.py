@@ -11,10 +11,11 @@ from jobs.data.pack import run as run_pack
 from shards.sources.folders import FolderSource
 from shards.sources.kinds import VtabSource
 from tests.jobs.data.test_label_rules import NAMES, VECTORS, Dataset
-from tests.jobs.data.test_pack_vtab import OWN, packed, scanned, source, write, write_text
+from tests.jobs.data.test_pack_vtab import packed, scanned, source, write_text
 from tests.jobs.data.test_strange_sources import Make, folders, pack, parquet, parquet_files, put, split_column
 from tests.rigs.messages import Row, row, table
 from tests.rigs.prepared import example, write_prepared
+from tests.rigs.vtab_tasks import OWN, write
 
 
 def mistakes(_: Path, fields: dict[str, object]) -> None:

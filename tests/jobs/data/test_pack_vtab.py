@@ -1,13 +1,9 @@
-"""Each task of VTAB-1k, packed by its recipe from a dataset in TFDS's form.
-
-A dataset has one record for each of a few cases, repeated; the classes of the cases, and the examples of each part,
-are worked out by hand from task_adaptation's `data/*.py`. The records that no part takes have no label.
-"""
+"""Each task of VTAB-1k, packed by its recipe from a made dataset in TFDS's form (tests/rigs/vtab_tasks.py)."""
 
 import hashlib
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,163 +17,20 @@ from jobs.settings.data import PackJob
 from shards.dataset import open_dataset
 from shards.errors import UserError
 from shards.sources.kinds import VtabSource
-from shards.sources.vtab_tasks import VTAB_TASKS
+from shards.sources.vtab_tasks import VTAB_TASKS, TaskData
 from shards.store import open_store
 from tests.rigs.prepared import Value, example, write_prepared
-
-Cases = Sequence[tuple[Mapping[str, Sequence[Value]], int]]
-Part = Sequence[tuple[str, int, int]]
+from tests.rigs.vtab_tasks import MADE, case_image, clevr, kitti, original_name, write
 
 
 def png(number: int, *, mode: str = "RGB") -> bytes:
-    """A picture that is different for every case."""
+    """A tiny picture."""
     file = io.BytesIO()
     pixels = np.array([[0, 1], [number % 2, number // 2 % 2]], np.uint8)
     if mode == "RGB":
         pixels = np.full((2, 2, 3), 10 * number, np.uint8)
     Image.fromarray(pixels).save(file, format="PNG")
     return file.getvalue()
-
-
-def clevr(*depths: float) -> dict[str, Sequence[Value]]:
-    """A scene of objects at these depths."""
-    coords = [coordinate for depth in depths for coordinate in (240.0, 160.0, depth)]
-    return {"objects/size": [1] * len(depths), "objects/pixel_coords": coords, "question_answer/answer": [b"no", b"2"]}
-
-
-def kitti(*objects: tuple[int, float]) -> dict[str, Sequence[Value]]:
-    """A street with objects: their types, and their depths in metres."""
-    places = [coordinate for _, depth in objects for coordinate in (-1.0, 2.0, depth)]
-    return {"objects/type": [kind for kind, _ in objects], "objects/location": places}
-
-
-def labels(feature: str, *classes: tuple[int, int]) -> Cases:
-    """Cases of a feature whose value decides the class."""
-    return [({feature: [value]}, found) for value, found in classes]
-
-
-CLEVR_COUNT = [(clevr(9.0, 9.0, 9.0), 0), (clevr(*[9.0] * 7), 4), (clevr(*[9.0] * 10), 7)]
-CLEVR_DISTANCE = [
-    *((clevr(11.0, 7.9, 9.9), 0), (clevr(8.0, 9.0), 0), (clevr(8.25), 1), (clevr(9.0, 8.75, 12.0), 2)),
-    *((clevr(9.5), 3), (clevr(9.75, 10.5), 4), (clevr(10.5), 5), (clevr(10.0, 30.0), 4)),
-]
-KITTI = [
-    *((kitti((0, 8.0), (1, 30.0)), 0), (kitti((3, 1.0), (2, 8.5)), 1), (kitti((1, 20.0)), 1)),
-    *((kitti((0, 20.5), (5, 3.0)), 2), (kitti((3, 4.0), (7, 9.0)), 3), (kitti(), 3), (kitti((0, -1.5)), 0)),
-]
-SAME = labels("label", (0, 0), (1, 1), (4, 4))
-OWN = {"train": 803, "validation": 204, "test": 9}  # splits of TFDS's own
-OWN_PARTS = {"train": [("train", 0, 800), ("validation", 0, 200)], "test": [("test", 0, 9)]}
-# 90 % of 2,010 are 1,809.
-OF_90 = {"train": [("train", 0, 800), ("train", 1809, 2009)], "test": [("test", 0, 9)]}
-# 60 % of 1,401 are 840 and 20 % are 280, both rounded down.
-SIXTY_TWENTY = {"train": [("train", 0, 800), ("train", 840, 1040)], "test": [("train", 1120, 1401)]}
-# 80 % of 1,003 are 802 and 10 % are 100.
-DSPRITES = {"train": [("train", 0, 800), ("train", 802, 1002)], "test": [("train", 902, 1003)]}
-# Half of 405 is 202.5, which Python and TFDS round to 202.
-SMALLNORB = {"train": [("train", 0, 800), ("test", 0, 200)], "test": [("test", 202, 405)]}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Made:
-    """A dataset to make, and what a task takes of it."""
-
-    dataset: str
-    version: str
-    counts: Mapping[str, int]
-    parts: Mapping[str, Part]
-    cases: Cases = tuple(SAME)
-    id_feature: str = "file_name"
-    mode: str = "RGB"
-
-
-MADE = {
-    "caltech101": Made(
-        dataset="caltech101", version="3.0.2", counts={"train": 2010, "test": 9}, parts=OF_90,
-        cases=labels("label", (0, 0), (101, 101)), id_feature="image/file_name",
-    ),
-    "cifar100": Made(
-        dataset="cifar100", version="3.0.2", counts={"train": 2010, "test": 9}, parts=OF_90,
-        cases=[({"label": [99], "coarse_label": [3]}, 99), ({"label": [7], "coarse_label": [1]}, 7)], id_feature="id",
-    ),
-    "dtd": Made(dataset="dtd", version="3.0.1", counts=OWN, parts=OWN_PARTS, cases=labels("label", (46, 46), (0, 0))),
-    "flowers102": Made(dataset="oxford_flowers102", version="2.1.1", counts=OWN, parts=OWN_PARTS),
-    "pets": Made(
-        dataset="oxford_iiit_pet", version="4.0.0", counts={"train": 1001, "test": 9},
-        # 80 % of 1,001 are 800.
-        parts={"train": [("train", 0, 800), ("train", 800, 1000)], "test": [("test", 0, 9)]},
-        cases=[({"label": [36], "species": [1]}, 36), ({"label": [2], "species": [0]}, 2)],
-    ),
-    "sun397": Made(
-        dataset="sun397/tfds", version="4.0.0", counts=OWN, parts=OWN_PARTS, cases=labels("label", (396, 396), (3, 3))
-    ),
-    "svhn": Made(
-        dataset="svhn_cropped", version="3.1.0", counts={"train": 2010, "test": 9}, parts=OF_90,
-        cases=labels("label", (9, 9), (0, 0)), id_feature="id",
-    ),
-    "patch_camelyon": Made(
-        dataset="patch_camelyon", version="2.0.0", counts=OWN, parts=OWN_PARTS, cases=labels("label", (0, 0), (1, 1)),
-        id_feature="id",
-    ),
-    "eurosat": Made(
-        dataset="eurosat/rgb", version="2.0.0", counts={"train": 1401}, parts=SIXTY_TWENTY, id_feature="filename"
-    ),
-    "resisc45": Made(
-        dataset="resisc45", version="3.0.0", counts={"train": 1401}, parts=SIXTY_TWENTY, id_feature="filename"
-    ),
-    "retinopathy": Made(
-        dataset="diabetic_retinopathy_detection/btgraham-300", version="3.0.0", counts=OWN, parts=OWN_PARTS,
-        id_feature="name",
-    ),
-    "clevr_count": Made(
-        dataset="clevr", version="3.1.0", counts={"train": 2010, "validation": 9, "test": 5},
-        parts={"train": OF_90["train"], "test": [("validation", 0, 9)]}, cases=CLEVR_COUNT,
-    ),
-    "clevr_distance": Made(
-        dataset="clevr", version="3.0.0", counts={"train": 2010, "validation": 9, "test": 5},
-        parts={"train": OF_90["train"], "test": [("validation", 0, 9)]}, cases=CLEVR_DISTANCE,
-    ),
-    "dmlab": Made(dataset="dmlab", version="2.0.1", counts=OWN, parts=OWN_PARTS, id_feature="filename"),
-    "kitti_distance": Made(
-        dataset="kitti", version="3.3.0", counts=OWN, parts=OWN_PARTS, cases=KITTI, id_feature="image/file_name"
-    ),
-    "dsprites_location": Made(
-        dataset="dsprites", version="2.0.0", counts={"train": 1003}, parts=DSPRITES, mode="L",
-        cases=labels("label_x_position", (0, 0), (1, 0), (2, 1), (31, 15)),
-    ),
-    "dsprites_orientation": Made(
-        dataset="dsprites", version="2.0.0", counts={"train": 1003}, parts=DSPRITES, mode="L",
-        # Floors of the value over 2.5.
-        cases=labels("label_orientation", (0, 0), (2, 0), (3, 1), (4, 1), (5, 2), (7, 2), (8, 3), (39, 15)),
-    ),
-    "smallnorb_azimuth": Made(
-        dataset="smallnorb", version="2.0.0", counts={"train": 803, "test": 405}, parts=SMALLNORB, mode="L",
-        cases=labels("label_azimuth", (0, 0), (17, 17), (9, 9)),
-    ),
-    "smallnorb_elevation": Made(
-        dataset="smallnorb", version="2.0.0", counts={"train": 803, "test": 405}, parts=SMALLNORB, mode="L",
-        cases=labels("label_elevation", (0, 0), (8, 8)),
-    ),
-}  # fmt: skip
-
-
-def write(root: Path, task: str) -> None:
-    """TFDS's files for a task: example number n of a split has case n modulo the number of cases."""
-    made = MADE[task]
-    name, _, config = made.dataset.partition("/")
-    beside: dict[str, Sequence[Value]] = {"other": [1.5, 2.5], "image2": [png(0)], "segmentation_mask": [png(1)]}
-    records = []
-    for case, (features, _) in enumerate(made.cases):
-        own = {"image": [png(case, mode=made.mode)], made.id_feature: [f"example {case}.jpg".encode()]}
-        records.append(example({**beside, **own, **features}))
-    unused = example({"image": [b"no image"]})
-    pieces = [piece for part in made.parts.values() for piece in part]
-    taken = {(split, number) for split, first, end in pieces for number in range(first, end)}
-    splits = {
-        split: [records[number % len(records)] if (split, number) in taken else unused for number in range(count)]
-        for split, count in made.counts.items()
-    }
-    write_prepared(root, name, splits, version=made.version, config=config)
 
 
 def packed(task: str, root: Path, out: Path, **changes: object) -> list[tuple[str, bytes, tuple[int, ...]]]:
@@ -213,14 +66,25 @@ def expected(task: str, part: str) -> list[tuple[str, bytes, tuple[int, ...]]]:
             case = number % len(made.cases)
             name = made.dataset.partition("/")[0]
             source = f"{name}-{split}.tfrecord-{shard:05d}-of-00003__{number - begins[shard]}"
-            if "dsprites" not in task and "smallnorb" not in task:  # version 2.0.0 of these has no ids
-                source += f":example {case}.jpg"
-            found.append((source, png(case, mode=made.mode), (made.cases[case][1],)))
+            if own := original_name(task, case):
+                source += f":{own}"
+            found.append((source, case_image(task, case), (made.cases[case][1],)))
     return sorted(found)
 
 
-@pytest.mark.parametrize("part", ["test", "train"])
-@pytest.mark.parametrize("task", MADE)
+def is_costly(task: str, part: str) -> bool:
+    """1,000 large images are decoded when they are packed."""
+    return part == "train" and MADE[task].picture.num_pixels > 10_000
+
+
+@pytest.mark.parametrize(
+    ("task", "part"),
+    [
+        pytest.param(task, part, marks=[pytest.mark.long] if is_costly(task, part) else [])
+        for task in MADE
+        for part in ("test", "train")
+    ],
+)
 def test_images_and_labels_are_those_of_task_adaptation(task: str, part: str, tmp_path: Path) -> None:
     write(tmp_path / "tfds", task)
     found, wanted = packed(task, tmp_path / "tfds", tmp_path / "out", split=part), expected(task, part)
@@ -229,7 +93,23 @@ def test_images_and_labels_are_those_of_task_adaptation(task: str, part: str, tm
         wanted = [(name, bytes(255 * value for value in image), label) for name, image, label in map(pixels_of, wanted)]
     assert found == wanted
     (recipe,) = (one for one in TASKS if one.name == task)
-    assert len(open_dataset(str(tmp_path / "out")).label_names) == recipe.num_classes
+    found_names = open_dataset(str(tmp_path / "out")).label_names
+    assert len(found_names) == recipe.num_classes
+    if "label" in MADE[task].class_names:
+        assert found_names == tuple(MADE[task].class_names["label"])
+
+
+@pytest.mark.parametrize("task", VTAB_TASKS, ids=lambda task: task.name)
+def test_parts_of_the_published_datasets(task: TaskData) -> None:
+    """The numbers of examples are those of task_adaptation's own tests, `task_adaptation/data/*_test.py`."""
+    made = MADE[task.name]
+    for part, wanted in made.ranges.items():
+        (piece,) = task.parts.pieces(part, made.published)
+        assert (piece.split, piece.first, piece.end) == wanted, part
+    assert task.parts.pieces("train", made.published) == [
+        *task.parts.pieces("train800", made.published),
+        *task.parts.pieces("val200", made.published),
+    ]
 
 
 def source(task: str, root: Path, **changes: object) -> VtabSource:

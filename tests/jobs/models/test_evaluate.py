@@ -1,15 +1,22 @@
 """`patchline evaluate` on packed digits: the scores of a model that is known to say one class."""
 
+import importlib.util
+import io
 import json
 import logging
 import math
+import random
 import shutil
+import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from jobs import exit_codes
@@ -111,6 +118,65 @@ def test_answers_that_a_class_map_allows(tmp_path: Path, digits: str) -> None:
     assert "others without a label that counts" in ended.output
     both = patchline("evaluate", *words, "--real", "real.json")
     assert (both.code, "--class-map and --real do not go together" in both.errors) == (2, True)
+
+
+def lists_as_published() -> list[list[int]]:
+    """Made lists: of each length, as many as in ImageNet-ReaL's real.json."""
+    draw = random.Random(0)
+    numbers = {1: 39_394, 0: 3_163, 2: 5_408, 3: 1_319, 4: 411, 5: 161, 6: 88, 7: 41, 8: 13, 9: 2}
+    lengths = [length for length, number in numbers.items() for _ in range(number)]
+    draw.shuffle(lengths)
+    return [draw.sample(range(1000), length) for length in lengths]
+
+
+def published_lists() -> list[list[int]]:
+    """The published lists, which timm has a copy of."""
+    found = importlib.util.find_spec("timm")
+    if found is None or not found.submodule_search_locations:
+        pytest.skip("timm, which has a copy of real.json, is not installed")
+    path = Path(found.submodule_search_locations[0]) / "data" / "_info" / "imagenet_real_labels.json"
+    lists: list[list[int]] = json.loads(path.read_text())
+    return lists
+
+
+@pytest.mark.parametrize("read", [lists_as_published, published_lists])
+def test_accuracy_by_imagenet_real(read: Callable[[], list[list[int]]], tmp_path: Path) -> None:
+    """The score is that of the example in github.com/google-research/reassessed-imagenet: over images whose list is not
+    empty, whether the answer is in the list. Entry 0 is of ILSVRC2012_val_00000001."""
+    config = ModelConfig(**TINY | {"num_classes": 1000})
+    model, synsets = build_model(config).eval(), tuple(f"n{number:08d}" for number in range(1_440_764, 1_441_764))
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(1))
+    state = model.state_dict()
+    save_weights(tmp_path / "w", config=config, labels=synsets, tensor=lambda name: state[name])
+    files = [image_bytes(number, height=32, width=32) for number in range(40)]
+    pixels = np.stack([np.array(Image.open(io.BytesIO(data))) for data in files])
+    with torch.no_grad():
+        best = model(torch.from_numpy(pixels)).topk(5).indices.tolist()
+    lists, unused = read(), set(range(50_000))
+    assert len(lists) == 50_000
+    chosen = []
+    for number, five in enumerate(best):  # a list without classes, with the answer, with another of the five, with none
+        kinds = (set[int](), {five[0]}, set(five[1:]), set(range(1000)) - set(five))
+        wanted, others = kinds[number % 4], set(five) - kinds[number % 4]
+        fits = (n for n in sorted(unused) if (wanted & {*lists[n]} if wanted else not lists[n]))
+        chosen.append(next(n for n in fits if not others & {*lists[n]}))
+        unused.remove(chosen[-1])
+        label = lists[chosen[-1]][0] if lists[chosen[-1]] else 7
+        path = tmp_path / "val" / synsets[label] / f"ILSVRC2012_val_{chosen[-1] + 1:08d}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(files[number])
+    source, out = FolderSource(root=str(tmp_path / "val")), str(tmp_path / "packed")
+    assert pack.run(pack.PackJob(out=out, source=source, samples_per_shard=16)) == 0
+    (tmp_path / "real.json").write_text(json.dumps(lists))
+    words = ("--weights", f"{tmp_path}/w", "--data.url", out, "--real", f"{tmp_path}/real.json", "--device", "cpu")
+    ended = patchline("evaluate", *words, "--json")
+    assert ended.code == 0, ended.errors
+    scores = json.loads(ended.output)
+    listed = [(five, lists[n]) for five, n in zip(best, chosen, strict=True) if lists[n]]
+    assert (scores["num_images"], scores["num_unlabeled"]) == (len(listed), len(best) - len(listed)) == (30, 10)
+    assert scores["accuracy"] == pytest.approx(statistics.fmean(five[0] in own for five, own in listed))
+    assert scores["top5"] == pytest.approx(statistics.fmean(not {*five}.isdisjoint(own) for five, own in listed))
+    assert (scores["accuracy"], scores["top5"]) == pytest.approx((1 / 3, 2 / 3))
 
 
 def test_images_without_a_label_are_packed_and_do_not_count_also_in_training(tmp_path: Path) -> None:

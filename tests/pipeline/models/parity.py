@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any, Literal
@@ -96,6 +97,8 @@ ROWS = (
         fields=TIMM_RESNET,
         is_long=True,
     ),
+    Row(title="R18, BiT's layers", name="bit_r18x1", theirs="resnetv2_18", fields=TIMM_RESNET),
+    Row(title="R34, BiT's layers", name="bit_r34x1", theirs="resnetv2_34", fields=TIMM_RESNET, is_long=True),
     Row(title="B/16, Hugging Face's", fields=USUAL, **HUGGING_FACE),
     Row(
         title="B/16, Hugging Face's, 24 x 24",
@@ -171,6 +174,8 @@ def resized(model: Model, image_size: int, *, mode: Mode) -> Model:
 def timm_logits(timm: ModuleType, model: Model, row: Row) -> Logits:
     """timm's model with exactly our weights."""
     arguments = row.arguments | ({"img_size": row.image[0]} if row.mode else {})
+    if model.config.resnet is not None and model.config.resnet.is_basic:
+        arguments |= bit_layers(timm)
     with torch.device("meta"):  # its own initial weights would take time and are not needed
         other: torch.nn.Module = timm.create_model(row.theirs, num_classes=NUM_CLASSES, **arguments)
     state = bit_as_timm(model) if model.config.is_bit else vit_as_timm(model)
@@ -178,6 +183,13 @@ def timm_logits(timm: ModuleType, model: Model, row: Row) -> Logits:
         state = timm.models.vision_transformer.checkpoint_filter_fn(state, other)
     other.load_state_dict(state, strict=True, assign=True)
     return other.eval()
+
+
+def bit_layers(timm: ModuleType) -> dict[str, Any]:
+    """The arguments with which timm builds R18 and R34, which have batch norm there, from BiT's layers."""
+    norm = partial(timm.layers.GroupNormAct, num_groups=32)
+    convolution = partial(timm.layers.StdConv2d, eps=1e-8)
+    return {"stem_type": "fixed", "norm_layer": norm, "conv_layer": convolution}
 
 
 def hugging_face_logits(transformers: ModuleType, model: Model, row: Row) -> Logits:

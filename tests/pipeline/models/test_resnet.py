@@ -24,6 +24,7 @@ from pipeline.models.resnet import (
     units_by_stage,
 )
 from pipeline.models.resnet import same_padding as padding_of
+from tests.pipeline.models.parity import random_images, random_model, theirs_of
 
 PLAIN = Epsilons(group_norm=1e-6)
 SIZES: dict[str, Any] = {"image_size": 32, "depth": 1, "width": 32, "mlp_width": 32, "num_heads": 2, "num_classes": 3}
@@ -206,6 +207,69 @@ def test_a_basic_unit_of_the_same_width_adds_to_what_came_in() -> None:
     torch.nn.init.zeros_(unit.conv2.weight)
     x = torch.randn(1, 64, 4, 4)
     assert torch.equal(unit(x), x)
+
+
+class PlainBasicResNet:
+    """ResNet-18 and 34 with BiT's layers, computed from tensors by functions of PyTorch. Neither our modules nor a
+    library's norm take part. `used`: the tensors that it has used."""
+
+    def __init__(self, state: dict[str, torch.Tensor], *, units: tuple[int, ...], in_variance: float) -> None:
+        self.state, self.units, self.in_variance, self.used = state, units, in_variance, set[str]()
+
+    def tensor(self, name: str) -> torch.Tensor:
+        self.used.add(name)
+        return self.state[name]
+
+    def convolved(self, name: str, x: torch.Tensor, stride: int = 1) -> torch.Tensor:
+        weight = self.tensor(f"{name}.weight")
+        rows = weight.flatten(1) - weight.flatten(1).mean(1, keepdim=True)
+        rows = rows / (rows.square().mean(1, keepdim=True) + self.in_variance).sqrt()
+        return F.conv2d(x, rows.view_as(weight), stride=stride, padding=weight.shape[-1] // 2)
+
+    def activated(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """Group norm, then ReLU."""
+        groups = x.reshape(len(x), 32, -1)
+        groups = groups - groups.mean(2, keepdim=True)
+        normed = (groups / (groups.square().mean(2, keepdim=True) + 1e-5).sqrt()).view_as(x)
+        scale, offset = (self.tensor(f"{name}.{kind}")[:, None, None] for kind in ("weight", "bias"))
+        return torch.clamp(normed * scale + offset, min=0)
+
+    def features(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.convolved("conv_root", theirs_of(images).to(self.state["head.weight"].dtype), 2)
+        x = F.max_pool2d(F.pad(x, (1, 1, 1, 1)), 3, 2)
+        for stage, num_units in enumerate(self.units):
+            for number in range(num_units):
+                unit, is_first = f"stages.{stage}.{number}", stage > 0 and number == 0
+                y = self.activated(f"{unit}.norm1", x)
+                shortcut = self.convolved(f"{unit}.conv_proj", y, 2) if is_first else x
+                y = self.convolved(f"{unit}.conv1", y, 2 if is_first else 1)
+                x = shortcut + self.convolved(f"{unit}.conv2", self.activated(f"{unit}.norm2", y))
+        return self.activated("norm", x).flatten(2).mean(2)
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        return self.features(images) @ self.tensor("head.weight").T + self.tensor("head.bias")
+
+
+@pytest.mark.parametrize(
+    ("name", "units", "epsilons", "in_variance"),
+    [
+        ("bit_r18x1", (2, 2, 2, 2), "paper", 1e-10),
+        pytest.param("bit_r18x1", (2, 2, 2, 2), "timm", 1e-8, marks=pytest.mark.long),
+        pytest.param("bit_r34x1", (3, 4, 6, 3), "paper", 1e-10, marks=pytest.mark.long),
+        pytest.param("bit_r34x1", (3, 4, 6, 3), "timm", 1e-8, marks=pytest.mark.long),
+    ],
+)
+def test_logits_of_whole_basic_resnets(name: str, units: tuple[int, ...], epsilons: Any, in_variance: float) -> None:
+    """In fp64; the product of the head is in fp32."""
+    images, config = random_images(33, 40), ModelConfig(name=name, num_classes=7, resnet_epsilons=epsilons)
+    model = random_model(config).double()
+    plain = PlainBasicResNet(model.state_dict(), units=units, in_variance=in_variance)
+    with torch.no_grad():
+        found, expected = model(images), plain.logits(images)
+        torch.testing.assert_close(model.features(images), plain.features(images), rtol=1e-9, atol=1e-12)
+    assert plain.used == set(model.state_dict())
+    assert float(expected.std()) > 0.1
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-6
 
 
 def test_features_are_the_mean_of_the_last_normed_map() -> None:
