@@ -16,8 +16,9 @@ from enum import Enum
 from pathlib import Path
 from typing import TypeVar
 
-from shards.storage.local import ALARM_SECONDS, read_again
+from shards.storage.local import read_again
 from shards.storage.objects import Traffic
+from shards.storage.retries import ALARM_SECONDS
 
 log = logging.getLogger(__name__)
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)

@@ -7,7 +7,6 @@ after disk errors that may pass. A walk through folders ends even if links form 
 import errno
 import io
 import logging
-import math
 import os
 import re
 import stat
@@ -43,7 +42,6 @@ MOST_WAYS = 16  # how many times links may lead to one folder: several classes m
 Identity = tuple[int, int]  # device and inode
 Result = TypeVar("Result")
 RETRIES = RetryConfig()
-ALARM_SECONDS = 60.0  # a warning is logged if reading or listing has failed for this long
 Read = TypeVar("Read", bytes, memoryview)
 STREAM_BYTES = 256 << 10
 TEMPORARY_PREFIX = ".tmp-"
@@ -110,36 +108,43 @@ def _shown(folder: bytes) -> str:
     return printable_name(os.fsdecode(folder))
 
 
-def read_again(what: str, read: Callable[[], Result], *, traffic: Traffic, stop: threading.Event | None) -> Result:
-    """Returns what `read()` returns. Calls it again while it fails with an error that may pass.
+def read_again(
+    what: str,
+    read: Callable[[], Result],
+    *,
+    traffic: Traffic,
+    stop: threading.Event | None,
+    budget: RetryBudget | None = None,
+) -> Result:
+    """Returns what `read()` returns. Calls it again while it fails with an error that may pass. `budget`: that of all
+    reads of a store, which give up together; None: this read's own.
 
     Raises the error, with `what` as its path if it has none, once the deadline has passed, and ReadStoppedError once
     `stop` is set. Logs a warning after a minute.
     """
-    retries, alarm_at = None, math.inf
+    retries = None
     while True:
         try:
-            return read()
+            found = read()
         except OSError as error:
             if error.errno not in PASSING_FAULTS:
                 raise
             if retries is None:
-                budget = RetryBudget(RETRIES)
+                budget = budget or RetryBudget(RETRIES)
                 budget.has_answered = True  # retry until the deadline: a wrong path raises other errors
                 retries = RequestRetries(what, budget, pause=stop.wait if stop else time.sleep)
-                alarm_at = time.monotonic() + ALARM_SECONDS
-            elif time.monotonic() >= alarm_at:
-                alarm_at = math.inf
-                said = "%s cannot be read for a minute now (%s); it is tried for up to %.0f s"
-                log.warning(said, what, error.strerror, RETRIES.deadline_seconds)
             try:
-                retries.again_after_failure(str(error), is_answer=False)
+                retries.again_after_failure(error.strerror or str(error), is_answer=False)
             except StorageError as given_up:
                 log.warning("%s", given_up)
                 error.filename = error.filename or what  # errors of reads have no path
                 raise error from None
             log.info("reading %s failed: %s", what, error)
             traffic.add(TrafficCounts(retries=1))
+        else:
+            if budget:
+                budget.received()
+            return found
         if stop and stop.is_set():
             raise ReadStoppedError(0)
 
@@ -246,6 +251,7 @@ class LocalStore:
 
     url: str
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
+    budget: RetryBudget = field(default_factory=lambda: RetryBudget(RETRIES), compare=False, repr=False)
 
     def fresh(self) -> "LocalStore":
         """Returns this store itself, because files have no connections."""
@@ -386,7 +392,7 @@ class LocalStore:
             raise InvalidDataError(f"{self.url}/{path} cannot be opened: {error.strerror}") from error
 
     def _again(self, path: str, read: Callable[[], Result], stop: threading.Event | None) -> Result:
-        return read_again(f"{self.url}/{path}", read, traffic=self.traffic, stop=stop)
+        return read_again(f"{self.url}/{path}", read, traffic=self.traffic, stop=stop, budget=self.budget)
 
     def _folder(self, prefix: str) -> Path:
         return Path(self.url, folder_prefix(prefix))

@@ -5,6 +5,8 @@ of Finagle and of the AWS SDKs; it keeps retries from overloading a store that i
 does not answer at all cost nothing, since they are no load for it.
 """
 
+import logging
+import math
 import random
 import time
 from collections.abc import Callable
@@ -14,6 +16,9 @@ from typing import Annotated, ClassVar
 from shards.config_values import Range, refuse_wrong_values
 from shards.errors import StorageError
 from shards.storage.fork_lock import ForkLock
+
+ALARM_SECONDS = 60.0  # a warning is logged if reads have failed for this long
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +62,29 @@ class RetryBudget:
         self.config = config
         self.has_answered = self.has_sent = False
         self._lock, self._left = ForkLock(), config.budget_reserve
+        self._silent_since, self._failed_at, self._has_warned = 0.0, -math.inf, False
 
     def __reduce__(self) -> tuple[type["RetryBudget"], tuple[RetryConfig]]:
         return type(self), (self.config,)
+
+    def failed(self, now: float) -> float:
+        """Records a failed request, and returns since when requests have failed while no read of this process got a
+        byte. If there was no request for half of the deadline, that is now."""
+        with self._lock:
+            if now - self._failed_at > self.config.deadline_seconds / 2:
+                self._silent_since, self._has_warned = now, False
+            self._failed_at = now
+            return self._silent_since
+
+    def may_warn(self) -> bool:
+        """Returns True once for each time in which requests fail and no read gets a byte."""
+        with self._lock:
+            has_warned, self._has_warned = self._has_warned, True
+            return not has_warned
+
+    def received(self) -> None:
+        """Records that a read has got bytes."""
+        self._failed_at = -math.inf
 
     def earn(self, share: float) -> None:
         """Adds this share of a retry to the budget."""
@@ -111,6 +136,7 @@ class RequestRetries:
         self._failures = 0 if share >= 1.0 else self._failures
         self._fruitless, self._has_progressed = 0, True
         self._since = self._clock()
+        self._budget.received()
         self._budget.earn(share)
 
     def again_after_answer(self, fault: str) -> bool:
@@ -141,11 +167,17 @@ class RequestRetries:
         if not is_allowed:
             return False
         pause = backoff_seconds(self._failures, config=config, draw=self._draw())
-        waited = self._clock() - self._since
+        now = self._clock()
+        waited, silent = now - self._since, now - self._budget.failed(now)
         said = f"reading {self._what} failed {self._failures} times in {waited:.0f} s, last with: {fault}"
-        if waited + pause > config.deadline_seconds:
-            what = f"{said}; the deadline is {config.deadline_seconds:.0f} s"
+        # Reads wait for a connection, so one after another would wait for the deadline while the storage is away.
+        if max(waited, silent) + pause > config.deadline_seconds:
+            others = f"; no read has got a byte for {silent:.0f} s" if silent > waited else ""
+            what = f"{said}{others}; the deadline is {config.deadline_seconds:.0f} s"
             raise StorageError(what, todo="try again when the storage has recovered")
+        if silent >= ALARM_SECONDS and self._budget.may_warn():
+            warning = "%s cannot be read for a minute now (%s); it is tried for up to %.0f s"
+            log.warning(warning, self._what, fault, config.deadline_seconds)
         if is_answer and not self._budget.spend():
             budget = f"{config.budget_reserve:.0f} retries and {config.budget_share:g} more for each read"
             what = f"{said}; this process's {budget} are spent"

@@ -365,8 +365,9 @@ class ObjectRead:
                 fault = self._fault_of(answer)
                 if not fault:
                     yield body
-                    if answer.get("ContentRange") and self._position > begun:
-                        self._store.budget.has_sent = True
+                    if self._position > begun:
+                        self._store.budget.received()
+                        self._store.budget.has_sent |= bool(answer.get("ContentRange"))
                     if not self._left():
                         return
             self._check_stop()

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+from jobs.data import pack
+from jobs.recipes.pack import digits
 from pipeline.data.batches import Batch
 from pipeline.data.config import AugmentConfig, DataConfig, Share
 from pipeline.data.image_dataset import open_dataset
@@ -22,10 +24,14 @@ from pipeline.data.quarantine import Quarantine
 from pipeline.data.stream import BatchStream, plan_stream, train_batches
 from pipeline.data.training_data import TrainingData
 from pipeline.ranks.world import World, leave
-from shards.errors import UserError, WillNotSucceedError
+from shards.errors import StorageError, UserError, WillNotSucceedError
+from shards.storage import s3
+from shards.storage.retries import RetryConfig
+from tests.conftest import new_bucket, use_s3
 from tests.rigs.datasets import packed_folders
 from tests.rigs.loader_kills import copied
 from tests.rigs.processes import run_ranks
+from tests.rigs.s3 import moto_server
 
 NUM_SAMPLES, BATCH, SIZE = 27, 12, 16
 CONFIG = DataConfig(lanes=4, window_blocks=2, num_threads=2)
@@ -501,3 +507,20 @@ def test_a_stream_counts_what_it_read(url: str) -> None:
     assert counts["samples"] >= 3 * BATCH
     assert counts["requests"] > 0
     assert counts["bytes"] > 0
+
+
+def test_a_server_that_ends_in_the_loop_is_one_error_after_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one deadline for each of the many blocks that wait for a connection: this loop hung for ten of them."""
+    monkeypatch.setattr(s3, "RETRIES", RetryConfig(backoff_seconds=0.05, most_backoff_seconds=0.2, deadline_seconds=2))
+    with moto_server() as endpoint:
+        use_s3(monkeypatch, endpoint, access_key="test", secret_key="test-secret")
+        url = f"s3://{new_bucket(endpoint)}/digits"
+        assert pack.run(replace(digits(), out=url)) == 0
+        batches = train_batches(url, global_batch=32, image_size=32)
+        assert len(list(islice(batches, 20))) == 20
+    began = time.monotonic()
+    with batches, pytest.raises(StorageError, match="the deadline is 2 s"):
+        list(islice(batches, 1000))
+    assert time.monotonic() - began < 10

@@ -80,7 +80,7 @@ def test_a_wait_of_a_minute_is_warned_of_once(
 ) -> None:
     quick = RetryConfig(backoff_seconds=0.001, most_backoff_seconds=0.001)
     monkeypatch.setattr("shards.storage.local.RETRIES", quick)
-    monkeypatch.setattr("shards.storage.local.ALARM_SECONDS", 0.0)
+    monkeypatch.setattr("shards.storage.retries.ALARM_SECONDS", 0.0)
     faults = iter([errno.ESTALE] * 4)
 
     def read() -> bytes:

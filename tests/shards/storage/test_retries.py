@@ -174,6 +174,48 @@ def test_an_outage_is_waited_for_however_many_reads_are_under_way(seed: int) -> 
     assert 100 <= ended <= 120
 
 
+def given_up(attempts: RequestRetries) -> str:
+    """The error with which a read ends that nobody answers."""
+    try:
+        while attempts.again_after_failure("refused", is_answer=False):
+            pass
+    except StorageError as error:
+        return str(error)
+    raise AssertionError("it was given up without the deadline")
+
+
+def test_reads_that_wait_for_a_connection_give_up_with_the_others() -> None:
+    """A stream asks for hundreds of blocks, and reads eight at a time. Each used to wait for two minutes of its own."""
+    time, retries = Time(), RetryBudget(RetryConfig())
+    retries.has_answered = True
+    said = [given_up(time.attempts(retries)) for _ in range(50)]  # one after another
+    assert 100 < time.now < 121
+    assert "failed 1 times in 0 s, last with: refused; no read has got a byte for 120 s; the deadline is" in said[-1]
+
+
+@pytest.mark.parametrize("between", ["bytes of another read", "a quiet minute"])
+def test_another_outage_is_waited_for_again(between: str) -> None:
+    time, retries = Time(), RetryBudget(RetryConfig())
+    retries.has_answered = True
+    for _ in range(3):
+        began = time.now
+        assert "the deadline is 120 s" in given_up(time.attempts(retries))
+        assert time.now - began > 100
+        if between == "bytes of another read":
+            retries.received()
+        else:
+            time.now += 61
+
+
+def test_an_outage_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    time, retries = Time(), RetryBudget(RetryConfig())
+    retries.has_answered = True
+    with caplog.at_level("WARNING"):
+        for _ in range(3):
+            given_up(time.attempts(retries))
+    assert caplog.messages == ["s3://b/x cannot be read for a minute now (refused); it is tried for up to 120 s"]
+
+
 def test_a_storm_of_errors_is_ended_by_the_budget() -> None:
     ended, error = outage(60.0, num_reads=24, seed=0, is_answer=True)
     assert "are spent" in error
