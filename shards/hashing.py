@@ -130,6 +130,7 @@ CUTMIX = Purpose(0x6375746D, ("seed", "step"), "which pairs of a batch get CutMi
 PATCH_DROPOUT = Purpose(
     0x70647270, ("seed", "step"), "the patches of each image of a batch that are left out"
 )  # "pdrp"
+PATCH_SIZES = Purpose(0x7073697A, ("seed", "step"), "the patch size of a batch")  # "psiz"
 SHOTS = Purpose(0x73686F74, ("seed",), "the few images of each class that a representation is measured with")  # "shot"
 SUBSETS = Purpose(0x73756273, ("seed",), "the samples of a part of a dataset")  # "subs"
 HELD_OUT = Purpose(0x68656C64, ("seed",), "the samples that are held out of training")  # "held"

@@ -88,7 +88,7 @@ ORDER = {
         "flops masked",
         "positions resnet",
         "layers",
-        "attention bias_sums config loss residuals",
+        "attention bias_sums config loss patches residuals",
         "packed_attention",
     ),
     "shards": (

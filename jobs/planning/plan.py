@@ -26,7 +26,7 @@ from jobs.settings.runs import PlanJob
 from pipeline.models.flops import attention_tiles
 from pipeline.planning.forecast import COPY_BYTES_PER_SECOND, Cost, Forecast, cost_of
 from pipeline.training.settings.schedule import steps_of
-from pipeline.training.settings.tokens import TokensConfig, num_patches_at
+from pipeline.training.settings.tokens import TokensConfig, models_of, num_patches_at, phases_of
 from pipeline.training.zero.batch_plan import shared_lanes, times_read
 from shards.errors import UserError
 from shards.output.quantities import DAY_SECONDS, duration, plural, size
@@ -104,22 +104,34 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
 
 
 def _fewer_tokens(job: PlanJob, cost: Cost) -> str:
-    """Returns the patches of an image in each phase of the run, and what fewer of them save; empty if all steps have
-    all patches of images of one size."""
+    """Returns the patches of an image in each phase of the run, for each size that they may have, and what fewer of
+    them save; empty if all steps have all patches, of one size, of images of one size."""
     training = job.training
     if training.tokens == TokensConfig():
         return ""
-    said = []
-    for phase in training.phases:
-        at = f"up to step {phase.end:,}: {phase.image_size} px"
+    tokens, models, said = training.tokens, models_of(training.tokens, training.model), list[str]()
+    of_models = [phases_of(tokens, model, num_steps=training.steps) for model in models]
+    for alike in zip(*of_models, strict=True):  # a phase, with each patch size
+        at = f"up to step {alike[0].end:,}: {alike[0].image_size} px"
         if not training.model.is_bit:
-            num_patches = num_patches_at(phase.image_size, training.model)
-            stay = num_patches if phase.num_stay is None else phase.num_stay
-            at += f", {stay:,} of {num_patches:,} patches"
+            counts = []
+            for phase, model in zip(alike, models, strict=True):
+                num_patches = num_patches_at(phase.image_size, model)
+                counts.append(f"{num_patches if phase.num_stay is None else phase.num_stay:,} of {num_patches:,}")
+            at += f", {_any_of(counts)} patches"
         said.append(at)
+    whole_images = "whole images"
+    if tokens.patch_sizes:
+        said.insert(0, f"each step draws patches of {_any_of([str(patch) for patch in tokens.patch_sizes])} px")
+        whole_images += f" in patches of {training.model.size.patch} px"
     whole = replace(training, tokens=TokensConfig())
     flops = cost_of(whole, num_images=job.num_images, num_classes=job.num_classes, days=job.days).train_flops
-    return f"{'; '.join(said)}: {cost.train_flops / flops:.2f} times the operations of whole images"
+    return f"{'; '.join(said)}: {cost.train_flops / flops:.2f} times the operations of {whole_images}"
+
+
+def _any_of(words: list[str]) -> str:
+    """Returns the words as text such as `8, 16 or 32`."""
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _tile_of_class_token(job: PlanJob) -> str:

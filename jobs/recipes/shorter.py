@@ -46,7 +46,11 @@ def smoke(job: TrainingJob) -> TrainingJob:
             cooldown_steps=min(job.schedule.cooldown_steps, _WARMUP_STEPS),
         ),
         tokens=replace(
-            job.tokens, whole_steps=min(job.tokens.whole_steps, _WARMUP_STEPS), image_sizes=(), size_steps=()
+            job.tokens,
+            whole_steps=min(job.tokens.whole_steps, _WARMUP_STEPS),
+            image_sizes=(),
+            size_steps=(),
+            patch_sizes=(),
         ),
         engine=replace(job.engine, precision="auto"),
         checkpoint=replace(job.checkpoint, every_steps=_STEPS // 2),

@@ -39,7 +39,7 @@ def patch_filters(model: ViT) -> torch.Tensor | None:
     features."""
     if model.embed.resnet is not None:
         return None
-    side = model.embed.patch_places
+    side = model.embed.patch.side
     return model.embed.patch.weight.detach().float().cpu().reshape(-1, side, side, 3)
 
 

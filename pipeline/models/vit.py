@@ -16,6 +16,7 @@ from pipeline.models.attention import attend, joined_heads, packed_heads
 from pipeline.models.config import ModelConfig
 from pipeline.models.layers import MLP, AttentionPool, LinearHead, centred
 from pipeline.models.masked import ColourHead, Mask
+from pipeline.models.patches import PatchEmbedding
 from pipeline.models.positions import (
     Grid,
     Positions,
@@ -41,7 +42,8 @@ class ViT(nn.Module):
     with stochastic depth, `branches_LB2` of `forward` holds the factors of each block's two branches for each image,
     and `kept_L` holds, for each block, the images for which its two branches are computed (None: all of them).
     `stay_BS`, int64, are the patches of each image that stay in training with PatchDropout; the blocks do not see the
-    others.
+    others. `patch` is the side in pixels of the patches into which a ViT without a ResNet cuts the images of this pass;
+    None: the configuration's.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -66,6 +68,8 @@ class ViT(nn.Module):
         sources_BN: torch.Tensor | None = None,
         kept_L: Sequence[Kept | None] = (),
         stay_BS: torch.Tensor | None = None,
+        *,
+        patch: int | None = None,
     ) -> torch.Tensor:
         """Returns float32[B, K] logits or, for a model of masked patches, float32[B, patches, K]. `sources_BN` then
         says which patches replace the image's own (masked.py)."""
@@ -73,7 +77,7 @@ class ViT(nn.Module):
             z_BND = self.tokens(images_BHW3, branches_LB2, sources_BN, kept_L)
             x_BD: torch.Tensor = self.norm(self._patches(z_BND))
         else:
-            x_BD = self.features(images_BHW3, branches_LB2, kept_L, stay_BS)
+            x_BD = self.features(images_BHW3, branches_LB2, kept_L, stay_BS, patch=patch)
         logits_BK: torch.Tensor = self.head(x_BD)
         return logits_BK
 
@@ -83,9 +87,11 @@ class ViT(nn.Module):
         branches_LB2: torch.Tensor | None = None,
         kept_L: Sequence[Kept | None] = (),
         stay_BS: torch.Tensor | None = None,
+        *,
+        patch: int | None = None,
     ) -> torch.Tensor:
         """Returns the image representation y of equation 4 (after the hidden tanh layer, if there is one): [B, D]."""
-        z_BND = self.tokens(images_BHW3, branches_LB2, kept_L=kept_L, stay_BS=stay_BS)
+        z_BND = self.tokens(images_BHW3, branches_LB2, kept_L=kept_L, stay_BS=stay_BS, patch=patch)
         if self.config.pooling == "token":
             y_BD: torch.Tensor = self.norm(z_BND[:, 0])  # equation 4
         elif self.pool is not None:
@@ -108,21 +114,22 @@ class ViT(nn.Module):
         sources_BN: torch.Tensor | None = None,
         kept_L: Sequence[Kept | None] = (),
         stay_BS: torch.Tensor | None = None,
+        *,
+        patch: int | None = None,
     ) -> torch.Tensor:
         """Returns all tokens after the last block: [B, N, D], or with PatchDropout those that stay."""
         mask = self.head.mask if isinstance(self.head, ColourHead) and sources_BN is not None else None
-        embedded: tuple[torch.Tensor, torch.Tensor | None] = self.embed(images_BHW3, mask, sources_BN, stay_BS)
+        embedded: tuple[torch.Tensor, torch.Tensor | None] = self.embed(images_BHW3, mask, sources_BN, stay_BS, patch)
         z_BND, again_1ND = embedded
-        rotation_2Nd = None
+        rotation_2Nd, stride = None, patch or self.config.stride
         if self.config.is_rotary:
-            stride = self.config.stride
             grid = images_BHW3.shape[1] // stride, images_BHW3.shape[2] // stride
             rotation_2Nd = rotations(self.config, grid, device=z_BND.device)
         # Nothing is recomputed in evaluations, or if the model is frozen.
         is_recomputed = self.checkpoint_blocks and z_BND.requires_grad
         is_axial = self.config.attention == "axial"
         if is_axial:
-            rows, columns = (side // self.config.stride for side in images_BHW3.shape[1:3])
+            rows, columns = (side // stride for side in images_BHW3.shape[1:3])
             z_BND = z_BND.reshape(-1, rows, columns, z_BND.shape[-1])  # (B, H, W, D), until the last block
             again_1ND = None if again_1ND is None else again_1ND.reshape(1, *z_BND.shape[1:])
         for number, block in enumerate(self.blocks):
@@ -148,17 +155,16 @@ class Embedding(nn.Module):
     """Equation 1: patches times E, the class token in front, position embeddings added.
 
     Registers follow the class token ("Vision Transformers Need Registers", Darcet et al., 2024); they have no position,
-    as in DINOv2's code. If images have another grid than the configuration's, learned position embeddings are resampled
-    as in the paper, and fixed ones are computed for that grid.
+    as in DINOv2's code. If images have another grid than the configuration's, because of their size or that of their
+    patches, learned position embeddings are resampled as in the paper, and fixed ones are computed for that grid.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         size, resnet = config.size, config.resnet
-        self.patch_places, self.num_class_tokens = size.patch, config.num_class_tokens
-        self.grid, self.stride = config.grid, config.stride
+        self.num_class_tokens, self.grid, self.stride = config.num_class_tokens, config.grid, config.stride
         self.resnet = HybridResNet(resnet, epsilons=config.resnet_epsilons) if resnet else None
-        self.patch = nn.Linear(size.patch * size.patch * (resnet.width if resnet else 3), size.width)
+        self.patch = PatchEmbedding(side=size.patch, channels=resnet.width if resnet else 3, width=size.width)
         self.class_token = nn.Parameter(torch.zeros(1, 1, size.width)) if self.num_class_tokens else None
         self.registers = nn.Parameter(torch.zeros(1, config.registers, size.width)) if config.registers else None
         self.position, self.position_x, self.position_y = position_tables(config)
@@ -172,22 +178,25 @@ class Embedding(nn.Module):
         mask: Mask | None = None,
         sources_BN: torch.Tensor | None = None,
         stay_BS: torch.Tensor | None = None,
+        patch: int | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Returns the tokens of uint8 or float[B, H, W, 3] images in 0..255, [B, N, D], and the positions that are
         added again before each layer but the first, [1, N, D] or None. `mask` corrupts the patches as `sources_BN`
-        says. With `stay_BS`, only these patches and the tokens before them are returned (PatchDropout)."""
+        says. With `stay_BS`, only these patches and the tokens before them are returned (PatchDropout). `patch`: the
+        side in pixels of the patches, if it is not the configuration's."""
         batch, height, width, _ = images_BHW3.shape
-        if height % self.stride or width % self.stride or not height * width:
+        stride = patch or self.stride
+        if height % stride or width % stride or not height * width:
             raise ValueError(
-                f"images of {height} x {width} px do not fit patches of {self.stride} px; give multiples of them"
+                f"images of {height} x {width} px do not fit patches of {stride} px; give multiples of them"
             )
         x_BHWC = centred(images_BHW3, self.patch.weight.dtype)
         if self.resnet is not None:
             x_BHWC = self.resnet(x_BHWC)
-        rows, columns, p = height // self.stride, width // self.stride, self.patch_places
+        rows, columns, p = height // stride, width // stride, patch or self.patch.side
         # (B, H/P, P, W/P, P, C) -> (B, H/P * W/P, P * P * C)
         x_BNP = x_BHWC.reshape(batch, rows, p, columns, p, -1).transpose(2, 3).flatten(3).flatten(1, 2)
-        z_BND: torch.Tensor = self.patch(x_BNP)
+        z_BND: torch.Tensor = self.patch(x_BNP) if patch is None else self.patch(x_BNP, patch)
         if mask is not None:
             z_BND = mask(z_BND, sources_BN)
         if self.class_token is not None:

@@ -27,6 +27,7 @@ PCIe 4 without NVLink. Across nodes, adapters reach 92 % of their nominal rate: 
 import math
 import re
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
 
 from pipeline.models.build import shapes_of
@@ -34,7 +35,7 @@ from pipeline.models.config import ModelConfig
 from pipeline.models.flops import num_parameters, training_flops
 from pipeline.training.fitting.memory import layout_in_engine
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob, reduced_in
-from pipeline.training.settings.tokens import phase_at
+from pipeline.training.settings.tokens import models_of, phase_at, phases_of
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.flat_blocks import largest_block, sizes_of
 from pipeline.training.zero.optimizer import ways_of
@@ -170,16 +171,21 @@ def step_time(
 
 def flops_at(job: TrainingJob, step: int) -> int:
     """Returns the operations of one image in the forward and backward pass of a step, counted from 0, at the step's
-    image size. Those of patches and branches that the step leaves out do not count, and neither does the head if the
-    number of classes is not known."""
-    phase = phase_at(step, job.phases)
-    return training_flops(
-        replace(job.model, image_size=phase.image_size),
-        head=job.model.num_classes > 0,
-        is_frozen=job.optimizer.freeze_backbone,
-        skips_branches=job.engine.skip_branches,
-        num_stay=phase.num_stay,
-    )
+    image size. If steps draw their patch sizes, it is the mean over these sizes. The operations of patches and branches
+    that the step leaves out do not count, and neither does the head if the number of classes is not known, nor the
+    resizing of a kernel, which does not depend on the number of images."""
+    found = []
+    for model in models_of(job.tokens, job.model):
+        phase = phase_at(step, phases_of(job.tokens, model, num_steps=job.steps))
+        flops = training_flops(
+            replace(model, image_size=phase.image_size),
+            head=model.num_classes > 0,
+            is_frozen=job.optimizer.freeze_backbone,
+            skips_branches=job.engine.skip_branches,
+            num_stay=phase.num_stay,
+        )
+        found.append(flops)
+    return round(Fraction(sum(found), len(found)))
 
 
 def flops_of_steps(job: TrainingJob, num_steps: int) -> int:

@@ -293,16 +293,17 @@ def with_attention(
     # A deterministic run cannot depend on measured times, which differ from start to start.
     if model.is_bit or (wanted == "auto" and job.engine.deterministic):
         return job
-    height, width = model.grid
-    num_stay = job.phases[0].num_stay  # the other kernel may be faster in the last steps, which have all patches
+    densest = job.with_most_tokens  # another kernel may be faster for larger patches, which take little time
+    height, width = densest.model.grid
+    num_stay = densest.phases[0].num_stay  # and in the last steps, which have all patches
     num_tokens = model.num_prefix_tokens + (height * width if num_stay is None else num_stay)
-    num_tokens = max(model.grid) if model.attention == "axial" else num_tokens
+    num_tokens = max(densest.model.grid) if model.attention == "axial" else num_tokens
     num_images, num_heads = max(1, _TRIED_TOKENS // num_tokens), model.size.num_heads
     shape = (num_images, num_heads, num_tokens, model.size.width // num_heads)
     dtype = torch.bfloat16 if job.engine.precision == "bf16" else torch.float32
     # Measuring should take two seconds at most, but compiling flex takes longer.
     names = [name for name in KERNELS if name not in BY_NAME_ALONE] if wanted == "auto" else [wanted]
-    layer = partial(AttentionAlone, model)
+    layer = partial(AttentionAlone, densest.model)
     found = {
         name: kernel_seconds(name, shape, dtype=dtype, device=world.device, layer=layer, is_compiled=is_compiled)
         for name in names

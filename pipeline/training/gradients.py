@@ -17,6 +17,9 @@ is kept is divided by the probability of being kept, so an evaluation uses all b
 PatchDropout (Liu et al., arXiv 2208.07220) leaves out the same number of patches of each image, after positions are
 added (settings/tokens.py). Nothing makes up for the patches that are left out. timm draws them in another order and
 returns them in a random one; here they keep their order, which changes results only by rounding.
+
+FlexiViT (Beyer et al., arXiv 2212.08013; big_vision's trainers/proj/flexi/train.py) draws one patch size for all images
+of a step, each size with the same probability.
 """
 
 from collections.abc import Sequence
@@ -33,12 +36,12 @@ from pipeline.models.masked import NOT_PREDICTED, masked_loss, masked_targets
 from pipeline.models.vit import Kept
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.settings.tokens import num_patches_at, phase_at
+from pipeline.training.settings.tokens import num_patches_at, phase_at, phases_of, with_patch
 from pipeline.training.teacher import Teacher, distilled_loss
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.step_times import StepTimes
-from shards.hashing import DROPOUT, MASKED_PATCHES, PATCH_DROPOUT, STOCHASTIC_DEPTH, uniforms
+from shards.hashing import DROPOUT, MASKED_PATCHES, PATCH_DROPOUT, PATCH_SIZES, STOCHASTIC_DEPTH, uniforms
 
 _BRANCHES, _FEWEST_KEPT = 2, 2
 _MASKED, _MASKED_OR_OTHER = 0.8, 0.9
@@ -108,6 +111,33 @@ def staying_patches(
     return np.sort(draws.argsort(axis=1, kind="stable")[:, :num_stay], axis=1)
 
 
+def drawn_patch(step: int, *, seed: int, patch_sizes: Sequence[int]) -> int | None:
+    """Returns the patch size of a step, one of `patch_sizes`, each with the same probability; None if there are none:
+    the model's own."""
+    if not patch_sizes:
+        return None
+    draw = uniforms(np.zeros(1, dtype=np.int64), 1, key=PATCH_SIZES.key(seed, step))
+    return patch_sizes[int(draw.item() * len(patch_sizes))]
+
+
+def compiling_steps(job: TrainingJob, *, begin: int) -> frozenset[int]:
+    """Returns the steps of a process, counted from 1, that may compile blocks again: the first one of each phase after
+    the first phase and, if steps draw their patch sizes, the first one in a phase that draws a size. `begin`: the
+    process's first step, counted from 0."""
+    sizes, found, first = job.tokens.patch_sizes, {phase.end + 1 for phase in job.phases[:-1]}, begin
+    for phase in job.phases if sizes else ():
+        seen = set[int | None]()
+        for step in range(first, phase.end):
+            patch = drawn_patch(step, seed=job.seed, patch_sizes=sizes)
+            if patch not in seen:
+                found.add(step + 1)
+                seen.add(patch)
+            if len(seen) == len(sizes):
+                break
+        first = max(first, phase.end)
+    return frozenset(found)
+
+
 class Gradients:
     """Forward and backward passes over a rank's share of a batch. `times`: where the time of the passes is recorded.
     `class_weights`: float32[K], the factor of an image's loss for each class; None: no factors. `teacher`: the model to
@@ -139,6 +169,8 @@ class Gradients:
                 images, targets = self.inputs(batch, chosen)
                 branches, kept = self.branches(batch.step, chosen)
                 stay = self.staying(batch.step, chosen)
+                patch = self.patch(batch.step)
+                given = {} if patch is None else {"patch": patch}
                 sources: torch.Tensor | None = None
                 if self.job.model.masked_patches:
                     sources, targets = self.masked(batch.step, chosen, images)
@@ -153,13 +185,14 @@ class Gradients:
             def loss_of(
                 model: nn.Module,
                 x: tuple[torch.Tensor | Sequence[Kept | None] | None, ...] = (images, *more),
+                given: dict[str, int] = given,
                 y: torch.Tensor = targets,
                 taught_BK: torch.Tensor | None = taught,
             ) -> torch.Tensor:
                 if self.job.model.masked_patches:
                     loss = masked_loss(model(*x), y, target=self.job.model.masked_target)
                 else:
-                    loss = self._loss(model(*x), y, taught_BK)
+                    loss = self._loss(model(*x, **given), y, taught_BK)
                 return loss * torch.nan if is_void else loss
 
             with self.times.part("forward_backward"):
@@ -220,14 +253,22 @@ class Gradients:
 
     def staying(self, step: int, chosen: slice) -> torch.Tensor | None:
         """Returns the patches of each image that stay in a step, int64[n, S]. Returns None if all do."""
-        phase = phase_at(step, self.job.phases)
+        job = self.job
+        if not job.tokens.patch_dropout:
+            return None
+        model = with_patch(job.model, self.patch(step))
+        phase = phase_at(step, phases_of(job.tokens, model, num_steps=job.steps))
         if phase.num_stay is None:
             return None
-        num_patches = num_patches_at(phase.image_size, self.job.model)
+        num_patches = num_patches_at(phase.image_size, model)
         places, seed = self._places(chosen), self.job.seed
         return self._on_device(
             staying_patches(step, places, seed=seed, num_patches=num_patches, num_stay=phase.num_stay)
         )
+
+    def patch(self, step: int) -> int | None:
+        """Returns the patch size that a step draws; None: the model's own."""
+        return drawn_patch(step, seed=self.job.seed, patch_sizes=self.job.tokens.patch_sizes)
 
     def masked(self, step: int, chosen: slice, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the source of each patch, int64[n, N], and the targets that the model is to predict, int[n, N, T]."""

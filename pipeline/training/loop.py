@@ -27,7 +27,7 @@ from pipeline.evaluation.scores import Scores
 from pipeline.ranks.streams import streams_of
 from pipeline.training.controls import Controls
 from pipeline.training.fitting.memory import Topology, memory_of
-from pipeline.training.gradients import Gradients
+from pipeline.training.gradients import Gradients, compiling_steps
 from pipeline.training.guard import Guard, add_alarm
 from pipeline.training.kernels import KernelWatch, watches_kernel
 from pipeline.training.prepare import Prepared
@@ -277,7 +277,7 @@ def open_loop(
                 train_step.watched = KernelWatch(record["engine"], job.model, world).step
             held_out = HeldOut(prepared, gradients.engine, controls)
             when = decide_when_to_save(saving, dataset=held_out.dataset, resumed_from=found)
-            controls.stopping.progress.compiling_steps = frozenset(phase.end + 1 for phase in job.phases[:-1])
+            controls.stopping.progress.compiling_steps = compiling_steps(job, begin=step)
             loop = Loop(train_step, guard=guard, held_out=held_out, saving=saving, when=when)
         yield loop
 

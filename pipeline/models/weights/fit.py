@@ -3,12 +3,7 @@
 Weights are refused if they have hardly a tensor in common with the model, or if the model would compute something else
 from the same tensors.
 
-The patch embedding is resized to another patch size by the PI-resize of "FlexiViT: One Model for All Patch Sizes"
-(Beyer et al., 2023; `resample_patchemb` in big_vision's models/proj/flexi/vit.py). If B is the matrix that resizes a
-patch x bilinearly, the new weights are the pseudo-inverse of B's transpose times the old weights w. If patches grow,
-<x, w> = <B x, new w> then holds for every patch; if they shrink, it holds in the least-squares sense.
-
-Shape letters: D width, P Q old and new side of a patch, C channels.
+The patch embedding is resized to another patch size by PI-resize (patches.py).
 """
 
 import shlex
@@ -16,10 +11,10 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig, ModeOrNone, Size
+from pipeline.models.patches import resized_patches
 from pipeline.models.positions import resample_axis_embeddings, resample_position_embeddings
 from pipeline.models.weights.folder import HEAD, Weights
 from pipeline.models.weights.safetensors import TensorByName, refuse_misfits
@@ -105,27 +100,6 @@ def has_other_patches(source: ModelConfig, target: ModelConfig) -> bool:
     map."""
     are_vits = not any(config.is_bit or config.resnet for config in (source, target))
     return are_vits and source.size.patch != target.size.patch
-
-
-def resized_patches(weight: torch.Tensor, *, from_side: int, to_side: int) -> torch.Tensor:
-    """Resizes a patch embedding, float[D, P * P * C], to float32[D, Q * Q * C], rows before columns before channels.
-    Raises ValueError if the weight does not belong to patches of `from_side`."""
-    if weight.shape[1] % from_side**2:
-        raise ValueError(f"a patch embedding of {list(weight.shape)} is not of patches of {from_side} x {from_side} px")
-    if from_side == to_side:
-        return weight.float()
-    weight_DPC = weight.double().reshape(len(weight), from_side**2, -1)
-    inverse_PQ = torch.linalg.pinv(_resizing(from_side, to_side, device=weight.device))
-    # (P * P, Q * Q) and (D, P * P, C) -> (D, Q * Q, C)
-    return torch.einsum("pq,dpc->dqc", inverse_PQ, weight_DPC).flatten(1).float()
-
-
-def _resizing(from_side: int, to_side: int, *, device: torch.device) -> torch.Tensor:
-    """Returns the matrix of bilinear resizing, float64[Q * Q, P * P], as tf.image.resize does it: half-pixel centres,
-    without antialiasing."""
-    basis_1PP = torch.eye(from_side**2, dtype=torch.float64, device=device).reshape(-1, 1, from_side, from_side)
-    resized = F.interpolate(basis_1PP, size=(to_side, to_side), mode="bilinear", align_corners=False)
-    return resized.flatten(1).T
 
 
 def _refuse_other_family(weights: Weights, target: ModelConfig) -> None:

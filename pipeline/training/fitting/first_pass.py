@@ -98,9 +98,10 @@ def one_pass(
         sources = torch.full((plan.micro_batch, num_patches), num_patches, device=device)  # all masked
         loss = masked_loss(module(images, None, sources), targets, target=job.model.masked_target)
     else:
-        num_stay = job.largest_phase.num_stay
+        num_stay = job.with_most_tokens.largest_phase.num_stay
         first = None if num_stay is None else torch.arange(num_stay, device=device).expand(plan.micro_batch, -1)
-        outputs = module(images) if first is None else module(images, stay_BS=first)
+        given = {"stay_BS": first, "patch": min(job.tokens.patch_sizes, default=None)}
+        outputs = module(images, **{name: value for name, value in given.items() if value is not None})
         loss = classification_loss(outputs, labels, name=job.loss, smoothing=job.label_smoothing)
     # Unlike `backward`, `grad` does not run the hooks that reduce gradients, which would wait for the other ranks.
     torch.autograd.grad(loss, [parameter for parameter in module.parameters() if parameter.requires_grad])

@@ -159,8 +159,8 @@ def least_recomputed(
     largest = {each: next((size for size in sizes if fits(each, size)), 0) for each in choices}
     least = next((each for each in choices if largest[each]), most)
     if is_on_gpu and least == "off" != before and largest.get("selective", 0) > largest["off"]:
-        height, width = job.model.grid
-        num_stay = job.largest_phase.num_stay
+        densest = job.with_most_tokens
+        (height, width), num_stay = densest.model.grid, densest.largest_phase.num_stay
         tokens_of_image = job.model.num_prefix_tokens + (height * width if num_stay is None else num_stay)
         return "selective" if largest["off"] * tokens_of_image < _FULL_SPEED_TOKENS else "off"
     return least

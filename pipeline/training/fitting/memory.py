@@ -95,7 +95,8 @@ def memory_of(job: TrainingJob, topology: Topology, *, micro_batch: int) -> Memo
         is_summed=micro_batch < share,
     )
     part, trained_part = -(-number // ranks), -(-trained // ranks)
-    kept = activations_of(job.model, pass_of(job, is_on_gpu=topology.is_on_gpu, element_bytes=weight))
+    densest = job.with_most_tokens
+    kept = activations_of(densest.model, pass_of(densest, is_on_gpu=topology.is_on_gpu, element_bytes=weight))
     activations = _of_images(kept, micro_batch)
     begins = gradients.as_backward_begins() + activations
     peak = max(begins, gradients.as_backward_ends(), gradients.in_update()) + gradients.too_large()

@@ -38,7 +38,7 @@ _SIZES = ("model.patch", "model.depth", "model.width")
 _OF_ONE_DECAY = {"rsqrt": ("schedule.timescale",), "staircase": ("schedule.stair_steps", "schedule.stair_factor")}
 _COMPARED = (
     *("data.url", "model.name", "model.image_size", *_SIZES, "model.dropout", "model.stochastic_depth"),
-    *("tokens.patch_dropout", "tokens.whole_steps", "tokens.image_sizes", "tokens.size_steps"),
+    *("tokens.patch_dropout", "tokens.whole_steps", "tokens.image_sizes", "tokens.size_steps", "tokens.patch_sizes"),
     *("model.masked_patches", "model.masked_target", "model.masked_share", "initial.weights", "steps", "global_batch"),
     *("schedule.learning_rate", "schedule.decay", "schedule.timescale", "schedule.stair_steps"),
     *("schedule.stair_factor", "schedule.warmup_steps", "schedule.cooldown_steps", "schedule.final_learning_rate"),
@@ -178,6 +178,7 @@ def settings_of(job: TrainingJob) -> dict[str, str | int | float]:
     fields["schedule.stair_steps"] = " ".join(map(str, job.schedule.stair_steps))
     fields["tokens.image_sizes"] = " ".join(map(str, job.tokens.image_sizes))
     fields["tokens.size_steps"] = " ".join(map(str, job.tokens.size_steps))
+    fields["tokens.patch_sizes"] = " ".join(map(str, job.tokens.patch_sizes))
     if not job.model.is_bit:  # sizes from the job or from the model's name
         fields |= {f"model.{name}": getattr(job.model.size, name) for name in ("patch", "depth", "width")}
     others = {name for names in _OF_ONE_DECAY.values() for name in names} - {*_OF_ONE_DECAY.get(job.schedule.decay, ())}

@@ -24,6 +24,7 @@ import torch
 from pipeline.planning.step_time import flops_at, gpu_of_device
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.settings.tokens import TokenPhase, phase_at
 from pipeline.training.zero.step_times import StepTimes
 
 _SIDE, _PRODUCTS = 4096, 20
@@ -76,6 +77,7 @@ class Utilisation:
         precision = job.engine.precision
         if precision == "auto":
             raise ValueError("engine.precision is 'auto'; the peak of a device is that of one precision")
+        self._phases, self._flops = job.phases, dict[TokenPhase, int]()
         self.nominal_peak = nominal_peak(world.device, precision)
         self.measured_peak = measured_peak(world.device, precision)
 
@@ -94,8 +96,11 @@ class Utilisation:
         return f"{100 * self._mfu(step_seconds, self.measured_peak, step):.0f} % of peak" if self.measured_peak else ""
 
     def _mfu(self, step_seconds: float, peak: float, step: int) -> float:
+        phase = phase_at(max(0, step - 1), self._phases)
+        if phase not in self._flops:
+            self._flops[phase] = flops_at(self._job, max(0, step - 1))
         return mfu(
-            image_flops=flops_at(self._job, max(0, step - 1)) + self._teacher_flops,
+            image_flops=self._flops[phase] + self._teacher_flops,
             global_batch=self._job.global_batch,
             step_seconds=step_seconds,
             num_ranks=self._world.num_ranks,

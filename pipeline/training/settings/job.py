@@ -12,7 +12,7 @@ from pipeline.models.config import ModelConfig, ModeOrNone
 from pipeline.ranks.environment import MOST_SECONDS, TimeLimits
 from pipeline.shared_settings import ClassWeights, Device, LossName
 from pipeline.training.settings.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
-from pipeline.training.settings.tokens import TokenPhase, TokensConfig, phases_of, refuse_for_tokens
+from pipeline.training.settings.tokens import TokenPhase, TokensConfig, phases_of, refuse_for_tokens, with_patch
 from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 from shards.output.quantities import plural
@@ -437,8 +437,18 @@ class TrainingJob:
 
     @property
     def phases(self) -> tuple[TokenPhase, ...]:
-        """The parts of the run whose steps have the same number of tokens, in order."""
+        """The parts of the run whose steps have the same number of tokens, in order, with patches of the model's own
+        size."""
         return phases_of(self.tokens, self.model, num_steps=self.steps)
+
+    @property
+    def with_most_tokens(self) -> "TrainingJob":
+        """This job as if all its steps had the smallest of `tokens.patch_sizes`, for which memory must suffice; itself
+        if they have the model's."""
+        if not self.tokens.patch_sizes:
+            return self
+        model = with_patch(self.model, min(self.tokens.patch_sizes))
+        return replace(self, model=model, tokens=replace(self.tokens, patch_sizes=()))
 
     @property
     def largest_phase(self) -> TokenPhase:

@@ -1,5 +1,5 @@
-"""Fewer tokens while training: the image size of a step, and how many patches of each image stay, as pure functions of
-the step.
+"""Fewer tokens while training: the image size of a step, how many patches of each image stay, and the sizes that its
+patches may have, as pure functions of the step.
 
 PatchDropout (Liu et al., arXiv 2208.07220) trains on a random share of each image's patches. "Scaling Language-Image
 Pre-training via Masking" (FLIP, Li et al., arXiv 2212.00794) keeps all patches in a short last part of the run, its
@@ -7,8 +7,14 @@ Pre-training via Masking" (FLIP, Li et al., arXiv 2212.00794) keeps all patches 
 layers/patch_dropout.py. A run that begins with smaller images ("Fixing the train-test resolution discrepancy", Touvron
 et al., arXiv 1906.06423; DeiT III, arXiv 2204.07118) resamples its position embeddings in each pass, as timm does with
 dynamic_img_size, but in this project's mode `paper`.
+
+"FlexiViT: One Model for All Patch Sizes" (Beyer et al., CVPR 2023, arXiv 2212.08013; big_vision's trainers/proj/flexi/
+train.py and configs/proj/flexivit) draws the patch size of each step. There it is given as the side of the grid, whose
+patches cover the image; here sizes are in pixels and must divide the image. Which size a step draws is decided in
+gradients.py, and models/patches.py resizes the kernel.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -19,6 +25,7 @@ from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 _MOST_PIXELS = 16_384
+_MOST_PATCH_SIZES = 16  # each is compiled once for each image size, and torch compiles 64 variants at most (build.py)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +42,10 @@ class TokensConfig:
     embeddings are resampled in each pass."""
     size_steps: tuple[Annotated[int, Range(1, MOST_STEPS)], ...] = ()
     """The last step with each of the image sizes, such as 40000 80000."""
+    patch_sizes: tuple[Annotated[int, Range(1, _MOST_PIXELS)], ...] = ()
+    """Patch sizes, in pixels, such as 8 16 32, of which each step draws one, each as often (FlexiViT). Each must divide
+    every image size of the run. The model's own kernel and position embeddings are resized in each pass; evaluations
+    have the model's patch size."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="tokens.")
@@ -50,13 +61,19 @@ class TokensConfig:
                 f"{shown_value(self.size_steps)}; allowed: a last step for each size, in rising order, such as "
                 "--tokens.image-sizes 160 192 --tokens.size-steps 40000 80000"
             )
+        num_sizes = len(self.patch_sizes)
+        if num_sizes and (num_sizes != len(set(self.patch_sizes)) or not 2 <= num_sizes <= _MOST_PATCH_SIZES):
+            raise UserError(
+                f"tokens.patch_sizes is {shown_value(self.patch_sizes)}; allowed: 2 to {_MOST_PATCH_SIZES} different "
+                "sizes, such as --tokens.patch-sizes 8 16 32; for one size, give --model.patch instead"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenPhase:
-    """A part of a run whose steps have the same number of tokens. `end`: the step after its last one, counted from 0.
-    `image_size`: height and width of their images. `num_stay`: the number of patches of each image that stay; None: all
-    of them."""
+    """A part of a run whose steps have the same number of tokens, if patches have one size. `end`: the step after its
+    last one, counted from 0. `image_size`: height and width of their images. `num_stay`: the number of patches of each
+    image that stay; None: all of them."""
 
     end: int
     image_size: int
@@ -64,7 +81,8 @@ class TokenPhase:
 
 
 def phases_of(config: TokensConfig, model: ModelConfig, *, num_steps: int) -> tuple[TokenPhase, ...]:
-    """Returns the phases of a run of `num_steps`, in order. The last one ends with the run."""
+    """Returns the phases of a run of `num_steps` whose patches have the size of `model`, in order. The last one ends
+    with the run."""
     first_whole = num_steps - config.whole_steps if config.patch_dropout else 0
     sizes = [*zip(config.size_steps, config.image_sizes, strict=True), (num_steps, model.image_size)]
     found = []
@@ -75,6 +93,17 @@ def phases_of(config: TokensConfig, model: ModelConfig, *, num_steps: int) -> tu
             num_stay = num_staying(num_patches_at(size, model), config.patch_dropout)
         found.append(TokenPhase(end=end, image_size=size, num_stay=num_stay))
     return tuple(found)
+
+
+def models_of(config: TokensConfig, model: ModelConfig) -> tuple[ModelConfig, ...]:
+    """Returns the model with each of the patch sizes that a step may draw; the model alone if all steps have its own.
+    A step costs what it costs with such a model, but the weights are always those of the model itself."""
+    return tuple(with_patch(model, patch) for patch in config.patch_sizes) or (model,)
+
+
+def with_patch(model: ModelConfig, patch: int | None) -> ModelConfig:
+    """Returns the model with another patch size; None: with its own."""
+    return model if patch is None else replace(model, patch=patch)
 
 
 def num_patches_at(image_size: int, model: ModelConfig) -> int:
@@ -102,6 +131,7 @@ def refuse_for_tokens(config: TokensConfig, model: ModelConfig, *, num_steps: in
             "show less of an image; give --data.augment.resize-pixels 0, which is in proportion"
         )
     _refuse_sizes(config, model, num_steps=num_steps)
+    _refuse_patch_sizes(config, model)
     if not config.patch_dropout:
         return
     misfits = {
@@ -151,6 +181,33 @@ def _refuse_sizes(config: TokensConfig, model: ModelConfig, *, num_steps: int) -
         raise UserError(
             f"tokens.size_steps is {shown_value(config.size_steps)}; allowed: below the {num_steps} steps of the run, "
             "so that it ends with the model's image size; lower --tokens.size-steps or raise --steps"
+        )
+
+
+def _refuse_patch_sizes(config: TokensConfig, model: ModelConfig) -> None:
+    """Raises UserError if the model cannot take patches of these sizes, or if they do not divide the images."""
+    if not config.patch_sizes:
+        return
+    sizes = shown_value(config.patch_sizes)
+    misfits = {
+        f"model.name {model.name!r}, whose patches are not pixels of the image but cells of a ResNet": model.resnet,
+        "model.masked_patches, whose targets have one size": model.masked_patches,
+        "model.position 'relative', which is of one sequence": model.position == "relative",
+        "model.position_at 'layers', whose tables have one size": model.position_at == "layers",
+    }
+    wrong = [words for words, is_wrong in misfits.items() if is_wrong]
+    if wrong:
+        raise UserError(
+            f"tokens.patch_sizes is {sizes} with {'; '.join(wrong)}; allowed: Transformers without a ResNet that take "
+            "grids of any size; leave out --tokens.patch-sizes"
+        )
+    images = (*config.image_sizes, model.image_size)
+    common = math.gcd(*images)
+    if any(common % patch for patch in config.patch_sizes):
+        fitting = ", ".join(str(patch) for patch in range(1, common + 1) if common % patch == 0)
+        raise UserError(
+            f"tokens.patch_sizes is {sizes}; allowed: sizes that divide images of "
+            f"{' and '.join(map(str, images))} px: {fitting}"
         )
 
 

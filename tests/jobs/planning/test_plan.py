@@ -236,6 +236,11 @@ def test_a_class_token_that_fills_one_more_tile_is_named(changed: dict[str, Any]
             TokensConfig(image_sizes=(160,), size_steps=(8000,)),
             "up to step 8,000: 160 px, 100 of 100 patches; up to step 10,000: 224 px, 196 of 196 patches: 0.60 times",
         ),
+        (
+            TokensConfig(patch_sizes=(16, 28, 32)),
+            "each step draws patches of 16, 28 or 32 px; up to step 10,000: 224 px, 196 of 196, 64 of 64 or 49 of 49 "
+            "patches: 0.53 times the operations of whole images in patches of 16 px",
+        ),
     ],
 )
 def test_fewer_tokens_make_training_cheaper(tokens: TokensConfig, said: str) -> None:

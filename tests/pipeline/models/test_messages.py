@@ -10,12 +10,14 @@ from pipeline.models import ModelConfig, ViT
 from pipeline.models.conversion.convert import save_as
 from pipeline.models.layers import LinearHead
 from pipeline.models.masked import output_names
+from pipeline.models.patches import resized_patches
 from pipeline.models.positions import resample_position_embeddings
 from pipeline.models.resnet import BiT
 from pipeline.models.weights.folder import open_weights, refuse_no_classifier, save_weights
 from tests.pipeline.models.test_build import tensor
 from tests.pipeline.models.test_config import OWN
 from tests.pipeline.models.test_masked import PARTS, PIXELS, VIT, vit, weights_of
+from tests.pipeline.models.test_patches import random_weight
 from tests.pipeline.models.test_positions import WIDTH
 from tests.pipeline.models.test_positions import table as table_positions
 from tests.pipeline.models.test_vit import TINY, random_images, random_model
@@ -331,6 +333,10 @@ def images_of(_: Path, height: int, width: int) -> None:
     ),
     row("relative positions of another image size", smaller_images).says(
         "ValueError: 5 tokens; relative positions are of 10: give images of one size"
+    ),
+    # patches
+    row("patches of another layout", lambda _: resized_patches(random_weight(4), from_side=5, to_side=4)).says(
+        "ValueError: a patch embedding of [5, 48] is not of patches of 5 x 5 px"
     ),
     # resnet
     row("a BiT that is a ViT", lambda _: BiT(ModelConfig(name="vit_b16"))).says(

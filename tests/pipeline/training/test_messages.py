@@ -621,6 +621,61 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "tokens.image_sizes is (160,) with model.position_at 'layers', whose tables have one size; allowed: models "
         "that take images of any size; leave out --tokens.image-sizes and --tokens.size-steps"
     ),
+    row("one patch size", fewer_tokens, {}, {"patch_sizes": (16,)}).says(
+        "tokens.patch_sizes is (16,); allowed: 2 to 16 different sizes, such as --tokens.patch-sizes 8 16 32; for one "
+        "size, give --model.patch instead"
+    ),
+    row("a patch size twice", fewer_tokens, {}, {"patch_sizes": (8, 16, 8)}).says(
+        "tokens.patch_sizes is (8, 16, 8); allowed: 2 to 16 different sizes, such as --tokens.patch-sizes 8 16 32; for "
+        "one size, give --model.patch instead"
+    ),
+    row("patches that do not divide the image", fewer_tokens, {}, {"patch_sizes": (16, 30)}).says(
+        "tokens.patch_sizes is (16, 30); allowed: sizes that divide images of 224 px: 1, 2, 4, 7, 8, 14, 16, 28, 32, "
+        "56, 112, 224"
+    ),
+    row(
+        "patches that do not divide the first images",
+        fewer_tokens,
+        {},
+        {"patch_sizes": (16, 28), "image_sizes": (160,), "size_steps": (9,)},
+    ).says("tokens.patch_sizes is (16, 28); allowed: sizes that divide images of 160 and 224 px: 1, 2, 4, 8, 16, 32"),
+    row("patch sizes of a hybrid", fewer_tokens, {"name": "r26_vit_s32"}, {"patch_sizes": (16, 32)}).says(
+        "tokens.patch_sizes is (16, 32) with model.name 'r26_vit_s32', whose patches are not pixels of the image but "
+        "cells of a ResNet; allowed: Transformers without a ResNet that take grids of any size; leave out "
+        "--tokens.patch-sizes"
+    ),
+    row("patch sizes of a ResNet", fewer_tokens, {"name": "bit_r50x1"}, {"patch_sizes": (16, 32)}).says(
+        "tokens.patch_sizes is (16, 32) with model.name 'bit_r50x1', whose patches are not pixels of the image but "
+        "cells of a ResNet; allowed: Transformers without a ResNet that take grids of any size; leave out "
+        "--tokens.patch-sizes"
+    ),
+    row(
+        "patch sizes of masked patches",
+        fewer_tokens,
+        {"masked_patches": True, "num_classes": 512},
+        {"patch_sizes": (16, 32)},
+    ).says(
+        "tokens.patch_sizes is (16, 32) with model.masked_patches, whose targets have one size; allowed: Transformers "
+        "without a ResNet that take grids of any size; leave out --tokens.patch-sizes"
+    ),
+    row(
+        "patch sizes with positions of one size",
+        fewer_tokens,
+        {"position": "relative"},
+        {"patch_sizes": (16, 32)},
+    ).says(
+        "tokens.patch_sizes is (16, 32) with model.position 'relative', which is of one sequence; allowed: "
+        "Transformers without a ResNet that take grids of any size; leave out --tokens.patch-sizes"
+    ),
+    row(
+        "patch sizes with positions at each layer",
+        fewer_tokens,
+        {"position_at": "layers"},
+        {"patch_sizes": (16, 32)},
+    ).says(
+        "tokens.patch_sizes is (16, 32) with model.position_at 'layers', whose tables have one size; allowed: "
+        "Transformers without a ResNet that take grids of any size; leave out --tokens.patch-sizes"
+    ),
     row("sizes with a crop of one size", crops_of_one_size).says(
         "data.augment.resize_pixels is 256 with tokens.image_sizes, so crops for smaller images would show less of an "
         "image; give --data.augment.resize-pixels 0, which is in proportion"

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from pipeline.models import build_model
-from pipeline.models.weights.fit import fit_weights, resized_patches
+from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.folder import filled_model, open_weights, write_folder
 from pipeline.models.weights.safetensors import (
     MOST_HEADER_BYTES,
@@ -24,7 +24,7 @@ from pipeline.models.weights.safetensors import (
     refuse_not_finite,
 )
 from pipeline.models.weights.usage import texts_of, usage_of
-from tests.pipeline.models.weights.test_fit import FAMILIES, HYBRID, random_weight
+from tests.pipeline.models.weights.test_fit import FAMILIES, HYBRID
 from tests.pipeline.models.weights.test_folder import LABELS, TINY, config_of, initial_of, random_model, saved
 from tests.pipeline.models.weights.test_safetensors import Spoil, rewritten
 from tests.rigs.messages import Row, row, table
@@ -88,11 +88,6 @@ def patches_of_a_hybrid(folder: Path) -> None:
     source, target = config_of(**HYBRID), config_of(**HYBRID | {"patch": 2, "image_size": 32})
     weights = open_weights(saved(folder, build_model(source)))
     fit_weights(weights, target, initial=initial_of(target), new_head=True, resize_patches=True)
-
-
-def patches_of_another_layout(_: Path) -> None:
-    weight = random_weight(4)
-    resized_patches(weight, from_side=5, to_side=4)
 
 
 def run_not_finished(folder: Path, name: str) -> None:
@@ -413,9 +408,6 @@ def name_of_a_class(_: Path, name: object) -> None:
         "embed.patch.weight is [12, 48], the model needs [16, 48]; embed.patch.bias is [12], the model needs "
         "[16]; blocks.0.norm1.weigh…the model needs [16, 16]; and 23 more. Give --model.position relative "
         "--model.depth 2 --model.width 12, or other weights"
-    ),
-    row("patches of another layout", patches_of_another_layout).says(
-        "ValueError: a patch embedding of [5, 48] is not of patches of 5 x 5 px"
     ),
     *(
         row(f"{was}'s weights for {now}", fitted_to_another_family, was, now).says(

@@ -202,6 +202,7 @@ def test_settings_are_what_a_hyperparameter_may_be() -> None:
             {"tokens": TokensConfig(patch_dropout=0.5, image_sizes=(16, 24), size_steps=(3, 9))},
             {"tokens.patch_dropout": 0.5, "tokens.image_sizes": "16 24", "tokens.size_steps": "3 9"},
         ),
+        ({"tokens": TokensConfig(patch_sizes=(4, 8))}, {"tokens.patch_sizes": "4 8"}),
         ({"optimizer": OptimizerConfig(layer_decay=0.75)}, {"optimizer.layer_decay": 0.75}),
         ({"optimizer": OptimizerConfig(freeze_backbone=True)}, {"optimizer.freeze_backbone": "true"}),
         ({"model": replace(digits_smoke().model, stochastic_depth=0.1)}, {"model.stochastic_depth": 0.1}),
