@@ -25,6 +25,7 @@ from jobs.stages import job_class
 from pipeline.models.config import MEAN_COLOURS, PARTS_PER_SIDE, ModelConfig
 from pipeline.models.conversion.config import Format
 from pipeline.models.conversion.convert import changed, save_as
+from pipeline.models.conversion.hugging_face import transformers_class
 from pipeline.models.conversion.open_any import open_for_use
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import usage_at
@@ -46,8 +47,7 @@ _PAPERS = {
 _LOAD = {
     "patchline": 'from patchline import load_model\n\nmodel = load_model("{name}")\nmodel.predict("photo.jpg")',
     "timm": 'import timm\n\nmodel = timm.create_model("local-dir:{name}", pretrained=True).eval()',
-    "hugging_face": "from transformers import ViTForImageClassification\n\n"
-    'model = ViTForImageClassification.from_pretrained("{name}")',
+    "hugging_face": 'from transformers import {of_transformers}\n\nmodel = {of_transformers}.from_pretrained("{name}")',
 }
 _START_OF_MASKED = (  # for models of masked patch prediction, which have no classes
     "patchline fewshot {name} --data.url DATASET\n"
@@ -176,7 +176,8 @@ def _front_matter(exported: Exported, training: Training | None) -> str:
 def _start(exported: Exported) -> str:
     if exported.config.masked_patches:
         return f"```bash\n{_START_OF_MASKED.format(name=exported.name)}\n```\n"
-    return f"```python\n{_LOAD[exported.written].format(name=exported.name)}\n```\n"
+    of_transformers = transformers_class(exported.config)
+    return f"```python\n{_LOAD[exported.written].format(name=exported.name, of_transformers=of_transformers)}\n```\n"
 
 
 def _title(exported: Exported) -> str:

@@ -1,6 +1,6 @@
 """Small pre-training recipes for any machine, and masked patch prediction ("An Image is Worth 16x16 Words", appendix
 B.1.2). The papers' other recipes are in paper_jft.py, paper_imagenet.py, paper_ablations.py, augreg.py, plain_vit.py,
-bit_imagenet.py, deit3.py and scaling.py, and those for your own photographs in photos.py.
+bit_imagenet.py, deit.py, deit3.py and scaling.py, and those for your own photographs in photos.py.
 
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
@@ -11,6 +11,7 @@ from dataclasses import replace
 from jobs.recipes import (
     augreg,
     bit_imagenet,
+    deit,
     deit3,
     paper_ablations,
     paper_imagenet,
@@ -43,6 +44,13 @@ COMMAND_FLAGS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("masked_patches_15", "masked_patches_parts", "masked_patches_pixels", "vit_g14_jft3b", "vit_bigg14_jft3b"),
         ("--data.url URL --fewshot.url URL --run-dir DIR",),
+    ),
+    **dict.fromkeys(
+        ("deit_ti16_i1k_distilled", "deit_s16_i1k_distilled", "deit_b16_i1k_distilled"),
+        (
+            "--data.url URL --evaluation.url URL-val --run-dir DIR --teacher.weights WEIGHTS --teacher.target hard "
+            "--teacher.share 0.5",
+        ),
     ),
     "vit_shapes_jft": ("--model.depth 16 --data.url URL --run-dir DIR",),
 }
@@ -199,6 +207,7 @@ RECIPES: dict[str, Callable[[], TrainingJob]] = {
     **plain_vit.RECIPES,
     **photos.RECIPES,
     **bit_imagenet.RECIPES,
+    **deit.RECIPES,
     **deit3.RECIPES,
     **scaling.RECIPES,
 }

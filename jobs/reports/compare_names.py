@@ -105,6 +105,7 @@ def sizes_of(model: ModelConfig) -> dict[str, str]:
             "masked_patches": "masked patches" if model.masked_patches else "labels",
             "qk_norm": "norms of queries and keys" if model.qk_norm else "no norms of queries and keys",
             "registers": plural(model.registers, "register") if model.registers else "no registers",
+            "distillation_token": "distillation token" if model.distillation_token else "no distillation token",
             "layer_scale": f"LayerScale {model.layer_scale:g}" if model.layer_scale else "no LayerScale",
             "attention": f"{model.attention} attention",
             "mlp": f"{model.mlp} MLP",

@@ -5,8 +5,9 @@ First all ranks compute the representations (`represented`); then one rank compu
 
 The representation is the input of the model's head. For a ViT it is y of equation 4 (the class token after the last
 LayerNorm, or the mean over all tokens), after the hidden layer of pre-training if the model has one: big_vision's
-`pre_logits`. For a BiT ResNet it is the mean over the last map. For a model of masked patches it is the mean over the
-patches after the last LayerNorm, since the class token of such a model is not trained.
+`pre_logits`. With a distillation token it is the mean of this token and the class token, as in timm. For a BiT ResNet
+it is the mean over the last map. For a model of masked patches it is the mean over the patches after the last
+LayerNorm, since the class token of such a model is not trained.
 
 Each class's samples are ranked by a keyed hash of their ids, and the first k are its k shots. So 5 shots are always
 among the 10 shots of the same seed, and the choice does not depend on the order in which samples are read.
@@ -27,6 +28,7 @@ from pipeline.data.evaluation import BeforeBatch, a_batch_late, evaluation_batch
 from pipeline.evaluation.classifiers import fit_probe, fit_ridge
 from pipeline.evaluation.config import FewshotConfig, FewshotImages, FewshotInTraining, FewshotTransform
 from pipeline.models.build import Model
+from pipeline.models.vit import ViT
 from pipeline.ranks.collectives import gather_rows
 from pipeline.ranks.streams import ReadBack, read_back, streams_of
 from pipeline.ranks.world import World
@@ -237,14 +239,20 @@ def _launched(model: Model, batches: Iterator[tuple[Batch, torch.Tensor]], world
 
 
 def before_head(model: Model, images_BHW3: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the input of the head, [B, D], and the model's output. The whole model is called, since ZeRO-3 gathers
-    parameters for the modules that are called."""
+    """Returns the input of the head, [B, D], and the model's output. With a distillation token, this is the mean of
+    both heads' inputs, as in timm's forward_head. The whole model is called, since ZeRO-3 gathers parameters for the
+    modules that are called."""
     kept: list[torch.Tensor] = []
-    hook = model.head.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    second = model.head_dist if isinstance(model, ViT) else None
+    heads = [model.head] if second is None else [model.head, second]
+    hooks = [head.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0])) for head in heads]
     try:
         output = model(images_BHW3)
     finally:
-        hook.remove()
+        for hook in hooks:
+            hook.remove()
+    if len(kept) > 1:
+        return torch.stack(kept).mean(dim=0), output
     return kept[0].mean(dim=1) if kept[0].dim() == 3 else kept[0], output
 
 

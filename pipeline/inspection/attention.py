@@ -122,14 +122,16 @@ class Rollout:
         self, *, grid: Grid, num_prefix_tokens: int, num_registers: int = 0, pooled_BM: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Returns how much of each patch is in the class token's output, float32[B, H, W], scaled to 0 to 1 in each
-        image. Without a class token, the output is the mean of all patches, weighted by `pooled_BM` if it is given."""
+        image. With a distillation token, it is the mean of both tokens' outputs. Without a class token, the output is
+        the mean of all patches, weighted by `pooled_BM` if it is given."""
         if self.product_BNN is None:
             raise ValueError("no layer was added")
         patches_BMN = self.product_BNN[:, num_prefix_tokens:]
         if pooled_BM is not None:
             taken_BN = (pooled_BM.unsqueeze(1) @ patches_BMN).squeeze(1)
         else:
-            taken_BN = self.product_BNN[:, 0] if num_prefix_tokens > num_registers else patches_BMN.mean(dim=1)
+            num_read = num_prefix_tokens - num_registers
+            taken_BN = (self.product_BNN[:, :num_read] if num_read else patches_BMN).mean(dim=1)
         maps_BHW = taken_BN[:, num_prefix_tokens:].unflatten(1, grid)  # type: ignore[no-untyped-call]
         least, most = maps_BHW.amin((1, 2), keepdim=True), maps_BHW.amax((1, 2), keepdim=True)
         scaled: torch.Tensor = (maps_BHW - least) / (most - least).clamp(min=torch.finfo(torch.float32).tiny)

@@ -191,13 +191,13 @@ def _embedding(config: ModelConfig, how: Pass) -> _Kept:
 
 
 def _last(config: ModelConfig, how: Pass) -> _Kept:
-    """Counts the last norm with its input, the hidden layer before the head, and the head in fp32."""
+    """Counts the last norm with its input, the hidden layer before the head, and the heads in fp32."""
     e, wide = how.element_bytes, how.element_bytes != _FP32
     if how.is_frozen:  # the inputs of the dense layers, and what the hidden layer's gradient needs
         width = config.resnet.width if config.is_bit and config.resnet else config.size.width
         hidden = config.representation * (1 + wide) * e * width
         fixed_bytes = config.representation * wide * _FP32 * width * config.num_classes
-        return _Kept(image_bytes=hidden + _FP32 * width, fixed_bytes=fixed_bytes)
+        return _Kept(image_bytes=hidden + config.num_classifiers * _FP32 * width, fixed_bytes=fixed_bytes)
     if config.is_bit and config.resnet:
         width = config.resnet.width
         kept = 2 * e * _area(_map_after(config.resnet, config)) * width + 2 * NUM_GROUPS * _statistic_bytes(how)
@@ -208,16 +208,18 @@ def _last(config: ModelConfig, how: Pass) -> _Kept:
             kept = e * num_tokens * width + 2 * num_patches * _statistic_bytes(how) + _FP32 * num_patches * width
             return _Kept(image_bytes=kept, fixed_bytes=wide * _FP32 * width * config.num_classes)
         is_token, is_of_tokens = config.pooling == "token", config.last_norm == "tokens"
-        num_normed = (
-            0 if config.last_norm == "none" else _num_staying(config, how) if is_of_tokens and not is_token else 1
-        )
+        num_normed = config.num_classifiers  # a mean is one token, and each head reads one
+        if config.last_norm == "none":
+            num_normed = 0
+        elif is_of_tokens and not is_token:
+            num_normed = _num_staying(config, how)
         # The norm keeps all tokens that it reads some of. Without it, a token that the head reads as it is does the
         # same, and a mean keeps nothing.
         num_read = 1 if config.last_norm == "pooled" else num_tokens
         if config.last_norm == "none" and (wide or config.representation or not is_token):
             num_read = 0
         kept = e * num_read * width + 2 * num_normed * _statistic_bytes(how)
-        kept -= e * width if num_read and not num_normed else 0  # the head reads one of these tokens
+        kept -= config.num_classifiers * e * width if num_read and not num_normed else 0  # heads read some of these
         kept += config.representation * (1 + wide) * e * width
         if config.pooling == "attention":
             # The patches after the norm, their keys and values; the results of attention, of `out` and of the norm; the
@@ -226,7 +228,8 @@ def _last(config: ModelConfig, how: Pass) -> _Kept:
             kept += _FP32 * config.size.num_heads + 2 * _statistic_bytes(how)
             fixed = e * width + wide * _FP32 * width * config.num_classes
             return _Kept(image_bytes=kept + _FP32 * width, fixed_bytes=fixed)
-    return _Kept(image_bytes=kept + _FP32 * width, fixed_bytes=wide * _FP32 * width * config.num_classes)
+    of_heads = config.num_classifiers * _FP32 * width
+    return _Kept(image_bytes=kept + of_heads, fixed_bytes=wide * of_heads * config.num_classes)
 
 
 def _loss(config: ModelConfig, how: Pass) -> _Kept:

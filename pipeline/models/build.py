@@ -24,6 +24,8 @@ from shards.hashing import derive_key
 
 # Standard deviation of a unit normal truncated at +-2; flax's lecun_normal divides by it.
 _TRUNCATED_STD = 0.87962566103423978
+# Standard deviations of DINOv2 and DeiT. Equal registers would have equal gradients and stay equal.
+_TOKEN_STDS: Mapping[str, float] = {"registers": 1e-6, "distillation_token": 0.02}
 Model = ViT | BiT
 _MOST_VARIANTS = 64
 _DRAWS = frozenset({torch.Tensor.normal_, nn.init.kaiming_uniform_, nn.init.uniform_})
@@ -77,9 +79,9 @@ def initial_tensor(
         return torch.ones(shape) if is_one else torch.zeros(shape)
     if kind in ("position", "position_x", "position_y", "relative"):
         return torch.empty(shape).normal_(std=position_std, generator=generator)
-    if kind == "registers":  # as in DINOv2: equal registers would have equal gradients and stay equal
-        return torch.empty(shape).normal_(std=1e-6, generator=generator)
-    if layer == "head" or kind == "class_token" or (layer, kind) == ("mask", "token"):
+    if kind in _TOKEN_STDS:
+        return torch.empty(shape).normal_(std=_TOKEN_STDS[kind], generator=generator)
+    if layer in ("head", "head_dist") or kind == "class_token" or (layer, kind) == ("mask", "token"):
         return torch.zeros(shape)
     if layer in ("scale1", "scale2") and kind == "gamma":
         return torch.full(shape, layer_scale)

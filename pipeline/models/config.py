@@ -203,6 +203,10 @@ class ModelConfig:
     registers: Annotated[int, Range(0, MOST_REGISTERS, zero="none")] = 0
     """Register tokens ("Vision Transformers Need Registers", which takes 4): learned tokens after the class token,
     without a position, whose output is not used."""
+    distillation_token: bool = False
+    """A second learned token after the class token, with a position of its own, and a second head that reads it (DeiT).
+    With a teacher, the class token's head learns the labels and this head learns the teacher; in everything else, the
+    logits are the mean of both heads'."""
     qk_norm: bool = False
     """Normalise the queries and keys of each head (LayerNorm with scale and bias), which keeps attention from growing
     too sharp in large models (ViT-22B)."""
@@ -334,12 +338,19 @@ class ModelConfig:
 
     @property
     def num_class_tokens(self) -> int:
-        """1 if the model has a class token, else 0."""
-        return 1 if self.pooling == "token" else 0
+        """The number of tokens before the patches that a head reads, each with a position of its own: 1 with a class
+        token, 2 with a distillation token beside it, else 0."""
+        return 1 + self.distillation_token if self.pooling == "token" else 0
+
+    @property
+    def num_classifiers(self) -> int:
+        """The number of linear classifiers: 2 with a distillation token, else 1."""
+        return 1 + self.distillation_token
 
     @property
     def num_prefix_tokens(self) -> int:
-        """The number of tokens before the patches: the class token, if there is one, and registers."""
+        """The number of tokens before the patches: the class token, if there is one, the distillation token, and
+        registers."""
         return self.num_class_tokens + self.registers
 
     def _refuse_misfits(self) -> None:
@@ -360,6 +371,8 @@ class ModelConfig:
                 f"model.last_norm is {self.last_norm!r} with model.masked_patches, whose head reads the norm of each "
                 "patch; give --model.last-norm tokens"
             )
+        if self.distillation_token:
+            self._refuse_distillation_token()
         if self.pooling == "attention" and self.last_norm == "pooled":
             raise UserError(
                 "model.last_norm is 'pooled' with model.pooling 'attention', which has a norm of its own after it; "
@@ -381,6 +394,24 @@ class ModelConfig:
         if self.attention == "axial":
             self._refuse_axial()
         self._refuse_positions()
+
+    def _refuse_distillation_token(self) -> None:
+        """Raises UserError for settings with which there can be no distillation token."""
+        if self.pooling != "token":
+            raise UserError(
+                f"model.distillation_token is on with model.pooling {self.pooling!r}, which has no class token beside "
+                "which it could be; give --model.pooling token, or --model.no-distillation-token"
+            )
+        if self.masked_patches:
+            raise UserError(
+                "model.distillation_token is on with model.masked_patches, whose head reads the patches; give "
+                "--model.no-distillation-token"
+            )
+        if self.representation:
+            raise UserError(
+                "model.representation is on with model.distillation_token, whose two heads read the tokens without a "
+                "hidden layer (DeiT); give --model.no-representation"
+            )
 
     def _refuse_axial(self) -> None:
         """Raises UserError for settings that axial attention does not support."""

@@ -69,7 +69,7 @@ def forward_flops(
     if config.pooling == "attention":  # keys, values, attention; then query, out and MLP
         num_multiplies += num_staying * 2 * (size.width**2 + size.width)
         num_multiplies += 2 * size.width**2 + 2 * size.width * size.mlp_width
-    num_predicted = num_patches if config.masked_patches else 1
+    num_predicted = num_patches if config.masked_patches else config.num_classifiers
     num_multiplies += head * num_predicted * size.width * config.num_classes
     return 2 * num_multiplies + attention_flops(config, num_stay=num_stay)
 
@@ -138,7 +138,8 @@ def training_flops(
     if not is_frozen:
         return FORWARD_AND_BACKWARD * forward
     width = config.resnet.width if config.is_bit and config.resnet else config.size.width
-    linear, hidden = 2 * head * width * config.num_classes, 2 * config.representation * width**2
+    linear = 2 * head * config.num_classifiers * width * config.num_classes
+    hidden = 2 * config.representation * width**2
     return forward + hidden + linear + (linear if hidden else 0)
 
 
@@ -172,7 +173,7 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
         total += size.depth * (2 * num_tokens - 1) * d
     # The hidden layer, or the [mask] embedding.
     hidden = d * d + d if config.representation else d * config.masked_patches
-    return total + head * (hidden + (d + 1) * config.num_classes)
+    return total + head * (hidden + config.num_classifiers * (d + 1) * config.num_classes)
 
 
 def num_block_weights(config: ModelConfig) -> int:

@@ -1,7 +1,10 @@
 """Vision Transformer ("An Image is Worth 16x16 Words", equations 1 to 4), with the details of the authors' JAX code.
 
+The distillation token and its head are DeiT's ("Training data-efficient image transformers & distillation through
+attention", Touvron et al., 2021; DistilledVisionTransformer in facebookresearch/deit's models.py).
+
 Shape letters: B images, H W pixels, P patch, N tokens (class token, patches), D width, C channels, M MLP width,
-K classes (or kept images), S patches that stay, h heads, d width of a head.
+K classes (or kept images), S patches that stay, T tokens that a head reads, h heads, d width of a head.
 """
 
 from collections.abc import Sequence
@@ -60,6 +63,8 @@ class ViT(nn.Module):
             self.head: LinearHead = ColourHead(size.width, config.num_classes, constant=config.head_bias)
         else:
             self.head = LinearHead(size.width, config.num_classes, constant=config.head_bias)
+        is_distilled = config.distillation_token
+        self.head_dist = LinearHead(size.width, config.num_classes, constant=config.head_bias) if is_distilled else None
 
     def forward(
         self,
@@ -70,12 +75,22 @@ class ViT(nn.Module):
         stay_BS: torch.Tensor | None = None,
         *,
         patch: int | None = None,
+        heads_apart: bool = False,
     ) -> torch.Tensor:
         """Returns float32[B, K] logits or, for a model of masked patches, float32[B, patches, K]. `sources_BN` then
-        says which patches replace the image's own (masked.py)."""
+        says which patches replace the image's own (masked.py).
+
+        The logits of a model with a distillation token are the mean of both heads'. With `heads_apart`, returns
+        float32[B, 2, K]: those of the class token and those of the distillation token.
+        """
         if isinstance(self.head, ColourHead):
             z_BND = self.tokens(images_BHW3, branches_LB2, sources_BN, kept_L)
             x_BD: torch.Tensor = self.norm(self._patches(z_BND))
+        elif self.head_dist is not None:
+            z_BND = self.tokens(images_BHW3, branches_LB2, kept_L=kept_L, stay_BS=stay_BS, patch=patch)
+            x_BTD: torch.Tensor = self.norm(z_BND[:, : self.config.num_class_tokens])
+            logits_BTK = torch.stack([self.head(x_BTD[:, 0]), self.head_dist(x_BTD[:, 1])], dim=1)
+            return logits_BTK if heads_apart else logits_BTK.mean(dim=1)
         else:
             x_BD = self.features(images_BHW3, branches_LB2, kept_L, stay_BS, patch=patch)
         logits_BK: torch.Tensor = self.head(x_BD)
@@ -90,10 +105,13 @@ class ViT(nn.Module):
         *,
         patch: int | None = None,
     ) -> torch.Tensor:
-        """Returns the image representation y of equation 4 (after the hidden tanh layer, if there is one): [B, D]."""
+        """Returns the image representation y of equation 4 (after the hidden tanh layer, if there is one): [B, D].
+        With a distillation token, it is the mean of both tokens after the norm, as in timm."""
         z_BND = self.tokens(images_BHW3, branches_LB2, kept_L=kept_L, stay_BS=stay_BS, patch=patch)
-        if self.config.pooling == "token":
-            y_BD: torch.Tensor = self.norm(z_BND[:, 0])  # equation 4
+        if self.config.distillation_token:
+            y_BD: torch.Tensor = self.norm(z_BND[:, : self.config.num_class_tokens]).mean(dim=1)
+        elif self.config.pooling == "token":
+            y_BD = self.norm(z_BND[:, 0])  # equation 4
         elif self.pool is not None:
             y_BD = self.pool(self.norm(self._patches(z_BND)))
         elif self.config.last_norm == "pooled":
@@ -103,7 +121,7 @@ class ViT(nn.Module):
         return y_BD if self.representation is None else torch.tanh(self.representation(y_BD))
 
     def _patches(self, z_BND: torch.Tensor) -> torch.Tensor:
-        """Returns the tokens without the class token and registers."""
+        """Returns the tokens without the class token, the distillation token and registers."""
         num_before = self.config.num_prefix_tokens
         return z_BND[:, num_before:] if num_before else z_BND
 
@@ -154,6 +172,7 @@ class ViT(nn.Module):
 class Embedding(nn.Module):
     """Equation 1: patches times E, the class token in front, position embeddings added.
 
+    The distillation token follows the class token, and has a position, too.
     Registers follow the class token ("Vision Transformers Need Registers", Darcet et al., 2024); they have no position,
     as in DINOv2's code. If images have another grid than the configuration's, because of their size or that of their
     patches, learned position embeddings are resampled as in the paper, and fixed ones are computed for that grid.
@@ -166,6 +185,7 @@ class Embedding(nn.Module):
         self.resnet = HybridResNet(resnet, epsilons=config.resnet_epsilons) if resnet else None
         self.patch = PatchEmbedding(side=size.patch, channels=resnet.width if resnet else 3, width=size.width)
         self.class_token = nn.Parameter(torch.zeros(1, 1, size.width)) if self.num_class_tokens else None
+        self.distillation_token = nn.Parameter(torch.zeros(1, 1, size.width)) if config.distillation_token else None
         self.registers = nn.Parameter(torch.zeros(1, config.registers, size.width)) if config.registers else None
         self.position, self.position_x, self.position_y = position_tables(config)
         self.dropout, self.is_shared = nn.Dropout(config.dropout), config.position_at == "layers_shared"
@@ -200,7 +220,10 @@ class Embedding(nn.Module):
         if mask is not None:
             z_BND = mask(z_BND, sources_BN)
         if self.class_token is not None:
-            z_BND = torch.cat([self.class_token.expand(batch, -1, -1), z_BND], dim=1)
+            own = (
+                (self.class_token,) if self.distillation_token is None else (self.class_token, self.distillation_token)
+            )
+            z_BND = torch.cat([*(token.expand(batch, -1, -1) for token in own), z_BND], dim=1)
         positions_1ND = self.positions((rows, columns))
         if positions_1ND is not None:
             z_BND = z_BND + positions_1ND.to(z_BND.dtype)

@@ -185,12 +185,15 @@ class Gradients:
             def loss_of(
                 model: nn.Module,
                 x: tuple[torch.Tensor | Sequence[Kept | None] | None, ...] = (images, *more),
-                given: dict[str, int] = given,
+                given: dict[str, Any] = given,
                 y: torch.Tensor = targets,
                 taught_BK: torch.Tensor | None = taught,
             ) -> torch.Tensor:
                 if self.job.model.masked_patches:
                     loss = masked_loss(model(*x), y, target=self.job.model.masked_target)
+                elif taught_BK is not None and self.job.model.distillation_token:
+                    labelled_BK, distilled_BK = model(*x, heads_apart=True, **given).unbind(dim=1)
+                    loss = self._loss(labelled_BK, y, taught_BK, distilled_BK=distilled_BK)
                 else:
                     loss = self._loss(model(*x, **given), y, taught_BK)
                 return loss * torch.nan if is_void else loss
@@ -199,12 +202,21 @@ class Gradients:
                 losses.append(self.engine.accumulate(loss_of))
         return torch.stack(losses).mean()
 
-    def _loss(self, logits_BK: torch.Tensor, targets: torch.Tensor, taught_BK: torch.Tensor | None) -> torch.Tensor:
-        """Returns the mean loss of a micro-batch. `taught_BK`: the teacher's logits; None without a teacher."""
+    def _loss(
+        self,
+        logits_BK: torch.Tensor,
+        targets: torch.Tensor,
+        taught_BK: torch.Tensor | None,
+        *,
+        distilled_BK: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Returns the mean loss of a micro-batch. `taught_BK`: the teacher's logits; None without a teacher.
+        `distilled_BK`: the logits that learn from it (the distillation token's); None: those that learn from labels."""
         job, share = self.job, self.job.teacher.share
         if taught_BK is None:
             return classification_loss(logits_BK, targets, name=job.loss, smoothing=job.label_smoothing)
-        distilled = share * distilled_loss(logits_BK, taught_BK, job.teacher)
+        student_BK = logits_BK if distilled_BK is None else distilled_BK
+        distilled = share * distilled_loss(student_BK, taught_BK, job.teacher)
         if share == 1:
             return distilled
         labelled = classification_loss(logits_BK, targets, name=job.loss, smoothing=job.label_smoothing)

@@ -4,7 +4,10 @@ The teacher sees exactly what the model sees: the same crop, flipped, mixed and 
 et al. ("Knowledge distillation: A good teacher is patient and consistent", arXiv 2106.05237) found this to matter more
 than anything else about a teacher. The losses are those of big_vision (trainers/proj/distill, distances `kl` and
 `hard`) and of DeiT (losses.py, `hard`; Touvron et al., arXiv 2012.12877). DeiT's `soft` is another one: it divides by
-the number of logits instead of images, so its `alpha` is of another size.
+the number of logits instead of images, so its `alpha` is of another size. In a model with a distillation token, the
+class token's head learns the labels and the distillation token's head learns the teacher, as in DeiT's losses.py.
+Without a teacher, the mean of both heads' logits learns the labels, as when DeiT is fine-tuned (engine.py in evaluation
+mode; timm's deit.py).
 
 The teacher is no part of the engine: each rank has all its weights, whatever the ZeRO stage, and computes them without
 gradients. A host reads the file once from its disk, and its page cache serves the other ranks.
@@ -167,4 +170,5 @@ def words_of(teacher: Teacher, job: TrainingJob) -> str:
     return (
         f"teacher: {teacher.config.name}, {size} parameters, of {config.weights}{resized}; {learned} "
         f"{'are' if config.target == 'soft' else 'is'} {100 * config.share:g} % of the loss"
+        f"{', learned by the distillation token' if job.model.distillation_token else ''}"
     )

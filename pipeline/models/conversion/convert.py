@@ -18,6 +18,8 @@ from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.folder import (
     AXES,
     HEAD,
+    HEAD_BIASES,
+    HEADS,
     POSITION,
     Weights,
     save_weights,
@@ -51,8 +53,9 @@ def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName
     )
     refuse_absurd(target, where=weights.where)
     shapes = shapes_of(target)
-    if not change.new_head and any(weights.shapes.get(name) != shapes[name] for name in HEAD):
-        there = [f"{name} is {list(weights.shapes.get(name, ()))}, {list(shapes[name])} is asked for" for name in HEAD]
+    heads = [name for name in HEADS if name in shapes]
+    if not change.new_head and any(weights.shapes.get(name) != shapes[name] for name in heads):
+        there = [f"{name} is {list(weights.shapes.get(name, ()))}, {list(shapes[name])} is asked for" for name in heads]
         raise UserError(
             f"the head in {weights.where!r} does not fit: {'; '.join(there)}; give --new-head to drop it for one of "
             "zeros, or leave out --num-classes"
@@ -126,6 +129,10 @@ def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
         "a norm before its layers (model.first_norm) and a bias of its patches": (is_vit and config.first_norm, ()),
         "a last norm of the mean, or none (model.last_norm)": (is_vit and config.last_norm != "tokens", ("timm",)),
         "registers": (config.registers > 0, ("timm",)),
+        "a distillation token (model.distillation_token)": (
+            config.distillation_token,
+            ("timm", "hugging_face"),
+        ),
         "norms of queries and keys (model.qk_norm)": (config.qk_norm, ("timm",)),
         "rotary positions (model.position)": (config.is_rotary, ("timm",)),
         "attention pooling (model.pooling)": (config.pooling == "attention", ("timm", "big_vision")),
@@ -157,8 +164,8 @@ def _refuse_impossible(config: ModelConfig, change: Change) -> None:
 
 
 def _with_folded_bias(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:
-    constant = config.head_bias
-    return replace(config, head_bias=0.0), lambda name: tensor(name) + constant if name == HEAD[1] else tensor(name)
+    constant, folded = config.head_bias, HEAD_BIASES
+    return replace(config, head_bias=0.0), lambda name: tensor(name) + constant if name in folded else tensor(name)
 
 
 def _with_folded_scales(config: ModelConfig, tensor: TensorByName) -> tuple[ModelConfig, TensorByName]:

@@ -1,6 +1,7 @@
 """Hugging Face's ViT: a folder with `config.json` and `model.safetensors`, as ViTForImageClassification reads it.
 
-Sources: transformers' configuration_vit.py and modeling_vit.py. The library's defaults are exact GELU and an epsilon of
+A model with a distillation token is a DeiTForImageClassificationWithTeacher there. Sources: transformers'
+configuration_vit.py, modeling_vit.py and modeling_deit.py. The library's defaults are exact GELU and an epsilon of
 1e-12, so the model's own GELU and epsilon are written into `config.json`. Tensors get the names in published files,
 which transformers 5 still reads. Files with its newer names can be read, too.
 """
@@ -42,6 +43,9 @@ _PATCH = "vit.embeddings.patch_embeddings.projection.weight"
 _MULTI_LABEL = "multi_label_classification"  # a problem_type whose probabilities are sigmoids, not softmax
 _BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
 _MOST_SIDE = 1 << 16
+VIT_TYPES = ("vit", "deit")
+# The names of a DeiT -> those of a ViT.
+_OF_DEIT = (("deit.", "vit."), ("cls_classifier.", "classifier."))
 # transformers 5's own names -> the names in published files.
 _NEWER = (
     (r"^vit\.layers\.", "vit.encoder.layer."),
@@ -57,8 +61,8 @@ _NEWER = (
 def open_hugging_face(
     file: TensorFile, description: Mapping[str, Any], hints: Hints, *, processor: Mapping[str, Any] | None = None
 ) -> Weights:
-    """Opens the weights of a ViTForImageClassification or ViTModel. `processor`: the model's preprocessor_config.json,
-    which says how images are prepared.
+    """Opens the weights of a ViTForImageClassification, a ViTModel or a DeiTForImageClassificationWithTeacher.
+    `processor`: the model's preprocessor_config.json, which says how images are prepared.
 
     Without a classifier, the pooler is the hidden tanh layer; with one, transformers does not use the pooler. Raises a
     UserError that says what does not fit, and why.
@@ -90,6 +94,8 @@ def save_hugging_face(
     images."""
     shapes = shapes_of(config)
     layout = layout_of(table(config.size.patch), shapes)
+    if config.distillation_token:
+        layout = {ours: replace(each, names=tuple(map(_name_in_deit, each.names))) for ours, each in layout.items()}
     write_folder(
         folder,
         description=_description(config, labels, usage),
@@ -97,6 +103,11 @@ def save_hugging_face(
         tensors=write_layout(layout, tensor),
         pixels=image_processor(config.image_size, usage.transform),
     )
+
+
+def transformers_class(config: ModelConfig) -> str:
+    """Returns the name of transformers' class for the model."""
+    return "DeiTForImageClassificationWithTeacher" if config.distillation_token else "ViTForImageClassification"
 
 
 def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str, Any]:
@@ -161,6 +172,7 @@ def table(patch: int) -> Table:
                 ("embed.patch.weight", _PATCH, {"": ("", patch_convolution(patch))}),
                 ("embed.patch.bias", f"{embeddings}patch_embeddings.projection.bias", TENSOR),
                 ("embed.class_token", f"{embeddings}cls_token", TENSOR),
+                ("embed.distillation_token", f"{embeddings}distillation_token", TENSOR),
                 ("embed.position", f"{embeddings}position_embeddings", TENSOR),
             )
         ),
@@ -181,18 +193,28 @@ def table(patch: int) -> Table:
                 ("norm.", "vit.layernorm.", LAYER),
                 ("representation.", "vit.pooler.dense.", LAYER),
                 ("head.", "classifier.", LAYER),
+                ("head_dist.", "distillation_classifier.", LAYER),
             )
         ),
     )
 
 
 def _published(name: str) -> str:
-    """Returns the name of a tensor in published files. Names of a ViTModel lack the prefix `vit.`, which is added."""
+    """Returns the name of a tensor in published files of a ViT. Names of a ViTModel lack the prefix `vit.`, which is
+    added."""
+    for of_deit, of_vit in _OF_DEIT:
+        if name.startswith(of_deit):
+            name = of_vit + name.removeprefix(of_deit)
     if name.startswith(("embeddings.", "encoder.", "layers.", "layernorm.", "pooler.")):
         name = f"vit.{name}"
     for pattern, published in _NEWER:
         name = re.sub(pattern, published, name)
     return name
+
+
+def _name_in_deit(name: str) -> str:
+    """Returns the name in a DeiT of a tensor that is called `name` in a ViT."""
+    return next((deit + name.removeprefix(vit) for deit, vit in _OF_DEIT if name.startswith(vit)), name)
 
 
 def _without_idle_pooler(file: TensorFile) -> TensorFile:
@@ -271,8 +293,8 @@ def _description(config: ModelConfig, labels: tuple[str, ...], usage: Usage) -> 
     are_named = len(labels) == config.num_classes
     names = labels if are_named else tuple(f"LABEL_{number}" for number in range(config.num_classes))
     return {
-        "architectures": ["ViTForImageClassification"],
-        "model_type": "vit",
+        "architectures": [transformers_class(config)],
+        "model_type": "deit" if config.distillation_token else "vit",
         "hidden_size": size.width,
         "num_hidden_layers": size.depth,
         "num_attention_heads": size.num_heads,

@@ -442,5 +442,5 @@ def names_in(file: TensorFile) -> NpzNames:
     class_row = "cls" in file.shapes and _is_old(file)
     if "cls" in file.shapes and not class_row and position != BIG_VISION.position and position in file.shapes:
         _, num_positions, _ = file.shape(position, 3)
-        _, class_row = side_of(num_positions, class_token=True, where=file.where, name=position)
+        _, class_row = side_of(num_positions, num_class_tokens=1, where=file.where, name=position)
     return replace(numbers, position=position, class_row=class_row)

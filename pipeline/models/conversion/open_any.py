@@ -17,7 +17,7 @@ import torch
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion import timm
 from pipeline.models.conversion.config import Hints
-from pipeline.models.conversion.hugging_face import open_hugging_face
+from pipeline.models.conversion.hugging_face import VIT_TYPES, open_hugging_face
 from pipeline.models.conversion.layout import OurView
 from pipeline.models.conversion.npz import open_npz
 from pipeline.models.conversion.open_file import SUFFIXES, open_sharded, open_tensor_file, without_prefixes
@@ -213,7 +213,7 @@ def _open_folder(folder: Path, hints: Hints) -> Weights:
     if tensors is None:
         raise UserError(f"no tensors in {str(folder)!r}; allowed: {', '.join(_TENSOR_FILES)}")
     declared = _declared_pixels(folder, description)
-    if description.get("model_type") == "vit":
+    if description.get("model_type") in VIT_TYPES:
         file, processor = _open_tensors(tensors, hints), processor_of(folder)
         return _with_our_pixels(open_hugging_face(file, description, hints, processor=processor), declared, hints)
     if description.get("model_type") in MODEL_TYPES:
@@ -223,9 +223,10 @@ def _open_folder(folder: Path, hints: Hints) -> Weights:
         weights = timm.open_timm(_open_tensors(tensors, hints), description, hints)
         return _with_our_pixels(weights, declared, hints, usual=usual_pixels(description, {}))
     kind = description.get("model_type", "nothing")
+    allowed = ", ".join((*VIT_TYPES, *MODEL_TYPES))
     raise UserError(
-        f"{CONFIG_FILE} in {str(folder)!r} has the model_type {kind!r}; allowed: vit, {', '.join(MODEL_TYPES)}, timm's "
-        "(with an architecture) or our own"
+        f"{CONFIG_FILE} in {str(folder)!r} has the model_type {kind!r}; allowed: {allowed}, timm's (with an "
+        "architecture) or our own"
     )
 
 

@@ -24,7 +24,7 @@ from pipeline.models.conversion.config import Hints, Pair
 from pipeline.models.conversion.layout import OurView, Table, layout_of, read_layout
 from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile
 from pipeline.models.flops import num_parameters
-from pipeline.models.weights.folder import AXES, HEAD, POSITION, Assumption, Weights
+from pipeline.models.weights.folder import AXES, HEAD, HEADS, POSITION, Assumption, Weights
 from pipeline.models.weights.safetensors import Shapes
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from shards.config_values import shown_value
@@ -99,6 +99,7 @@ class TransformerShapes(Declared):
     num_classes: int
     num_positions: int | None
     class_token: bool
+    distillation_token: bool = False
     layer_scale: float = 0.0
     representation: bool = False
     resnet: ResNetSize | None = None
@@ -110,6 +111,11 @@ class TransformerShapes(Declared):
     inner_norms: InnerNorms = "none"
     first_norm: bool = False
 
+    @property
+    def num_class_tokens(self) -> int:
+        """As `ModelConfig.num_class_tokens`."""
+        return self.class_token + self.distillation_token
+
     def side(self, where: str, name: str) -> tuple[int, bool]:
         """Returns the side of the table's grid, and whether the class token has a row in it; (0, False) without a
         table."""
@@ -117,7 +123,7 @@ class TransformerShapes(Declared):
             return 0, False
         return side_of(
             self.num_positions,
-            class_token=self.class_token,
+            num_class_tokens=self.num_class_tokens,
             where=where,
             name=name,
             class_row=self.class_row,
@@ -148,6 +154,7 @@ def transformer_in(view: OurView, declared: Declared, *, usual: Usual, hints: Hi
         "num_classes": view.shape(HEAD[0], 2)[0] if view.has(HEAD[0]) else 0,
         "num_positions": num_positions,
         "class_token": view.has("embed.class_token"),
+        "distillation_token": view.has("embed.distillation_token"),
         "representation": view.has("representation.weight"),
         "resnet": hybrid_resnet(view),
         "position": "learned_2d" if is_2d else None,
@@ -244,6 +251,7 @@ def transformer_config(
         resnet_units=resnet.units if is_custom and resnet else None,
         resnet_factor=resnet.factor if is_custom and resnet else None,
         pooling="token" if shapes.class_token else "attention" if shapes.attention_pooling else "average",
+        distillation_token=shapes.distillation_token,
         representation=shapes.representation,
         gelu=hints.gelu or usual.gelu,
         layer_norm_epsilon=hints.layer_norm_epsilon or usual.layer_norm_epsilon,
@@ -316,7 +324,7 @@ def factor_of(root_channels: int) -> int:
 def side_of(
     num_positions: int,
     *,
-    class_token: bool,
+    num_class_tokens: int,
     where: str,
     name: str,
     class_row: bool | None = None,
@@ -327,34 +335,33 @@ def side_of(
     If nothing is declared, both follow from the number of rows. Raises UserError if no square grid has that number of
     rows, or the declared grid has another.
     """
-    rows = (False, True) if class_token else (False,)
-    rows = rows if class_row is None else (class_row,)
+    rows = (0, num_class_tokens) if num_class_tokens else (0,)
+    rows = rows if class_row is None else (class_row * num_class_tokens,)
     if declared:
         return _declared_side(num_positions, declared, rows, f"{name} in {where!r} has {num_positions} rows")
-    for has_row in rows:
-        side = math.isqrt(max(0, num_positions - has_row))
-        if side and side**2 + has_row == num_positions:
-            return side, has_row
-    allowed = " or ".join("a square and one more for the class token" if row else "a square" for row in rows)
+    for num_rows in rows:
+        side = math.isqrt(max(0, num_positions - num_rows))
+        if side and side**2 + num_rows == num_positions:
+            return side, num_rows > 0
+    more = {0: "", 1: " and one more for the class token", 2: " and two more for the class and the distillation token"}
+    allowed = " or ".join(f"a square{more[num_rows]}" for num_rows in rows)
     raise UserError(
         f"{name} in {where!r} has {num_positions} rows, which is the grid of no square image; allowed: {allowed}"
     )
 
 
-def _declared_side(num_positions: int, declared: Pair, rows: tuple[bool, ...], has: str) -> tuple[int, bool]:
+def _declared_side(num_positions: int, declared: Pair, rows: tuple[int, ...], has: str) -> tuple[int, bool]:
     height, width = declared
     if height != width or not height:
         raise UserError(
             f"{has}, config.json says a grid of {height} x {width} patches (height, width); the models here take "
             "square images: give weights of those"
         )
-    for has_row in rows:
-        if height * width + has_row == num_positions:
-            return height, has_row
-    wanted = [
-        f"a grid of {height} x {width} {'and' if row else 'without'} the class token, {height * width + row} rows"
-        for row in rows
-    ]
+    for num_rows in rows:
+        if height * width + num_rows == num_positions:
+            return height, num_rows > 0
+    words = {0: "without the class token", 1: "and the class token", 2: "and the class and the distillation token"}
+    wanted = [f"a grid of {height} x {width} {words[num_rows]}, {height * width + num_rows} rows" for num_rows in rows]
     raise FlagNeededError(
         f"{has}, config.json or --grid-side says {' or '.join(wanted)}; give both files of one model, or write the "
         "image size of the tensors into config.json (--image-size then resamples them)"
@@ -366,7 +373,9 @@ def _other_grids(shapes: TransformerShapes) -> str:
     class token."""
     found = [
         f"{height} x {num // height}"
-        for num in sorted({shapes.num_positions or 0, (shapes.num_positions or 0) - shapes.class_token}, reverse=True)
+        for num in sorted(
+            {shapes.num_positions or 0, (shapes.num_positions or 0) - shapes.num_class_tokens}, reverse=True
+        )
         for height in range(1, math.isqrt(num) + 1)
         if num % height == 0 and height * height != num
     ]
@@ -436,4 +445,4 @@ def shapes_in_file(config: ModelConfig) -> Shapes:
     head."""
     if config.num_classes:
         return shapes_of(config)
-    return {name: shape for name, shape in shapes_of(replace(config, num_classes=1)).items() if name not in HEAD}
+    return {name: shape for name, shape in shapes_of(replace(config, num_classes=1)).items() if name not in HEADS}

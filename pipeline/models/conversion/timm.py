@@ -1,8 +1,8 @@
 """timm's models: a folder with `config.json` and `model.safetensors` (timm.create_model("local-dir:FOLDER")), or a
 state dict alone.
 
-Sources: timm's vision_transformer.py, vision_transformer_hybrid.py, resnetv2.py, eva.py and _hub.py. timm_config.py
-reads what config.json says. Shape letters: D width, O channels out, I channels in.
+Sources: timm's vision_transformer.py, vision_transformer_hybrid.py, deit.py, resnetv2.py, eva.py and _hub.py.
+timm_config.py reads what config.json says. Shape letters: D width, O channels out, I channels in.
 """
 
 import logging
@@ -138,7 +138,7 @@ def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> 
         width=width,
         patch=patch,
         num_heads=declared_heads(description),
-        class_row=not no_row if "cls_token" in file.shapes and isinstance(no_row, bool) else None,
+        class_row=_class_row(file, no_row),
         grid=grid or declared_grid(description, (patch * stride, patch_width * stride), file.where),
         layer_scale=layer_scale(description),
         has_swiglu=True,
@@ -146,6 +146,14 @@ def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> 
     )
     found = transformer_in(view, declared, usual=usual, hints=hints)
     return file, table_of(found.config, class_row=found.class_row, turns=turns), found
+
+
+def _class_row(file: TensorFile, no_row: Any) -> bool | None:
+    """Returns whether the position table has rows for the class token and the distillation token; None if nothing says
+    it. `no_row`: what config.json says of it. With a distillation token, timm's table always has them."""
+    if "dist_token" in file.shapes:
+        return True
+    return not no_row if "cls_token" in file.shapes and isinstance(no_row, bool) else None
 
 
 def table_of(
@@ -224,6 +232,7 @@ def _vit_table(
                 ("embed.patch.weight", "patch_embed.proj.weight", {"": ("", patch_convolution(patch))}),
                 ("embed.patch.bias", "patch_embed.proj.bias", TENSOR),
                 ("embed.class_token", "cls_token", TENSOR),
+                ("embed.distillation_token", "dist_token", TENSOR),
                 ("embed.registers", "reg_token", TENSOR),
                 ("embed.position", "pos_embed", {"": ("", position)}),
                 ("embed.norm.", "norm_pre.", LAYER),
@@ -258,6 +267,7 @@ def _vit_table(
                 ("pool.mlp.dense1.", "attn_pool.mlp.fc1.", LAYER),
                 ("pool.mlp.dense2.", "attn_pool.mlp.fc2.", LAYER),
                 ("head.", "head.", LAYER),
+                ("head_dist.", "head_dist.", LAYER),
             )
         ),
     )
@@ -340,6 +350,7 @@ def save_timm(
             "export as hugging_face, whose config.json says it"
         )
     _refuse_foreign_rotation(config)
+    _refuse_foreign_distillation(config)
     architecture = _architecture(config)
     if config.resnet and config.resnet_epsilons != "timm":
         log.warning(
@@ -357,7 +368,7 @@ def save_timm(
             "mean": [0.5, 0.5, 0.5],
             "std": [0.5, 0.5, 0.5],
             "first_conv": "stem.conv" if config.is_bit else "patch_embed.proj",
-            "classifier": "head.fc" if config.is_bit else "head",
+            "classifier": _classifier(config),
         },
     }
     if len(labels) == config.num_classes:
@@ -383,6 +394,29 @@ def _refuse_foreign_rotation(config: ModelConfig) -> None:
             f"model.position is 'rope2d', and timm's models with rotary positions cannot have {' or '.join(wrong)}; "
             "give --format patchline"
         )
+
+
+def _refuse_foreign_distillation(config: ModelConfig) -> None:
+    """Raises UserError for parts that timm's model with a distillation token (deit.py) lacks."""
+    if not config.distillation_token:
+        return
+    faults = {
+        "registers": config.registers > 0,
+        f"position {config.position!r}": config.is_rotary,
+        "a ResNet": config.resnet is not None,
+    }
+    if wrong := [part for part, is_there in faults.items() if is_there]:
+        raise UserError(
+            "model.distillation_token is on, and timm's models with a distillation token cannot have "
+            f"{' or '.join(wrong)}; give --format patchline"
+        )
+
+
+def _classifier(config: ModelConfig) -> str | list[str]:
+    """Returns timm's names of the layers that have an output for each class."""
+    if config.is_bit:
+        return "head.fc"
+    return ["head", "head_dist"] if config.distillation_token else "head"
 
 
 def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dict[str, Any]:
@@ -429,7 +463,7 @@ def _architecture(config: ModelConfig) -> str:
         # that are None.
         return "vit_base_patch16_rope_224" if config.layer_scale else "eva_giant_patch14_224"
     if not config.resnet:
-        return "vit_base_patch16_224"
+        return "deit_base_distilled_patch16_224" if config.distillation_token else "vit_base_patch16_224"
     known = _BITS if config.is_bit else _RESNETS
     if config.resnet not in known:
         raise UserError(

@@ -58,7 +58,7 @@ _NAMES: dict[Architecture, str] = {
         eva02_tiny_patch14_224 eva02_tiny_patch14_336
     """,
     Architecture(width=192, num_heads=3, pixels=_IMAGENET): """
-        deit_tiny_patch16_224
+        deit_tiny_distilled_patch16_224 deit_tiny_patch16_224
     """,
     Architecture(width=192, num_heads=3, pixels=_IMAGENET, epsilon=1e-5): """
         vit_tiny_patch16_dinov3_qkvb
@@ -85,9 +85,9 @@ _NAMES: dict[Architecture, str] = {
     """,
     Architecture(width=384, num_heads=6, pixels=_IMAGENET): """
         deit3_small_patch16_224 deit3_small_patch16_224_in21ft1k deit3_small_patch16_384
-        deit3_small_patch16_384_in21ft1k deit_small_patch16_224 vit_small_patch14_dinov2 vit_small_patch14_reg4_dinov2
-        vit_small_patch16_224_dino vit_small_patch16_rope_224 vit_small_patch16_rope_ape_224 vit_small_patch8_224
-        vit_small_patch8_224_dino
+        deit3_small_patch16_384_in21ft1k deit_small_distilled_patch16_224 deit_small_patch16_224
+        vit_small_patch14_dinov2 vit_small_patch14_reg4_dinov2 vit_small_patch16_224_dino vit_small_patch16_rope_224
+        vit_small_patch16_rope_ape_224 vit_small_patch8_224 vit_small_patch8_224_dino
     """,
     Architecture(width=384, num_heads=6, pixels=_IMAGENET, epsilon=1e-5): """
         vit_small_patch16_dinov3 vit_small_patch16_dinov3_qkvb vit_small_patch16_lingbot vit_small_plus_patch16_dinov3
@@ -136,8 +136,9 @@ _NAMES: dict[Architecture, str] = {
     """,
     Architecture(width=768, num_heads=12, pixels=_IMAGENET): """
         deit3_base_patch16_224 deit3_base_patch16_224_in21ft1k deit3_base_patch16_384 deit3_base_patch16_384_in21ft1k
-        deit_base_patch16_224 deit_base_patch16_384 vit_base_patch14_dinov2 vit_base_patch14_reg4_dinov2
-        vit_base_patch16_224_dino vit_base_patch16_rope_224 vit_base_patch16_rope_ape_224 vit_base_patch8_224_dino
+        deit_base_distilled_patch16_224 deit_base_distilled_patch16_384 deit_base_patch16_224 deit_base_patch16_384
+        vit_base_patch14_dinov2 vit_base_patch14_reg4_dinov2 vit_base_patch16_224_dino vit_base_patch16_rope_224
+        vit_base_patch16_rope_ape_224 vit_base_patch8_224_dino
     """,
     Architecture(width=768, num_heads=12, pixels=_IMAGENET, epsilon=1e-5): """
         beit3_base_patch16_224 vit_base_patch16_dinov3 vit_base_patch16_dinov3_qkvb vit_base_patch16_lingbot

@@ -30,8 +30,6 @@ EPSILON = 1e-6
 _FOREIGN = {
     r"pre_logits\.": "is a hidden layer before the head, which timm itself leaves out; take the weights' .npz file, "
     "whose hidden layer is kept",
-    r"dist_token|head_dist\.": "is of a distillation token, whose head and the class token's are averaged: another "
-    "architecture than those here",
     r"patch_embed\.backbone\.(\d|conv1|bn1|layer\d)": "is of convolutions with batch norm before the blocks; those of "
     "hybrids here have group norm and standardised weights: another architecture",
     r"patch_embed\.norm\.": "is a norm of patches before positions are added (AIMv2): another architecture",

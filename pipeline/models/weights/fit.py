@@ -16,7 +16,7 @@ from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig, ModeOrNone, Size
 from pipeline.models.patches import resized_patches
 from pipeline.models.positions import resample_axis_embeddings, resample_position_embeddings
-from pipeline.models.weights.folder import HEAD, Weights
+from pipeline.models.weights.folder import HEAD_BIASES, HEADS, Weights
 from pipeline.models.weights.safetensors import TensorByName, refuse_misfits
 from shards.config_values import shown_value
 from shards.errors import UserError
@@ -27,7 +27,7 @@ _MASK = "head.mask.token"  # the [mask] embedding, dropped with the head
 _REPRESENTATION = ("representation.weight", "representation.bias")
 _ROTARY = ("rotary_temperature", "rotary_places", "rotary_grid")
 _PARTS = (
-    *("pooling", "position", "position_at", "registers", "qk_norm", "attention", "mlp"),
+    *("pooling", "position", "position_at", "registers", "distillation_token", "qk_norm", "attention", "mlp"),
     *("inner_norms", "first_norm", "last_norm"),
 )
 _OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at", "attention", "last_norm", *_ROTARY)
@@ -56,7 +56,7 @@ def fit_weights(
     """
     _refuse_other_family(weights, target)
     wanted, found = shapes_of(target), weights.shapes
-    replaced = (*HEAD, _MASK, *_REPRESENTATION) if new_head else ()
+    replaced = (*HEADS, _MASK, *_REPRESENTATION) if new_head else ()
     _refuse_other_distances(weights, target)
     places = [name for name in wanted if name.endswith((_TABLE, *_AXIS)) and name in found]
     is_resized = resize_patches and has_other_patches(weights.config, target)
@@ -79,7 +79,7 @@ def fit_weights(
         if mode == "none" and name in places and wanted[name] != found[name]:
             return initial(name)
         value = weights.tensor(name)
-        if name == HEAD[1]:
+        if name in HEAD_BIASES:
             return value + (weights.config.head_bias - target.head_bias)
         if is_resized and name == _PATCH:
             return resized_patches(value, from_side=weights.config.size.patch, to_side=target.size.patch)

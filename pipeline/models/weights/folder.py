@@ -41,6 +41,8 @@ _NAMES = (TENSORS_FILE, CONFIG_FILE, PIXELS_FILE)
 FORMAT = 1
 POSITION, AXES = "embed.position", ("embed.position_x", "embed.position_y")
 HEAD = ("head.weight", "head.bias")
+HEADS = (*HEAD, "head_dist.weight", "head_dist.bias")  # the second one is of the distillation token
+HEAD_BIASES = HEADS[1::2]
 _HUB_ID = re.compile(r"(?P<prefix>(hf[-_]hub:|hf://)?)(?P<owner>[A-Za-z0-9][\w.-]*)/(?P<name>[A-Za-z0-9][\w.-]*)")
 _FOREIGN_KEYS = {"model_type", "architecture"}
 
@@ -162,7 +164,7 @@ def save_weights(
     def tensors() -> Iterator[tuple[str, torch.Tensor]]:
         for name in shapes:
             value = tensor(name).float()
-            yield name, value + config.head_bias if name == HEAD[1] else value
+            yield name, value + config.head_bias if name in HEAD_BIASES else value
 
     write_folder(folder, description=description, shapes=shapes, tensors=tensors())
 
@@ -323,7 +325,7 @@ def filled_model(weights: Weights) -> Model:
     model.to_empty(device="cpu")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            is_missing = name in HEAD and name not in weights.shapes
+            is_missing = name in HEADS and name not in weights.shapes
             parameter.copy_(torch.zeros(()) if is_missing else weights.tensor(name))
     return model.eval()
 

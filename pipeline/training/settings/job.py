@@ -232,7 +232,8 @@ class TeacherConfig:
     """What the model learns of it: its probabilities (soft, as big_vision), or its most probable class (hard, as
     DeiT)."""
     share: Annotated[float, Range(above=0, most=1)] = 1.0
-    """The teacher's share of the loss, above 0 to 1; labels have the rest. It is 1 in big_vision, 0.5 in DeiT."""
+    """The teacher's share of the loss, above 0 to 1; labels have the rest. It is 1 in big_vision, 0.5 in DeiT. With
+    model.distillation_token, each teaches its own head, so it must be below 1."""
     temperature: Annotated[float, Range(above=0)] = 1.0
     """With soft: what the logits of both are divided by. The loss is multiplied by its square."""
     sha256: str = ""
@@ -493,17 +494,28 @@ class TrainingJob:
                 f"class_weights is {self.class_weights!r} with loss {self.loss!r}, which asks of each class on its "
                 "own whether the image has it; give --class-weights equal, or --loss softmax"
             )
-        if self.teacher.weights and self.loss != "softmax":
-            raise UserError(
-                f"teacher.weights is given with loss {self.loss!r}; a teacher's probabilities are those of softmax: "
-                "give --loss softmax"
-            )
+        if self.teacher.weights:
+            self._refuse_for_teacher()
         if self.model.masked_patches:
             self._refuse_labels()
         if self.engine.attention in ("flex", "cudnn_packed"):
             self._refuse_for_attention()
         if self.optimizer.freeze_backbone:
             self._refuse_for_frozen_backbone()
+
+    def _refuse_for_teacher(self) -> None:
+        """Raises UserError for settings with which a teacher's predictions, or the labels, cannot be learned."""
+        if self.loss != "softmax":
+            raise UserError(
+                f"teacher.weights is given with loss {self.loss!r}; a teacher's probabilities are those of softmax: "
+                "give --loss softmax"
+            )
+        if self.model.distillation_token and self.teacher.share == 1:
+            raise UserError(
+                "teacher.share is 1 with model.distillation_token: the class token's head, which labels teach, would "
+                "learn nothing, and predictions are the mean of both heads'; give --teacher.share below 1, such as "
+                "0.5 (DeiT), or --model.no-distillation-token"
+            )
 
     def _refuse_for_frozen_backbone(self) -> None:
         """Raises UserError for engines that need a backward pass in every block, or weights outside the blocks."""

@@ -27,13 +27,13 @@ from pipeline.training.zero.flat_blocks import HeldPart, Layout, end_to_end, lay
 from pipeline.training.zero.lamb import step_tensors
 from pipeline.training.zero.muon import is_orthogonalized, matrices_of, step_matrices
 
-_HEAD_PREFIXES = ("head.", "representation.")
+_HEAD_PREFIXES = ("head.", "head_dist.", "representation.")
 _POOL = "pool."  # attention pooling, which has the head's rate, as in timm
 _BLOCK = re.compile(r"blocks\.(\d+)\.|stages\.(\d+)\.(\d+)\.")
 _FINAL_NORM = "norm."
 _GROUP = re.compile(r"blocks\.\d+|(embed\.resnet\.)?stages\.\d+|embed\.resnet|embed\.patch")
-_POSITION = ("embed.position", "embed.class_token", "embed.registers")
-_HEAD = "head.weight"
+_POSITION = ("embed.position", "embed.class_token", "embed.distillation_token", "embed.registers")
+_HEADS = ("head.weight", "head_dist.weight")
 RATE_FACTOR = "rate_factor"  # key of a group: the factor of its learning rate
 MOMENTS = "moments"  # key of a group: the names of what the optimiser keeps for its parameters
 FOUND_INF = "found_inf"  # torch's name: the attribute of an optimiser that says whether an update is skipped
@@ -75,7 +75,7 @@ def rate_factors(names: Iterable[str], config: OptimizerConfig) -> dict[str, flo
 
 def group_of(name: str) -> str:
     """Returns the part of the model to which a parameter belongs: a block, a ResNet's stage, the embedding of patches,
-    the positions with the class token and registers (`embed.position`), a hybrid's root (`embed.resnet`), or else a
+    the positions with the tokens before the patches (`embed.position`), a hybrid's root (`embed.resnet`), or else a
     module of the model, such as `norm` and `head`."""
     if name.startswith(_POSITION):
         return _POSITION[0]
@@ -278,7 +278,7 @@ def decay_of(name: str, config: OptimizerConfig) -> float:
     """Returns the weight decay of one parameter; 0 if the mask excludes it."""
     if not is_decayed(name, config):
         return 0.0
-    return config.weight_decay * config.head_decay if name == _HEAD else config.weight_decay
+    return config.weight_decay * config.head_decay if name in _HEADS else config.weight_decay
 
 
 def is_decayed(name: str, config: OptimizerConfig) -> bool:

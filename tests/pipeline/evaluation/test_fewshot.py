@@ -14,6 +14,7 @@ from pipeline.evaluation.config import FewshotConfig, FewshotInTraining
 from pipeline.evaluation.fewshot import (
     FewshotScores,
     Represented,
+    before_head,
     chosen_data,
     chosen_shots,
     features_of,
@@ -21,7 +22,7 @@ from pipeline.evaluation.fewshot import (
     measured,
     represented,
 )
-from pipeline.models import ModelConfig, build_model
+from pipeline.models import ModelConfig, ViT, build_model
 from pipeline.models.build import Model
 from pipeline.ranks.world import World
 from pipeline.shared_settings import EvaluationTransform
@@ -31,6 +32,7 @@ from shards.part import labels_of
 from tests.rigs.datasets import packed_folders
 from tests.rigs.processes import run_ranks
 
+TOKEN_SIZES: dict[str, Any] = {"depth": 1, "width": 16, "mlp_width": 16, "num_heads": 2}
 FIELDS: dict[str, Any] = {"image_size": 8, "patch": 4, "depth": 1, "width": 8, "mlp_width": 8, "num_heads": 2}
 IDS = [7, 0, 3, 4, 14]
 MODELS: dict[str, dict[str, Any]] = {
@@ -90,6 +92,17 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
         (folder / name).mkdir()
     train = packed_folders(folder / "train", num_classes=3, images_a_class=7)
     return str(train), str(packed_folders(folder / "test", num_classes=2, images_a_class=3))
+
+
+def test_with_a_distillation_token_the_mean_of_both_tokens_is_represented() -> None:
+    config = ModelConfig(name="vit", patch=8, image_size=16, num_classes=3, distillation_token=True, **TOKEN_SIZES)
+    model = build_model(config)
+    images = torch.randint(0, 256, (2, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert isinstance(model, ViT)
+    with torch.no_grad():
+        found, logits = before_head(model, images)
+        assert torch.equal(found, model.features(images))
+        assert torch.equal(logits, model(images))
 
 
 def test_classes_that_lie_apart_are_told_apart() -> None:

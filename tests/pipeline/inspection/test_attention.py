@@ -33,6 +33,7 @@ KINDS: list[dict[str, Any]] = [
     {"pooling": "average"},
     {"position_at": "layers"},
     {"registers": 2, "qk_norm": True},
+    {"distillation_token": True, "registers": 1},
     {"pooling": "attention"},
     {"position": "rope2d"},
     {"attention": "axial", "pooling": "average", "depth": 1},
@@ -179,6 +180,14 @@ def test_rollout_through_attention_pooling_is_what_the_probe_looks_at() -> None:
     assert weights.sum(dim=1).tolist() == pytest.approx([1.0] * 3)
     _, maps = looked_at(model, random_images())
     assert maps.shape == (3, 3, 3)
+
+
+def test_rollout_of_two_tokens_with_heads_is_their_mean() -> None:
+    rollout, shares = Rollout(), torch.zeros(1, 1, 7, 7)
+    shares[0, 0, 0, 3], shares[0, 0, 1, 4], shares[0, 0, 2, 5] = 1.0, 0.5, 1.0  # class, distillation, register
+    rollout.add(shares)
+    found = rollout.maps(grid=(2, 2), num_prefix_tokens=3, num_registers=1)
+    assert found[0].tolist() == [[1.0, 0.5], [0.0, 0.0]]
 
 
 def test_rollout_of_attention_to_oneself_looks_nowhere() -> None:

@@ -78,6 +78,11 @@ TINY_BYTES = 64  # sums of the loss
         pytest.param("vit_s16", {"last_norm": "none", "pooling": "average"}, FP32, id="no last norm, mean"),
         pytest.param("vit_s16", {"position": "learned_rope2d"}, BF16, id="learned and rotary positions"),
         pytest.param("vit_s16", {"registers": 4}, BF16, id="registers"),
+        pytest.param("vit_s16", {"distillation_token": True}, BF16, id="a distillation token, bf16"),
+        pytest.param("vit_s16", {"distillation_token": True, "last_norm": "none"}, FP32, id="a distillation token"),
+        pytest.param(
+            "vit_s16", {"distillation_token": True}, replace(BF16, is_frozen=True), id="a distillation token, frozen"
+        ),
         pytest.param("vit_s16", {"registers": 4, "pooling": "average"}, FP32, id="registers, mean"),
         pytest.param("vit_s16", AXIAL, BF16, id="axial"),
         pytest.param("vit_s16", AXIAL | {"position_at": "layers_shared"}, FP32, id="axial in fp32"),
@@ -166,7 +171,7 @@ def saved_bytes(config: ModelConfig, how: Pass, *, num_images: int) -> int:
         elif how.recomputed == "selective":
             recompute_selectively(model)
         for part, parameter in model.named_parameters():
-            parameter.requires_grad_(not how.is_frozen or part.startswith(("head.", "representation.")))
+            parameter.requires_grad_(not how.is_frozen or part.startswith(("head.", "head_dist.", "representation.")))
         images = torch.empty(num_images, config.image_size, config.image_size, 3, dtype=torch.uint8)
         labels = torch.zeros(num_images, 1, dtype=torch.int64)
         targets = targets_of(labels, config.num_classes, name=how.loss).clone() if how.has_dense_targets else labels

@@ -48,7 +48,13 @@ def counted_parameters(config: ModelConfig) -> int:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("vit_b32", {}), ("vit_b32", {"representation": True}), ("bit_r50x1", {}), ("bit_r50x1", {"num_classes": 1})],
+    [
+        ("vit_b32", {}),
+        ("vit_b32", {"representation": True}),
+        ("bit_r50x1", {}),
+        ("bit_r50x1", {"num_classes": 1}),
+        ("vit_b32", {"distillation_token": True}),
+    ],
 )
 def test_a_frozen_backbone_passes_nothing_back(name: str, options: dict[str, Any]) -> None:
     """Counted by PyTorch, with gradients for the head alone."""
@@ -103,6 +109,12 @@ def test_g_and_big_g_are_as_large_as_published(name: str, millions: int) -> None
         pytest.param(ModelConfig(name="vit_b8"), 86_576_872, id="B/8, as timm's vit_base_patch8_224"),
         pytest.param(ModelConfig(name="r26_vit_s32"), 36_431_912, id="R26+S/32, as timm's vit_small_r26_s32_224"),
         pytest.param(ModelConfig(name="r_vit_ti16"), 6_337_704, id="R+Ti/16, as timm's vit_tiny_r_s16_p8_224"),
+        pytest.param(
+            ModelConfig(name="vit_ti16", distillation_token=True), 5_910_800, id="as timm's deit_tiny_distilled"
+        ),
+        pytest.param(
+            ModelConfig(name="vit_b16", distillation_token=True), 87_338_192, id="as timm's deit_base_distilled"
+        ),
         pytest.param(ModelConfig(name="bit_r50x1"), 25_549_352, id="R50x1, as timm's resnetv2_50x1_bit"),
         pytest.param(ModelConfig(name="bit_r152x4"), 936_533_224, id="R152x4, as timm's resnetv2_152x4_bit"),
         # torchvision's resnet18 has 11,689,512, resnet34 21,797,672. With pre-activation, the root (64 channels) and
@@ -148,6 +160,8 @@ def test_the_formulas_are_what_the_modules_do(name: str) -> None:
         pytest.param({"first_norm": True, "last_norm": "pooled", "pooling": "average"}, id="a norm before the layers"),
         pytest.param({"mlp": "swiglu", "pooling": "attention", "last_norm": "none"}, id="attention pooling has a GELU"),
         pytest.param({"name": "vit_b16", "registers": 4}, id="registers"),
+        pytest.param({"name": "vit_b16", "distillation_token": True}, id="a distillation token"),
+        pytest.param({"distillation_token": True, "registers": 2, "position": "relative"}, id="with registers"),
         pytest.param({"name": "vit_b16", "registers": 4, "pooling": "average"}, id="registers, no class token"),
         pytest.param({**AXIAL, "position": "learned_2d"}, id="axial attention"),
         pytest.param({**AXIAL, "position_at": "layers"}, id="axial, each block its own positions"),

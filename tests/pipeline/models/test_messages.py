@@ -159,6 +159,22 @@ def images_of(_: Path, height: int, width: int) -> None:
         "model.attention is 'axial' with model.pooling 'token', whose class token is in no row or column of "
         "patches; give --model.pooling average, or leave out --model.attention"
     ),
+    row("a distillation token without a class token", model, {"distillation_token": True, "pooling": "average"}).says(
+        "model.distillation_token is on with model.pooling 'average', which has no class token beside which it could "
+        "be; give --model.pooling token, or --model.no-distillation-token"
+    ),
+    row("a distillation token and a hidden layer", model, {"distillation_token": True, "representation": True}).says(
+        "model.representation is on with model.distillation_token, whose two heads read the tokens without a hidden "
+        "layer (DeiT); give --model.no-representation"
+    ),
+    row(
+        "a distillation token and masked patches",
+        model,
+        {"distillation_token": True, "masked_patches": True, "num_classes": 512},
+    ).says(
+        "model.distillation_token is on with model.masked_patches, whose head reads the patches; give "
+        "--model.no-distillation-token"
+    ),
     row("axial distances", model, {"attention": "axial", "pooling": "average", "position": "relative"}).says(
         "model.attention is 'axial' with model.position 'relative', which is of the sequence of all tokens, not "
         "of a row or column; give --model.position learned_1d, learned_2d, sincos2d or none"

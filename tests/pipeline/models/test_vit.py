@@ -75,7 +75,7 @@ def reference_logits(model: ViT, images: NDArray[np.uint8]) -> Array:
     size = model.config.size
     logits = []
     for image in images:
-        tokens = [p["embed.class_token"][0, 0]] if model.config.pooling == "token" else []
+        tokens = [p[name][0, 0] for name in ("embed.class_token", "embed.distillation_token") if name in p]
         for top in range(0, image.shape[0], size.patch):
             for left in range(0, image.shape[1], size.patch):
                 patch = image[top : top + size.patch, left : left + size.patch].astype(np.float64)
@@ -110,7 +110,9 @@ def reference_logits(model: ViT, images: NDArray[np.uint8]) -> Array:
             y = map_head(p, pooled[num_prefix:], model.config)
         if model.config.representation:
             y = np.tanh(p["representation.weight"] @ y + p["representation.bias"])
-        logits.append(p["head.weight"] @ y + p["head.bias"] + model.config.head_bias)
+        read = {"head": y} | ({"head_dist": pooled[1]} if model.config.distillation_token else {})
+        of_heads = [p[f"{head}.weight"] @ x + p[f"{head}.bias"] + model.config.head_bias for head, x in read.items()]
+        logits.append(np.mean(of_heads, axis=0))  # DeiT: the mean of both heads
     return np.stack(logits)
 
 
@@ -248,6 +250,13 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int, turn
         pytest.param({"position_at": "layers_shared", "position": "learned_2d"}, id="2-D, the same at each layer"),
         pytest.param({"layer_scale": 0.1}, id="LayerScale"),
         pytest.param({"registers": 3}, id="registers"),
+        pytest.param({"distillation_token": True}, id="a distillation token"),
+        pytest.param(
+            {"distillation_token": True, "registers": 2, "position": "learned_2d", "head_bias": -10.0},
+            id="a distillation token, registers, 2-D positions",
+        ),
+        pytest.param({"distillation_token": True, "position": "rope2d"}, id="a distillation token, rotary positions"),
+        pytest.param({"distillation_token": True, "position": "relative"}, id="a distillation token, relative"),
         pytest.param({"position": "rope2d"}, id="rotary positions"),
         pytest.param(
             {"position": "rope2d", "registers": 2, "qk_norm": True, "layer_scale": 0.1, "pooling": "attention"},
@@ -328,6 +337,27 @@ def test_the_head_is_fp32_in_a_bf16_model(representation: bool) -> None:
     assert not torch.equal(logits, logits.bfloat16().float()), "finer than bf16 can tell"
 
 
+def test_each_head_reads_its_own_token() -> None:
+    """The second token of DistilledVisionTransformer in DeiT's models.py, which has a head and a position, too."""
+    model, images = random_model(distillation_token=True, image_size=16), random_images(size=16)
+    assert model.embed.position is not None
+    assert model.embed.position.shape[1] == 2 + 16
+    with torch.no_grad():
+        both_BTD = model.norm(model.tokens(images)[:, :2])
+        apart = model(images, heads_apart=True)
+        assert torch.equal(apart[:, 0], model.head(both_BTD[:, 0]))
+        assert model.head_dist is not None
+        assert torch.equal(apart[:, 1], model.head_dist(both_BTD[:, 1]))
+        assert torch.equal(model(images), (apart[:, 0] + apart[:, 1]) / 2)
+        assert torch.equal(model.features(images), (both_BTD[:, 0] + both_BTD[:, 1]) / 2)
+        larger = model(random_images(size=24), heads_apart=True)
+    assert larger.shape == (3, 2, 5), "resampled positions keep two rows"
+    new = build_model(ModelConfig(**TINY, distillation_token=True))
+    assert isinstance(new, ViT)
+    assert new.embed.distillation_token is not None
+    assert float(new.embed.distillation_token.detach().std()) == pytest.approx(0.02, rel=0.5), "as in DeiT"
+
+
 @pytest.mark.parametrize("constant", [0.0, -10.0, -6.9])
 def test_a_new_model_says_its_constant_for_every_class(constant: float) -> None:
     model = build_model(ModelConfig(**TINY, head_bias=constant))
@@ -339,6 +369,7 @@ def test_a_zero_head_gives_no_gradient_to_the_rest_and_a_random_one_to_all() -> 
     random += [
         random_model(layer_scale=0.1, registers=2, qk_norm=True),
         random_model(pooling="attention", position="rope2d"),
+        random_model(distillation_token=True),
         random_model(**AXIAL),
     ]
     for model, everything in ((build_model(ModelConfig(**TINY)), False), *((one, True) for one in random)):

@@ -23,7 +23,14 @@ from pipeline.training.gradients import Gradients, patch_sources, staying_patche
 from pipeline.training.reporting.loggers import MlflowLogger, logger_id, read_logger_id
 from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.reporting.utilisation import Utilisation
-from pipeline.training.settings.job import EngineConfig, GuardConfig, LoggersConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import (
+    EngineConfig,
+    GuardConfig,
+    LoggersConfig,
+    OptimizerConfig,
+    TeacherConfig,
+    TrainingJob,
+)
 from pipeline.training.settings.schedule import ScheduleConfig, steps_of
 from pipeline.training.settings.tokens import TokensConfig
 from pipeline.training.step import StepSums, SumSource
@@ -832,6 +839,18 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
             "allowed: one number: give --engine.no-skip-branches, or --engine.attention auto"
         )
         for kernel in ("flex", "cudnn_packed")
+    ),
+    row(
+        "a class token that would learn nothing",
+        refusals,
+        {
+            "model": ModelConfig(name="vit_b16", distillation_token=True),
+            "teacher": TeacherConfig(weights="w"),
+        },
+    ).says(
+        "teacher.share is 1 with model.distillation_token: the class token's head, which labels teach, would learn "
+        "nothing, and predictions are the mean of both heads'; give --teacher.share below 1, such as 0.5 (DeiT), or "
+        "--model.no-distillation-token"
     ),
     row("scores beside nothing", refusals, {"evaluation": EvaluationConfig(also=("a",))}).says(
         "evaluation.also says nothing without evaluation.url or data.held_out; give one, too"

@@ -3,18 +3,23 @@
 import json
 import shutil
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 from scipy.special import log_softmax
 
 from jobs import exit_codes
 from jobs.recipes.pretrain import digits_smoke
-from pipeline.models import ModelConfig
+from pipeline.data.config import DataConfig
+from pipeline.data.stream import train_batches
+from pipeline.models import ModelConfig, ViT, build_model
 from pipeline.models.build import shapes_of
-from pipeline.models.weights.folder import open_weights, save_weights
+from pipeline.models.weights.folder import filled_model, open_weights, save_weights
 from pipeline.training.settings.job import TeacherConfig, TrainingJob
 from pipeline.training.teacher import columns_of, distilled_loss, open_teacher, teacher_flops
 from shards.errors import UserError
@@ -24,6 +29,15 @@ from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, run
 NAMES = tuple(map(str, range(10)))
 SMALL = ModelConfig(
     name="vit_b16", patch=8, image_size=16, num_classes=10, width=32, depth=1, mlp_width=32, num_heads=2
+)
+TOKEN = ("--model.distillation-token", "--teacher.share", "0.5")
+NUM_STEPS, RATE = 20, 0.05
+PLAIN = (  # gradient descent, since Adam enlarges differences in rounding
+    *("--model.width", "32", "--model.depth", "2", "--model.mlp-width", "64", "--model.num-heads", "2"),
+    *("--steps", str(NUM_STEPS), "--global-batch", "32", "--schedule.warmup-steps", "0"),
+    *("--schedule.decay", "constant", "--schedule.learning-rate", str(RATE), "--clip-norm", "0"),
+    *("--optimizer.name", "sgd", "--optimizer.momentum", "0", "--optimizer.weight-decay", "0"),
+    *("--engine.precision", "fp32", "--device", "cpu"),
 )
 MIXED = ("--data.mixup.alpha", "0.5", "--data.mixup.cutmix-alpha", "1", "--engine.precision", "fp32")
 
@@ -151,3 +165,101 @@ def test_a_student_learns_the_same_on_any_topology_and_from_that_teacher_only(
     words = pretrain_words(digits_url, whole, "--teacher.weights", str(moved), *taught)
     assert run(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
     assert losses(whole) == expected
+
+
+def deits_loss(
+    heads: tuple[torch.Tensor, torch.Tensor], labels: torch.Tensor, taught: torch.Tensor, target: str
+) -> torch.Tensor:
+    """DistillationLoss of DeiT's losses.py with alpha 0.5; soft, with tau 3, is divided by images, as big_vision's."""
+    of_class, of_token = (logits.log_softmax(dim=1) for logits in heads)
+    base = -of_class.gather(1, labels).mean()
+    if target == "hard":
+        return 0.5 * base - 0.5 * of_token.gather(1, taught.argmax(dim=1, keepdim=True)).mean()
+    student, teacher = (heads[1] / 3).log_softmax(dim=1), (taught / 3).log_softmax(dim=1)
+    return 0.5 * base + 0.5 * 9 * (teacher.exp() * (teacher - student)).sum() / len(labels)
+
+
+def plain_torch(url: str, folder: Path, teacher: str, target: str) -> tuple[list[float], ViT]:
+    """The losses and the last weights of a run with a distillation token, as a loop of a few lines."""
+    recipe, taught = digits_smoke(), filled_model(open_weights(teacher))
+    sizes = replace(recipe.model, num_classes=10, width=32, depth=2, mlp_width=64, num_heads=2)
+    model = build_model(replace(sizes, distillation_token=True))
+    assert isinstance(model, ViT)
+    assert model.head_dist is not None
+    data: DataConfig = replace(recipe.data, url=url)
+    found, parameters = list[float](), list(model.parameters())
+    with train_batches(global_batch=32, image_size=32, config=data, quarantine=folder / "listed") as batches:
+        for batch in islice(batches, NUM_STEPS):
+            tokens = model.norm(model.tokens(batch.images))
+            heads = (
+                F.linear(tokens[:, 0], model.head.weight, model.head.bias),
+                F.linear(tokens[:, 1], model.head_dist.weight, model.head_dist.bias),
+            )
+            with torch.no_grad():
+                answers = taught(batch.images)
+            loss = deits_loss(heads, batch.labels[:, :1], answers, target)
+            for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                parameter.data -= RATE * gradient
+            found.append(loss.item())
+    return found, model.eval()
+
+
+@pytest.mark.parametrize("target", ["hard", "soft"])
+def test_each_head_learns_from_its_own_source_as_in_deit(
+    digits_url: str, tmp_path: Path, target: Literal["hard", "soft"]
+) -> None:
+    teacher = str(weights_at(tmp_path / "teacher", config=replace(SMALL, image_size=32)))
+    run_dir, more = tmp_path / "run", ("--teacher.temperature", "3") if target == "soft" else ()
+    words = ["pretrain", "digits_smoke", "--data.url", digits_url, "--run-dir", str(run_dir), *PLAIN, *TOKEN]
+    words += ["--teacher.weights", teacher, "--teacher.target", target, *more]
+    assert run(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+    expected, model = plain_torch(digits_url, tmp_path, teacher, target)
+    assert list(losses(run_dir).values()) == pytest.approx(expected, rel=1e-6)
+    assert expected[-1] < expected[0]
+    weights = open_weights(str(run_dir / "weights"))
+    images = torch.randint(0, 256, (4, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        tokens = model.norm(model.tokens(images))
+        assert model.head_dist is not None
+        mean = (model.head(tokens[:, 0]) + model.head_dist(tokens[:, 1])) / 2
+        torch.testing.assert_close(filled_model(weights)(images), mean, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        pytest.param(("3",), id="stage 3"),
+        pytest.param(
+            ("1", "2"), id="stages 1 and 2", marks=pytest.mark.long
+        ),  # the gate has stage 3, which gathers each head
+    ],
+)
+def test_both_heads_learn_the_same_on_any_topology(
+    digits_url: str, finished_runs: FinishedRuns, tmp_path: Path, stages: tuple[str, ...]
+) -> None:
+    """On 2 ranks to rounding, and after a resume to the bit; its weights are then fine-tuned at a higher resolution,
+    without a teacher."""
+    taught = ("--teacher.weights", str(finished_runs.get(1) / "weights"), "--teacher.target", "hard", *TOKEN, *MIXED)
+    whole = tmp_path / "whole"
+    words = pretrain_words(digits_url, whole, *taught)
+    assert run(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+    expected = losses(whole)
+    for stage in stages:
+        own = ("--micro-batch", "4", "--engine.zero-stage", stage)
+        parts = pretrain_words(digits_url, tmp_path / stage, *taught, *own)
+        assert run(parts, num_ranks=2, log_dir=tmp_path) == exit_codes.DONE
+        assert list(losses(tmp_path / stage).values()) == pytest.approx(list(expected.values()), rel=1e-4)
+
+    source = shutil.copytree(whole / "weights", tmp_path / "source")
+    larger = ("--initial.weights", str(source), "--model.distillation-token", "--model.image-size", "48")
+    tuned = pretrain_words(digits_url, tmp_path / "tuned", *larger, "--initial.no-new-head")
+    assert run(tuned, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+    found = losses(tmp_path / "tuned")
+    assert found[min(found)] < 1.5 * expected[max(expected)], "the mean of both heads predicts from the first step"
+
+    shutil.rmtree(whole / "weights")
+    shutil.rmtree(whole / "checkpoints" / f"step-{STEPS:08d}")
+    (whole / "DONE").unlink()
+    assert run(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+    assert losses(whole) == expected
+    assert (whole / "weights" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()

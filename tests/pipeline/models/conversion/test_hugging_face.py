@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,13 +16,14 @@ from safetensors.torch import load_file, save_file
 from pipeline.data.transform import evaluation_view_of_pixels
 from pipeline.models import ModelConfig
 from pipeline.models.conversion.config import Hints
-from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face
-from pipeline.models.conversion.open_any import usage_for
+from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face, transformers_class
+from pipeline.models.conversion.open_any import open_any, usage_for
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.weights.folder import PIXELS_FILE, Weights, filled_model
 from pipeline.models.weights.usage import Usage
 from pipeline.shared_settings import EvaluationTransform
 from tests.pipeline.models.conversion.random_weights import (
+    DISTILLED,
     TINY,
     VIT,
     assert_same_tensors,
@@ -57,6 +59,25 @@ def test_from_pretrained_gives_our_logits(transformers: ModuleType, tmp_path: Pa
     )
     assert other.config.id2label == dict(enumerate(LABELS))
     assert difference(random_model(config), lambda x: other.eval()(x).logits, random_images(16, 16)) < 2e-5
+
+
+def test_a_distillation_token_is_a_deit_with_a_teacher(transformers: ModuleType, tmp_path: Path) -> None:
+    """Out to transformers, which has our logits, and back from what it saves and from its own state dict."""
+    config = replace(DISTILLED, gelu="exact")
+    kind, model = getattr(transformers, transformers_class(config)), random_model(config)
+    other, said = kind.from_pretrained(saved(tmp_path / "ours", config), output_loading_info=True)
+    assert not any(said[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert difference(model, lambda x: other.eval()(x).logits, random_images(16, 16)) < 2e-5
+    other.save_pretrained(tmp_path / "theirs")
+    save_file(
+        {name: value.contiguous() for name, value in other.state_dict().items()}, tmp_path / "theirs2.safetensors"
+    )
+    assert_same_tensors(opened(tmp_path / "ours"), model)
+    weights = open_any(str(tmp_path / "theirs"), Hints())
+    assert (weights.config, weights.labels) == (config, LABELS)
+    assert_same_tensors(weights, model)
+    (tmp_path / "theirs2.safetensors").rename(tmp_path / "theirs" / "model.safetensors")
+    assert_same_tensors(open_any(str(tmp_path / "theirs"), Hints()), model)
 
 
 def test_what_transformers_saves_comes_in(transformers: ModuleType, tmp_path: Path) -> None:

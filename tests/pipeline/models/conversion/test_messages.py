@@ -41,6 +41,7 @@ from pipeline.models.weights.folder import PIXELS_FILE
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,
     BIT,
+    DISTILLED,
     HYBRID,
     MAP,
     REPRESENTATION,
@@ -98,6 +99,7 @@ ROTATIONS: tuple[dict[str, Any], ...] = (
 ELSEWHERE: dict[str, tuple[ModelConfig, tuple[Format, ...]]] = {
     "a last norm of the mean, or none (model.last_norm)": (replace(VIT, last_norm="none"), ("timm",)),
     "registers": (replace(VIT, registers=2), ("timm",)),
+    "a distillation token (model.distillation_token)": (DISTILLED, ("timm", "hugging_face")),
     "norms of queries and keys (model.qk_norm)": (replace(VIT, qk_norm=True), ("timm",)),
     "rotary positions (model.position)": (replace(VIT, position="rope2d", num_heads=3), ("timm",)),
     "attention pooling (model.pooling)": (MAP, ("timm", "big_vision")),
@@ -522,7 +524,7 @@ def gelu_of_a_bit(_: Path) -> None:
 
 
 def grid_of(_: Path, rows: int, change: dict[str, Any]) -> None:
-    side_of(rows, class_token=True, where="w", name="pos", **change)
+    side_of(rows, num_class_tokens=1, where="w", name="pos", **change)
 
 
 def absurd_sizes(_: Path, change: dict[str, Any]) -> None:
@@ -661,11 +663,6 @@ def norms_behind(folder: Path, is_bare: bool) -> None:
     else:
         written_timm_config(folder / "w.pth", model, {"architecture": name, "model_args": arguments})
     open_any(str(folder / "w.pth"), Hints(grid_side=2))
-
-
-def distillation_token(_: Path) -> None:
-    file = TensorFile(where="w", shapes={"dist_token": (1, 1, 12)}, read=lambda _: torch.zeros(1))
-    model_in(file, {}, Hints())
 
 
 def table_of_rows(_: Path, rows: int) -> None:
@@ -826,7 +823,7 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         ".safetensors or .pth file"
     ),
     row("a folder of another model", folder_of_another_model).says(
-        "config.json in 'DIR/w' has the model_type 'beit'; allowed: vit, dinov2, …, timm's (with an "
+        "config.json in 'DIR/w' has the model_type 'beit'; allowed: vit, deit, dinov2, …, timm's (with an "
         "architecture) or our own"
     ),
     row("a file of another model", file_of_another_model).says(
@@ -1437,6 +1434,14 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         "model.position is 'rope2d', and timm's models with rotary positions cannot have the tanh GELU "
         "(model.gelu) or registers that attention pooling leaves out; give --format patchline"
     ),
+    row(
+        "a distillation token and registers",
+        exported_to_timm,
+        replace(DISTILLED, registers=2, position="rope2d", num_heads=3, gelu="exact"),
+    ).says(
+        "model.distillation_token is on, and timm's models with a distillation token cannot have registers or position "
+        "'rope2d'; give --format patchline"
+    ),
     row("hybrid", exported_to_timm, HYBRID).says(
         "timm has no model with a ResNet of (1, 2) units and factor 1; allowed: (3, 4, 9) and 1, (3, 4, 6, 3) and "
         "1, (2, 2, 2, 2) and 1, () and 1; or export as vision_transformer"
@@ -1457,9 +1462,10 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         "the weights at 'DIR/model.safetensors' do not fit the model: blocks.1.ls1.gamma [12] is not in the "
         "model. Give the file of another model, or leave out --num-heads 2"
     ),
-    row("DeiT, distilled", timm_tensor_more, "dist_token").says(
-        "dist_token [12] in 'DIR/model.safetensors' is of a distillation token, whose head and the class "
-        "token's are averaged: another architecture than those here"
+    row("a distillation token without a second head", timm_tensor_more, "dist_token").says(
+        "FlagNeededError: pos_embed in 'DIR/model.safetensors' has 17 rows, config.json or --grid-side says a grid of "
+        "4 x 4 and the class and the distillation token, 18 rows; give both files of one model, or write the image "
+        "size of the tensors into config.json (--image-size then resamples them)"
     ),
     row("CLIP", timm_tensor_more, "norm_pre.weight").says(
         "the weights at 'DIR/model.safetensors' do not fit the model: …norm_pre.bias …is not there. Give the file "
@@ -1573,10 +1579,6 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
     row("file", norms_behind, True).says(
         "'DIR/w.pth' is of 'vit_base_patch16_rpn_224', which has its norms after attention and MLP; allowed: "
         "norms in front of them"
-    ),
-    row("a distillation token", distillation_token).says(
-        "dist_token [1, 1, 12] in 'w' is of a distillation token, whose head and the class token's are averaged: "
-        "another architecture than those here"
     ),
     row("32 x 128 px, a row for the class token", table_of_rows, 17).says(
         "FlagNeededError: pos_embed in 'w' has 17 rows, which would be a square image of 64 px, an unusual size; "

@@ -98,7 +98,7 @@ def test_a_bit_of_another_size_and_of_another_name() -> None:
     ],
 )
 def test_the_side_of_a_grid(rows: int, class_token: bool, expected: tuple[int, bool]) -> None:
-    assert side_of(rows, class_token=class_token, where="w", name="pos") == expected
+    assert side_of(rows, num_class_tokens=class_token, where="w", name="pos") == expected
 
 
 def test_units_of_each_stage() -> None:
@@ -124,7 +124,7 @@ def test_a_file_without_classes_has_no_head() -> None:
     ],
 )
 def test_a_grid_as_declared(rows: int, change: dict[str, Any], expected: tuple[int, bool]) -> None:
-    assert side_of(rows, class_token=True, where="w", name="pos", **change) == expected
+    assert side_of(rows, num_class_tokens=1, where="w", name="pos", **change) == expected
 
 
 def test_advice_names_what_was_given() -> None:

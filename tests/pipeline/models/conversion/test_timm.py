@@ -30,6 +30,7 @@ from shards.sources.digits import DigitsSource
 from tests.pipeline.models.conversion.random_weights import (
     AVERAGE,
     AVERAGE_REGISTERS,
+    DISTILLED,
     MAP,
     QK_NORM,
     REGISTERS,
@@ -49,6 +50,8 @@ from tests.rigs.training import FinishedRuns
 LABELS = ("cat", "dog", "Füchsin")
 EVA02 = replace(ROTARY, position="learned_rope2d", rotary_temperature=10_000.0, rotary_grid=3)
 OF_TODAY = {
+    "a distillation token": DISTILLED,
+    "a distillation token and all that goes with it": replace(DISTILLED, qk_norm=True, layer_scale=0.1, gelu="exact"),
     "quick GELU": replace(VIT, gelu="quick"),
     "norm of the mean": replace(AVERAGE, last_norm="pooled"),
     "no last norm": replace(VIT, last_norm="none"),

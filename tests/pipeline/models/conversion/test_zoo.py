@@ -15,6 +15,7 @@ READ = {
     "vit_medium_patch16_gap_240": "no biases of q, k and v",
     "vit_wee_patch16_reg1_gap_256": "a norm of the mean",
     "vit_base_patch16_radio_v3": "no last norm",
+    "deit_tiny_distilled_patch16_224": "a distillation token",
     "vit_giant_patch14_reg4_dinov2": "SwiGLU in one tensor",
     "beit3_base_patch16_224": "norms inside, the mean beside a class token",
     "eva_giant_patch14_224": "biases of queries and values alone",
@@ -34,7 +35,6 @@ REFUSED = {
     "vit_pe_core_tiny_patch16_384": "attention pooling",
     "vit_base_patch16_sapiens2": "RMSNorm",
     "beit_base_patch16_224": "BEiT",
-    "deit_tiny_distilled_patch16_224": "distillation token",
     "naflexvit_base_patch16_radio_v3": "cut out",
 }
 

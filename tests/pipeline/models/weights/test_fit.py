@@ -12,7 +12,7 @@ from pipeline.models.config import Mode
 from pipeline.models.patches import resized_patches
 from pipeline.models.positions import resample_axis_embeddings, resample_position_embeddings
 from pipeline.models.weights.fit import fit_weights
-from pipeline.models.weights.folder import HEAD, open_weights
+from pipeline.models.weights.folder import HEAD, HEADS, open_weights
 from shards.errors import UserError
 from tests.pipeline.models.weights.test_folder import TINY, config_of, initial_of, random_model, saved
 
@@ -64,6 +64,7 @@ def test_fine_tuning_takes_all_but_the_head(
         pytest.param(ModelConfig(**TINY | {"position": "rope2d", "num_heads": 3}), 24, id="rotary positions"),
         pytest.param(ModelConfig(**TINY | {"pooling": "attention", "qk_norm": True}), 24, id="attention pooling"),
         pytest.param(ModelConfig(**TINY | {"layer_scale": 0.1, "registers": 2}), 24, id="LayerScale, registers"),
+        pytest.param(ModelConfig(**TINY | {"distillation_token": True}), 24, id="a distillation token"),
         pytest.param(ModelConfig(**HYBRID), 24, id="hybrid"),
         pytest.param(ModelConfig(name="bit_r50x1", num_classes=3, resnet_units=(1, 1)), 448, id="BiT"),
     ],
@@ -84,7 +85,10 @@ def test_every_model_fits_another_image_size(tmp_path: Path, source: ModelConfig
             prefix, grids = source.num_class_tokens, {"from_grid": source.grid, "to_grid": target.grid}
             expected = resample_position_embeddings(state[name][0], **grids, mode=mode, num_prefix_tokens=prefix)
             assert torch.equal(tensor(name)[0], expected)
-        elif name not in HEAD:
+            assert torch.equal(tensor(name)[0, :prefix], state[name][0, :prefix])
+        elif name in HEADS:
+            assert not tensor(name).any(), "a new head is zero"
+        else:
             assert torch.equal(tensor(name), state[name]), name
 
 

@@ -291,6 +291,14 @@ def name_of_a_class(_: Path, name: object) -> None:
         "the weights at 'DIR' were made with model.attention axial (the model here has global); give "
         "--model.attention axial, or other weights"
     ),
+    row("a distillation token that the model lacks", fitted, {"distillation_token": True}, {}).says(
+        "the weights at 'DIR' do not fit the model: …embed.distillation_token [1, 1, 12] is not in the model. Give "
+        "--model.distillation-token, or other weights"
+    ),
+    row("a distillation token that the weights lack", fitted, {}, {"distillation_token": True}).says(
+        "the weights at 'DIR' do not fit the model: …embed.distillation_token …is not there…Give "
+        "--model.no-distillation-token, or other weights"
+    ),
     row("relative positions of another grid", relative_positions_of_another_grid).says(
         "the weights at 'DIR' have positions relative in a sequence of 4 x 4 patches, which mean nothing on 6 x "
         "6; give --model.image-size 16, or weights with learned positions"

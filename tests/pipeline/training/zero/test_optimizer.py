@@ -74,6 +74,8 @@ def test_groups(decay: Any, expected: set[str], name: Any) -> None:
         ("embed.class_token", False),
         ("embed.position", False),
         ("embed.registers", False),
+        ("embed.distillation_token", False),
+        ("head_dist.weight", True),
         ("pool.probe", False),
         ("pool.key_value.weight", True),
         ("pool.norm.weight", False),
@@ -117,6 +119,9 @@ def test_the_mask_in_convolutional_models(
         pytest.param(OptimizerConfig(weight_decay=0.03), "head.weight", 0.03, id="the head as every matrix"),
         pytest.param(
             OptimizerConfig(weight_decay=0.03, head_decay=100), "head.weight", 3.0, id="ViT-G: the head x 100"
+        ),
+        pytest.param(
+            OptimizerConfig(weight_decay=0.03, head_decay=100), "head_dist.weight", 3.0, id="the distillation token's"
         ),
         pytest.param(OptimizerConfig(weight_decay=0.03, head_decay=100), "head.bias", 0.0, id="its bias is masked"),
         pytest.param(OptimizerConfig(weight_decay=0.03, head_decay=0), "head.weight", 0.0, id="the head left alone"),
