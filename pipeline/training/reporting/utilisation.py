@@ -95,7 +95,8 @@ class Utilisation:
 
     def _mfu(self, step_seconds: float, peak: float, step: int) -> float:
         return mfu(
-            image_flops=flops_at(self._job, max(0, step - 1)) + self._teacher_flops,
+            image_flops=flops_at(self._job, max(0, step - 1))
+            + self._job.optimizer.passes_per_step * self._teacher_flops,
             global_batch=self._job.global_batch,
             step_seconds=step_seconds,
             num_ranks=self._world.num_ranks,
