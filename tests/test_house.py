@@ -133,7 +133,7 @@ DOORS = {
     "webdataset": ("shards/",),
     "pyarrow": ("shards/",),
     "sklearn": ("shards/sources/digits.py",),
-    "deepspeed": tuple(f"pipeline/training/zero/{name}.py" for name in ("engine", "stage_3", "state", "update")),
+    "deepspeed": tuple(f"pipeline/training/zero/{name}.py" for name in ("engine", "sam", "stage_3", "state", "update")),
     "tensorboard": ("pipeline/training/reporting/board.py",),
     "torch.utils.tensorboard": ("pipeline/training/reporting/board.py",),
     "mlflow": ("pipeline/training/reporting/loggers.py",),

@@ -87,6 +87,8 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
     )
     if training.teacher.weights:
         passes += ", and the teacher's forward pass"
+    if training.optimizer.sam_rho:
+        passes += "; all of it twice, for SAM"
     return [
         ("model", f"{model.name} at {model.image_size} px"),
         *([("tokens", said)] if job.gpu and (said := _tile_of_class_token(job)) else []),

@@ -21,6 +21,7 @@ from jobs.recipes import (
     paper_vtab,
     plain_vit,
     pretrain,
+    sam,
     scaling,
 )
 from jobs.recipes.paper_images import PaperDataset
@@ -50,7 +51,7 @@ _DATASETS: dict[str, PaperDataset] = {
     **{name: paper_images.IMAGENET_21K_AUGREG for name in augreg.RECIPES if "_i21k" in name},
     **{name: paper_images.IMAGENET_1K_99 for name in (*augreg.RECIPES, *plain_vit.RECIPES) if "_i1k" in name},
     **dict.fromkeys(scaling.RECIPES, paper_images.JFT_3B),
-    **dict.fromkeys((*bit_imagenet.RECIPES, *deit.RECIPES), paper_images.IMAGENET_1K),
+    **dict.fromkeys((*bit_imagenet.RECIPES, *deit.RECIPES, *sam.RECIPES), paper_images.IMAGENET_1K),
     **{name: paper_images.IMAGENET_21K for name in deit3.RECIPES if "_i21k" in name},
     **{name: paper_images.IMAGENET_1K for name in deit3.RECIPES if "_i1k" in name},
     **{name: _TRANSFERS[name.split("_")[0]] for name in _FINETUNING},

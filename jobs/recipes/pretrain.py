@@ -1,6 +1,6 @@
 """Small pre-training recipes for any machine, and masked patch prediction ("An Image is Worth 16x16 Words", appendix
 B.1.2). The papers' other recipes are in paper_jft.py, paper_imagenet.py, paper_ablations.py, augreg.py, plain_vit.py,
-bit_imagenet.py, deit.py, deit3.py and scaling.py, and those for your own photographs in photos.py.
+bit_imagenet.py, deit.py, deit3.py, sam.py and scaling.py, and those for your own photographs in photos.py.
 
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
@@ -19,6 +19,7 @@ from jobs.recipes import (
     photos,
     plain_vit,
     recipes_in,
+    sam,
     scaling,
 )
 from pipeline.checkpoints.config import CheckpointConfig
@@ -37,7 +38,7 @@ COMMAND_FLAGS: Mapping[str, tuple[str, ...]] = {
             *("vit_s16_i1k_plain_300ep", "bit_r18x1_i1k", "bit_r34x1_i1k", "deit3_s16_i1k", "deit3_b16_i1k"),
             *("vit_ti16_i1k_augreg", "vit_s32_i1k_augreg", "vit_s16_i1k_augreg", "vit_b32_i1k_augreg"),
             *("vit_b16_i1k_augreg", "vit_l16_i1k_augreg", "vit_s16_i1k_augreg_released"),
-            *("vit_b32_i1k_augreg_released", "vit_b16_i1k_augreg_released"),
+            *("vit_b32_i1k_augreg_released", "vit_b16_i1k_augreg_released", "vit_b16_i1k_sam", "vit_s16_i1k_sam"),
         ),
         ("--data.url URL --evaluation.url URL-val --run-dir DIR",),
     ),
@@ -209,5 +210,6 @@ RECIPES: dict[str, Callable[[], TrainingJob]] = {
     **bit_imagenet.RECIPES,
     **deit.RECIPES,
     **deit3.RECIPES,
+    **sam.RECIPES,
     **scaling.RECIPES,
 }

@@ -208,7 +208,8 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
     reasons += [why_not] if why_not else []
     if lines and num_images is None and not job.initial.weights:
         reasons.append("the number of images is not in its metrics")
-    sizes = sizes_of(model) | {"optimizer": _OPTIMIZERS[job.optimizer.name]}
+    with_sam = " with SAM" if job.optimizer.sam_rho else ""
+    sizes = sizes_of(model) | {"optimizer": _OPTIMIZERS[job.optimizer.name] + with_sam}
     if source:
         sizes[_BEFORE] = source.sizes.get(_BEFORE) or f"pre-trained by {source.sizes['optimizer']}"
     scores, is_averaged = accuracies(lines)
@@ -342,13 +343,14 @@ def _is_same(one: ScoredOn, other: ScoredOn) -> bool:
 
 
 def _teacher_flops(job: TrainingJob) -> tuple[int, str]:
-    """Returns the operations of the teacher's forward pass, per image, and the reason if they are not known."""
+    """Returns the operations of the teacher's forward passes, per image and step, and the reason if they are not
+    known."""
     if not job.teacher.weights:
         return 0, ""
     from pipeline.training.teacher import teacher_flops  # noqa: PLC0415 - loads torch
 
     try:
-        return teacher_flops(job), ""
+        return job.optimizer.passes_per_step * teacher_flops(job), ""
     except UserError as error:
         return 0, f"what its teacher computed is not known: {error}"
 

@@ -40,10 +40,10 @@ COPY_BYTES_PER_SECOND = 20e9
 @dataclass(frozen=True, kw_only=True)
 class Cost:
     """The size of a job in parameters and operations. A multiply-add counts as 2 operations. A training step counts as
-    three forward passes or, if the backbone is frozen, as one forward pass and the head's gradients; patches and
-    branches that are left out do not count, and a teacher's forward pass does. `train_flops` is the mean over all
-    steps. `num_epochs` is None if the number of images is not known. `num_head_parameters` is 0 if the number of
-    classes is not known."""
+    three forward passes or, if the backbone is frozen, as one forward pass and the head's gradients, and with SAM as
+    twice that; patches and branches that are left out do not count, and a teacher's forward pass does. `train_flops` is
+    the mean over all steps. `num_epochs` is None if the number of images is not known. `num_head_parameters` is 0 if
+    the number of classes is not known."""
 
     num_parameters: int
     num_head_parameters: int
@@ -78,7 +78,7 @@ def cost_of(job: TrainingJob, *, num_images: int, num_classes: int, days: float)
     if job.teacher.weights:
         from pipeline.training.teacher import teacher_flops  # noqa: PLC0415 - loads torch
 
-        of_steps += job.steps * teacher_flops(job)
+        of_steps += job.steps * job.optimizer.passes_per_step * teacher_flops(job)
     seen = job.steps * job.global_batch
     images_per_second = seen / (days * DAY_SECONDS)
     return Cost(
@@ -105,8 +105,9 @@ class Forecast:
     says auto. `choices`: each way to recompute that the job may take, with the bytes of activations and the operations
     of a step relative to the model's own; empty if the backbone is frozen. `launch_seconds`: how long the host takes to
     launch a micro-batch, usually and at most. `checkpoint_bytes`: the size of a checkpoint, over all ranks.
-    `stall_seconds`: how long training waits for the copy of a rank's state. `cores`: the cores that a host needs to
-    feed its GPUs, or None if the cost of such images is not known."""
+    `passes_per_step`: how often a step computes its batch. `stall_seconds`: how long training waits for the copy of a
+    rank's state. `cores`: the cores that a host needs to feed its GPUs, or None if the cost of such images is not
+    known."""
 
     gpu: str
     budget: Budget
@@ -123,6 +124,7 @@ class Forecast:
     most_images_per_second: float
     launch_seconds: tuple[float, float]
     days: float
+    passes_per_step: int
     checkpoint_bytes: int
     stall_seconds: float
     cores: HostCores | None
@@ -136,7 +138,7 @@ class Forecast:
     def images_per_launch(self) -> tuple[float, float]:
         """How many images a GPU computes while its host launches a pass, usually and at most. With fewer images, the
         GPU waits for its host."""
-        image_seconds = self.step.compute / self.fit.plan.rank_batch
+        image_seconds = self.step.compute / (self.fit.plan.rank_batch * self.passes_per_step)
         usual, most = self.launch_seconds
         return usual / image_seconds, most / image_seconds
 
@@ -196,6 +198,7 @@ def forecast(
         most_images_per_second=job.global_batch / fastest.seconds,
         launch_seconds=(speeds.usual.host * launched, speeds.least.host * launched),
         days=cost.num_images_seen / images_per_second / DAY_SECONDS,
+        passes_per_step=job.optimizer.passes_per_step,
         checkpoint_bytes=fit.memory.saved * num_gpus,
         stall_seconds=fit.memory.saved / COPY_BYTES_PER_SECOND,
         cores=host_cores(

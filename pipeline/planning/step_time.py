@@ -159,21 +159,22 @@ def step_time(
     must be decided.
 
     `train_flops`: the operations per image, without recomputed ones."""
-    flops = train_flops * computed_share(job)
+    num_passes = job.optimizer.passes_per_step
+    flops = train_flops / num_passes * computed_share(job)
     of_pass = plan.micro_batch * flops / (speed.mfu * gpu.teraflops * 1e12)
     launched = speed.host * host_seconds(job, num_ranks=plan.num_ranks)
     return StepTime(
-        compute=plan.accumulation * of_pass,
-        host=plan.accumulation * max(0.0, launched - of_pass),
+        compute=num_passes * plan.accumulation * of_pass,
+        host=num_passes * plan.accumulation * max(0.0, launched - of_pass),
         communication=_communication(job, plan, network.bus_bandwidth(gpu, plan.num_ranks)),
     )
 
 
 def flops_at(job: TrainingJob, step: int) -> int:
-    """Returns the operations of one image in the forward and backward pass of a step, counted from 0, at the step's
+    """Returns the operations of one image in the forward and backward passes of a step, counted from 0, at the step's
     image size. If steps draw their patch sizes, it is the mean over these sizes. The operations of patches and branches
     that the step leaves out do not count, and neither does the head if the number of classes is not known, nor the
-    resizing of a kernel, which does not depend on the number of images."""
+    resizing of a kernel, which does not depend on the number of images. SAM has two passes of each kind."""
     found = []
     for model in models_of(job.tokens, job.model):
         phase = phase_at(step, phases_of(job.tokens, model, num_steps=job.steps))
@@ -185,7 +186,7 @@ def flops_at(job: TrainingJob, step: int) -> int:
             num_stay=phase.num_stay,
         )
         found.append(flops)
-    return round(Fraction(sum(found), len(found)))
+    return job.optimizer.passes_per_step * round(Fraction(sum(found), len(found)))
 
 
 def flops_of_steps(job: TrainingJob, num_steps: int) -> int:
@@ -262,8 +263,9 @@ def _communication(job: TrainingJob, plan: BatchPlan, bandwidth: float) -> float
     weight = _BF16 if job.engine.precision == "bf16" else _FP32
     summed = _FP32 if reduced_in(job.engine) == "fp32" else _BF16
     # Stages 2 and 3 sum after each micro-batch. Stage 3 keeps parts of the sums, and gathers weights in both passes.
-    num_sums = plan.accumulation if stage > 1 else 1
-    num_gathers = 2 * plan.accumulation if stage == _STAGE_3 else 1
+    # SAM, under stage 1, sums and gathers after each of its passes over the batch.
+    num_sums = plan.accumulation if stage > 1 else job.optimizer.passes_per_step
+    num_gathers = 2 * plan.accumulation if stage == _STAGE_3 else job.optimizer.passes_per_step
     crossings = num_sums * (1 if stage == _STAGE_3 else 2) * summed * trained + num_gathers * weight * number
     counts = _counts(job.model, job.optimizer)
     num_gathered = counts.modules if stage == _STAGE_3 else counts.groups

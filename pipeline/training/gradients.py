@@ -23,6 +23,7 @@ of a step, each size with the same probability.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -160,8 +161,19 @@ class Gradients:
         self.class_weights = None if class_weights is None else class_weights.to(world.device)
 
     def accumulate(self, batch: Batch, *, is_void: bool = False) -> torch.Tensor:
-        """Adds up the gradients of all micro-batches in the engine. Returns their mean loss, still on the device.
+        """Adds up the gradients of all micro-batches in the engine. Returns their mean loss, still on the device. With
+        SAM, the gradients are those at perturbed weights, while the loss is that of the model's own, as in big_vision.
         `is_void`: whether to make gradient and loss NaN, so that no rank makes an update."""
+        loss = self._pass_over(batch, is_void=is_void)
+        if self.job.optimizer.sam_rho:
+            with self.times.part("optimizer"):
+                self.engine.climb()
+            self._pass_over(batch, is_void=is_void)
+        return loss
+
+    def _pass_over(self, batch: Batch, *, is_void: bool) -> torch.Tensor:
+        """Makes the forward and backward passes of all micro-batches. Returns their mean loss. All draws are those of
+        the step, so a second pass has the same ones."""
         losses = []
         for micro in range(self.plan.accumulation):
             chosen = slice(micro * self.plan.micro_batch, (micro + 1) * self.plan.micro_batch)

@@ -100,7 +100,7 @@ class Utilisation:
         if phase not in self._flops:
             self._flops[phase] = flops_at(self._job, max(0, step - 1))
         return mfu(
-            image_flops=self._flops[phase] + self._teacher_flops,
+            image_flops=self._flops[phase] + self._job.optimizer.passes_per_step * self._teacher_flops,
             global_batch=self._job.global_batch,
             step_seconds=step_seconds,
             num_ranks=self._world.num_ranks,

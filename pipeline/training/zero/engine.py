@@ -262,8 +262,9 @@ class _TimedWork(dist.Work):
 
 
 class Engine:
-    """A model under ZeRO. A step is `accumulation` calls of `accumulate`, followed by one call of `update`. The model
-    may be on meta, without values; `load` then fills it."""
+    """A model under ZeRO. A step is `accumulation` calls of `accumulate`, followed by one call of `update`; with SAM,
+    `accumulation` calls and one of `climb` come before. The model may be on meta, without values; `load` then fills
+    it."""
 
     def __init__(
         self,
@@ -342,6 +343,15 @@ class Engine:
         if not self._deepspeed.is_gradient_accumulation_boundary():
             self._deepspeed.step()
         return loss.detach()
+
+    def climb(self) -> None:
+        """SAM: perturbs the model's weights by the gradients accumulated so far, which are then dropped. The next
+        gradients are those at the perturbed weights, until `update` publishes the masters again, which keep their
+        values. Collective."""
+        self._zero.is_discarded, self._zero.climbs_by = False, self._optimizer.sam_rho
+        self.before_update()
+        self._deepspeed.step()
+        self._zero.climbs_by = 0.0
 
     def update(self, *, learning_rate: float, ema_decay: float | None = None, discard: bool = False) -> UpdateResult:
         """Takes an optimiser step with the gradients accumulated so far, at this learning rate (times the factor of

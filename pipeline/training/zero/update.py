@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from pipeline.training.zero.optimizer import FOUND_INF
+from pipeline.training.zero.sam import publish_perturbed
 from pipeline.training.zero.state import sum_of_squares
 
 _NO_PASS = -1  # DeepSpeed's INITIAL_MICRO_STEP_ID
@@ -35,13 +36,18 @@ _NO_PASS = -1  # DeepSpeed's INITIAL_MICRO_STEP_ID
 
 class UpdateWithoutWaiting:
     """The methods of a DeepSpeedZeroOptimizer that replace its own. `step` sets `_global_grad_norm` to the norm before
-    clipping, float32[] on the device. `is_discarded`: whether `step` leaves out the update."""
+    clipping, float32[] on the device. `is_discarded`: whether `step` leaves out the update. `climbs_by`: if above 0,
+    `step` makes no update, but perturbs the model's weights by this distance (SAM). `is_perturbed`: whether the model
+    has such weights."""
 
     is_discarded = False
+    climbs_by = 0.0
+    is_perturbed = False
 
     @torch.no_grad()
     def step(self: Any) -> None:
-        """Makes one update of this rank's partitions, and gathers the weights of all ranks. Collective."""
+        """Makes one update of this rank's partitions, or perturbs the model's weights, and gathers the weights of all
+        ranks. Collective."""
         from deepspeed import comm  # noqa: PLC0415  # the engine has loaded it
 
         self.micro_step_id = _NO_PASS
@@ -50,7 +56,14 @@ class UpdateWithoutWaiting:
         squares = sum_of_squares(gradients)
         comm.all_reduce(squares, group=self.dp_process_group)
         norm = self._global_grad_norm = squares.sqrt().float()
+        if self.climbs_by:
+            publish_perturbed(self, gradients, norm, rho=self.climbs_by)
+            self.is_perturbed = True
+            return
+        was_perturbed, self.is_perturbed = self.is_perturbed, False
         if self.is_discarded:
+            if was_perturbed:
+                self.update_lp_params()
             return
         setattr(self.optimizer, FOUND_INF, norm.isfinite().logical_not().float())
         factor = 1.0 / torch.clamp((norm + 1e-6) / self.clip_grad, min=1.0) if self.clip_grad else None

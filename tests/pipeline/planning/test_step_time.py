@@ -16,6 +16,8 @@ from pipeline.planning.step_time import (
     Network,
     Speed,
     StepTime,
+    flops_at,
+    flops_of_steps,
     host_seconds,
     step_time,
 )
@@ -54,6 +56,23 @@ def test_sums_of_gradients_and_gathered_weights_cross_the_bus() -> None:
     slow = step_on(512, network=Network(gbits=200))
     assert slow.communication == pytest.approx(16 * across, rel=0.02)
     assert slow.compute == step_on(512).compute
+
+
+def test_sam_computes_launches_and_exchanges_twice() -> None:
+    job = job_of()
+    both = replace(job, optimizer=replace(job.optimizer, sam_rho=0.2))
+    assert (flops_at(both, 0), flops_of_steps(both, 7)) == (2 * flops_at(job, 0), 2 * flops_of_steps(job, 7))
+    plan = plan_batch(job.global_batch, micro_batch=1, num_ranks=512, lanes=512)
+    once, twice = (
+        step_time(
+            each, plan, gpu=GPUS["h100"], network=EIGHT_A_NODE, train_flops=flops_at(each, 0), speed=Speed(mfu=1.0)
+        )
+        for each in (job, both)
+    )
+    assert once.host > 0, "a pass of one image is over before the next one is launched"
+    assert twice.compute == pytest.approx(2 * once.compute)
+    assert twice.host == pytest.approx(2 * once.host)
+    assert twice.communication == pytest.approx(2 * once.communication)
 
 
 def test_sums_in_bf16_are_half_as_long() -> None:

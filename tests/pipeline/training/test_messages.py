@@ -401,6 +401,16 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "optimizer.name is 'muon' with model.name 'bit_r50x1'; allowed: Transformers and hybrids (Muon updates "
         "the matrices of their blocks, and a BiT ResNet has none): give --optimizer.name adamw"
     ),
+    # SAM
+    row(
+        "SAM under ZeRO-2",
+        refusals,
+        {"optimizer": OptimizerConfig(sam_rho=0.05), "engine": EngineConfig(zero_stage=2)},
+    ).says(
+        "optimizer.sam_rho is 0.05 with engine.zero_stage 2; allowed: stage 1, the only one under which other weights "
+        "can be published for the second pass of a step: give --engine.zero-stage 1, or --optimizer.sam-rho 0"
+    ),
+    row("SAM downhill", optimizer, {"sam_rho": -0.1}).says("optimizer.sam_rho is -0.1; allowed: 0 (off) or more"),
     # loading
     row(
         "another version",
