@@ -132,12 +132,16 @@ def refusal(timm: ModuleType, name: str) -> str:
 
 
 def outcomes(timm: ModuleType, names: Iterable[str]) -> Iterator[Outcome]:
-    """Reads each of the models."""
-    logging.disable()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for name in names:
-            yield outcome(timm, name)
+    """Reads each of the models, without what reading them logs."""
+    for name in names:
+        logging.disable()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = outcome(timm, name)
+        finally:
+            logging.disable(logging.NOTSET)
+        yield found
 
 
 def row(found: Outcome) -> str:
