@@ -108,8 +108,8 @@ def evaluation_batches(
     sample_ids: NDArray[np.int64] | None = None,
 ) -> Generator[tuple[Batch, torch.Tensor], None, None]:
     """Yields pairs (batch, mask) that hold every sample once over all ranks, with equally many batches on each rank.
-    The mask, bool[n], is True for real samples. `label_weights`: whether batches have the weights of their labels.
-    `sample_ids`: the samples to yield, in this order; None: all."""
+    The mask, bool[n], is True for real samples; the others have labels and ids of -1. `label_weights`: whether batches
+    have the weights of their labels. `sample_ids`: the samples to yield, in this order; None: all."""
     ids = np.arange(dataset.num_samples, dtype=np.int64) if sample_ids is None else sample_ids
     num_batches = -(-ids.size // (batch_size * share.num_ranks))
     reader = StreamReader(ReadConfig())
@@ -158,12 +158,14 @@ class _Maker:
             view.result()
         labels = {row: (np.array(one.labels, dtype=np.int64), one.weights) for row, one in enumerate(samples)}
         none = np.full(self.batch_size, -1, dtype=np.int64)
+        padded_ids = none.copy()
+        padded_ids[: ids.size] = ids
         batch = Batch(
             step=step,
             images=torch.from_numpy(images),
             labels=label_matrix(none, labels),
-            sample_ids=torch.from_numpy(ids),
-            datasets=torch.zeros(ids.size, dtype=torch.int64),
+            sample_ids=torch.from_numpy(padded_ids),
+            datasets=torch.zeros(self.batch_size, dtype=torch.int64),
             weights=weight_matrix(none, labels) if self.label_weights else None,
         )
         return batch, torch.arange(self.batch_size) < len(samples)

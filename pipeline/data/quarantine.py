@@ -80,7 +80,7 @@ class Quarantine:
                     f"{self.num_replaced} of {self.num_read} samples could not be used, more than the allowed "
                     f"{self.max_share:.2%}, the last of them sample {sample.sample_id} ({source}) of {place}: "
                     f"{sample.fault}; they are listed in {self.path}; mend or repack the dataset, or allow more by "
-                    "--data.max-quarantined"
+                    "--data.max-quarantined (in Python, DataConfig(max_quarantined=...))"
                 )
 
 

@@ -292,8 +292,16 @@ class Hook:
             raise
 
     def collated(self, results: list[Any]) -> Any:
-        """Makes the batch of the transform's results."""
-        return (self.collate or torch.utils.data.default_collate)(results)
+        """Makes the batch of the transform's results. Raises UserError if torch's default cannot."""
+        if self.collate:
+            return self.collate(results)
+        try:
+            return torch.utils.data.default_collate(results)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"the results of transform do not make a batch: {error}; let it return tensors, arrays, numbers or "
+                "text, each of one shape, or make the batch yourself: collate=..., which gets the list of results"
+            ) from error
 
 
 def decoded_field(suffix: str, data: bytes | memoryview) -> Any:

@@ -21,7 +21,7 @@ from pipeline.data.samples import Collate, Hook, Transform
 from pipeline.data.train_samples import TrainSamples
 from pipeline.data.training_data import TrainingData, check_memory, open_training_data, position_of
 from pipeline.ranks.world import rank_and_size
-from shards.config_values import as_lines
+from shards.config_values import as_lines, shown_value
 from shards.errors import UserError, one_traceback
 from shards.host_copy import LocalRanks
 from shards.order import SampleOrder
@@ -151,6 +151,13 @@ class BatchStream(IterableDataset[Batch]):
         self._position = position
         self._open()
 
+    def __repr__(self) -> str:
+        share, start = self._planned.share, self._planned.start
+        urls = ", ".join(repr(dataset.url) for dataset in self._planned.data.datasets)
+        of_ranks = f", rank {share.rank} of {share.num_ranks}" if share.num_ranks > 1 else ""
+        images = f"{share.global_batch} images of {start.image_size} px"
+        return f"BatchStream({urls}, next step {self._position.next_step}, {images}{of_ranks})"
+
     @property
     def is_ready(self) -> bool:
         """Whether a request for the next batch would neither wait nor fail."""
@@ -274,6 +281,12 @@ def train_batches(
         raise UserError("pin_memory pins the buffers of views, which a transform replaces; pin what collate returns")
     config = _loop_config(config, url=url, global_batch=global_batch)
     share = Share(global_batch=global_batch, rank=rank, num_ranks=num_ranks)
+    if num_ranks > config.lanes and rank == 0:
+        log.warning(
+            "%d ranks share %d lanes, so several ranks read the same bytes; DataConfig(lanes=%d) prevents that, from "
+            "the first batch on",
+            *(num_ranks, config.lanes, num_ranks),
+        )
     cores = len(os.sched_getaffinity(0))
     planned = plan_stream(
         config, seed=seed, image_size=image_size, share=share, num_cores=cores, with_members=bool(hook.fields)
@@ -378,6 +391,8 @@ def _loop_config(config: DataConfig | None, *, url: str, global_batch: int) -> D
 def _continued(position: Mapping[str, Any], start: StreamPosition, *, allow_other_decoder: bool) -> StreamPosition:
     """Returns the stored position. Raises UserError if it is not a position, or belongs to other data or settings."""
     advice = "give a stream's whole `position`, or None to begin"
+    if not isinstance(position, Mapping):
+        raise UserError(f"the position is {shown_value(position)}, which is no mapping; {advice}")
     step = position.get(_NEXT_STEP)
     if type(step) is not int or step < 0:
         raise UserError(f"the position's {_NEXT_STEP} is {step!r}; {advice}")

@@ -60,6 +60,12 @@ class TrainSamples(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return self.num_steps * self.global_batch
 
+    def __repr__(self) -> str:
+        urls = ", ".join(repr(dataset.url) for dataset in self._data.datasets)
+        return (
+            f"TrainSamples({urls}, {self.num_steps} steps of {self.global_batch} images of {self._start.image_size} px)"
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
         """A worker that is not forked opens the data again."""
         if self._opened_by is None:

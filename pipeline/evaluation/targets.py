@@ -129,7 +129,8 @@ def by_lists(dataset: Dataset, labels: Sequence[str], lists: Sequence[Sequence[i
 
     def targets(batch: Batch) -> torch.Tensor:
         found = torch.full((len(batch.labels), table.shape[1]), -1)
-        found[: len(batch.sample_ids)] = table[batch.sample_ids]
+        is_real = batch.sample_ids >= 0
+        found[is_real] = table[batch.sample_ids[is_real]]
         return found
 
     return targets

@@ -5,8 +5,10 @@ members with the same key are one sample. So the bytes from the end of the image
 have all of them (Dataset.bytes_around).
 """
 
+import logging
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 
 from shards.dataset import Dataset
 from shards.errors import InvalidDataError, PrintableError
@@ -15,6 +17,8 @@ from shards.reading.samples import BYTES_MISSING, MOST_SLICE_BYTES, locate_row
 from shards.sources.tar_members import BLOCK_BYTES, read_members, split_name
 from shards.storage.ahead import Pieces
 
+log = logging.getLogger(__name__)
+_ALIKE = 0.75  # a name that is so much like that of a member is a mistake
 _LOOKED_AT = 8  # samples that are searched for a member before a stream begins
 Places = dict[str, tuple[int, int]]  # the first byte and the end of each member of a sample, by its suffix
 
@@ -56,7 +60,9 @@ def members_of(dataset: Dataset, sample_id: int) -> Mapping[str, memoryview]:
 
 
 def refuse_no_fields(dataset: Dataset, fields: Collection[str]) -> None:
-    """Raises InvalidDataError if none of the first samples has one of the fields, and says which members there are."""
+    """Raises InvalidDataError if none of the first samples has one of the fields, and says which members there are. If
+    `fields` is a mapping, whose values stand in for members that are missing, a warning says so instead, unless the
+    name is nearly that of a member."""
     if not fields:
         return
     seen = list[set[str]]()
@@ -66,7 +72,13 @@ def refuse_no_fields(dataset: Dataset, fields: Collection[str]) -> None:
     for field in fields:
         if seen and not any(field in suffixes for suffixes in seen):
             known = ", ".join(map(printable_name, sorted(set().union(*seen)))) or "none"
-            raise InvalidDataError(
+            wrong = (
                 f"fields has {field!r}, but the first {len(seen)} samples of {dataset.url} have no such member; their "
                 f"members are {known}"
             )
+            if meant := get_close_matches(field, sorted(set().union(*seen)), n=1, cutoff=_ALIKE):
+                raise InvalidDataError(wrong, todo=f"did you mean {meant[0]!r}?")
+            if not isinstance(fields, Mapping):
+                todo = f"if others have it, give what stands in for it, such as fields={{{field!r}: ''}}"
+                raise InvalidDataError(wrong, todo=todo)
+            log.warning("%s; %r stands in", wrong, fields[field])

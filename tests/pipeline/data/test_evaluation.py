@@ -61,10 +61,12 @@ def test_every_sample_exactly_once(packed: Path, batch_size: int, ranks: int) ->
     seen: list[int] = []
     for batch, mask in (pair for batches in all_ranks for pair in batches):
         assert batch.images.shape == (batch_size, SIZE, SIZE, 3)
-        assert mask.tolist() == [True] * len(batch.sample_ids) + [False] * (batch_size - len(batch.sample_ids))
-        seen += batch.sample_ids.tolist()
+        assert batch.sample_ids.shape == batch.datasets.shape == mask.shape == (batch_size,)
+        assert torch.equal(mask, batch.sample_ids >= 0)
+        assert mask.tolist() == sorted(mask.tolist(), reverse=True), "padding comes last"
+        seen += batch.sample_ids[mask].tolist()
         assert (batch.labels[~mask] == -1).all()
-        for entry, sample_id in enumerate(batch.sample_ids.tolist()):
+        for entry, sample_id in enumerate(batch.sample_ids[mask].tolist()):
             sample = read_sample(dataset, sample_id)
             view = np.zeros((SIZE, SIZE, 3), dtype=np.uint8)
             evaluation_view(sample, STRAIGHT, out=view)
@@ -112,9 +114,9 @@ def test_only_the_samples_that_are_asked_for(packed: Path, chosen: list[int], ra
     ids = np.array(chosen, dtype=np.int64)
     all_ranks = [rank_batches(packed, batch_size=2, rank=rank, ranks=ranks, sample_ids=ids) for rank in range(ranks)]
     in_order = [pair for pairs in zip(*all_ranks, strict=True) for pair in pairs]
-    assert [one for batch, _ in in_order for one in batch.sample_ids.tolist()] == chosen
+    assert [one for batch, mask in in_order for one in batch.sample_ids[mask].tolist()] == chosen
     for batch, mask in in_order:
-        assert torch.equal(batch.images[mask], whole.images[batch.sample_ids])
+        assert torch.equal(batch.images[mask], whole.images[batch.sample_ids[mask]])
 
 
 def test_a_sample_that_can_not_be_decoded_is_named(tmp_path: Path) -> None:

@@ -236,17 +236,17 @@ def very_tall_image(_: Path) -> None:
     row("ten are always allowed: a short run has too few to speak of shares", quarantined, 100, 0.001, 10).says(
         "WillNotSucceedError: 11 of 100 samples could not be used, more than the allowed 0.10%, the last of them "
         "sample 10 (c0/10.jpg) of data: crc; they are listed in DIR/quarantine.jsonl; mend or repack the dataset, "
-        "or allow more by --data.max-quarantined"
+        "or allow more by --data.max-quarantined (in Python, DataConfig(max_quarantined=...))"
     ),
     row("0.1 % of 20,000", quarantined, 20_000, 0.001, 20).says(
         "WillNotSucceedError: 21 of 20000 samples could not be used, more than the allowed 0.10%, the last of "
         "them sample 20 (c0/20.jpg) of data: crc; they are listed in DIR/quarantine.jsonl; mend or repack the "
-        "dataset, or allow more by --data.max-quarantined"
+        "dataset, or allow more by --data.max-quarantined (in Python, DataConfig(max_quarantined=...))"
     ),
     row("no share", quarantined, 20_000, 0.0, 10).says(
         "WillNotSucceedError: 11 of 20000 samples could not be used, more than the allowed 0.00%, the last of "
         "them sample 10 (c0/10.jpg) of data: crc; they are listed in DIR/quarantine.jsonl; mend or repack the "
-        "dataset, or allow more by --data.max-quarantined"
+        "dataset, or allow more by --data.max-quarantined (in Python, DataConfig(max_quarantined=...))"
     ),
     # randaugment
     row("RandAugment: -1 10", randaugment_of, -1, 10).says("data.randaugment.num_ops is -1; allowed: 0 (off) or more"),

@@ -365,3 +365,60 @@ def test_lanes_that_are_not_set_fit(url: str) -> None:
     with train_batches(**arguments(url, global_batch=10, config=config)) as batches:
         assert batches.position["lanes"] == 2
         assert next(batches).labels.shape == (10, 1)
+
+
+@pytest.mark.parametrize(
+    ("results", "reason"),
+    [
+        (lambda sample: torch.from_numpy(sample.pixels), "equal size"),
+        (lambda sample: sample.image, "must contain tensors"),
+        (lambda _: None, "must contain tensors"),
+    ],
+    ids=["images of several sizes", "images of Pillow", "nothing"],
+)
+def test_results_that_make_no_batch_are_refused_with_the_remedy(
+    tmp_path: Path, results: Callable[[Sample], Any], reason: str
+) -> None:
+    def of_several_sizes(number: int) -> Members:
+        return {"cls": b"0", "jpg": image_bytes(number, height=24 + 4 * number)}
+
+    url = tars(tmp_path / "tars", of_several_sizes)
+    wrong = rf"results of transform do not make a batch: .*{reason}.*collate="
+    with train_batches(**arguments(url, transform=results)) as batches, pytest.raises(UserError, match=wrong):
+        next(batches)
+
+
+def test_a_rare_member_needs_a_value_that_stands_in(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It may be missing in all samples that are looked at before the stream begins."""
+
+    def rare(number: int) -> Members:
+        return {"cls": b"0", "jpg": image_bytes(number)} | ({"txt": b"rare"} if number >= NUM_SAMPLES - 1 else {})
+
+    url = tars(tmp_path / "tars", rare)
+    with pytest.raises(UserError, match=r"no such member; their members are cls, jpg; if others have it, give what"):
+        train_batches(**arguments(url, fields=("txt",)))
+    with train_batches(**arguments(url, fields={"txt": "none"})) as batches:
+        texts = [text for batch in islice(batches, NUM_SAMPLES // BATCH) for text in batch.fields["txt"]]
+    assert sorted(texts) == ["none"] * (NUM_SAMPLES - 1) + ["rare"]
+    assert caplog.messages[-1].endswith("their members are cls, jpg; 'none' stands in")
+
+
+def test_a_stream_prints_where_it_is(url: str) -> None:
+    with train_batches(**arguments(url)) as batches:
+        next(batches)
+        assert repr(batches) == f"BatchStream({url!r}, next step 1, {BATCH} images of {SIZE} px)"
+    samples = train_samples(**arguments(url, num_steps=4))
+    assert repr(samples) == f"TrainSamples({url!r}, 4 steps of {BATCH} images of {SIZE} px)"
+
+
+@pytest.mark.parametrize("position", ["state/position.json", 13])
+def test_a_position_is_a_mapping(url: str, position: Any) -> None:
+    with pytest.raises(UserError, match=r"the position is .*, which is no mapping; give a stream's whole `position`"):
+        train_batches(**arguments(url, position=position))
+
+
+def test_more_ranks_than_lanes_are_warned_of(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    with train_batches(**arguments(url, rank=0, num_ranks=3)):
+        pass
+    (said,) = caplog.messages
+    assert said.startswith("3 ranks share 2 lanes, so several ranks read the same bytes; DataConfig(lanes=3) prevents")

@@ -149,7 +149,7 @@ def samples_of_this_rank(url: str) -> tuple[list[int], list[int]]:
     with train_batches(url, global_batch=BATCH, image_size=SIZE) as batches:
         trained = [number for batch in islice(batches, 2) for number in batch.sample_ids.tolist()]
     scored = open_dataset(url).evaluation_batches(batch_size=4, image_size=SIZE)
-    return trained, [number for batch, _ in scored for number in batch.sample_ids.tolist()]
+    return trained, [number for batch, mask in scored for number in batch.sample_ids[mask].tolist()]
 
 
 def as_one_of_several(world: World, url: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def found_for(dataset: Dataset, targets: Targets) -> dict[str, set[int]]:
         rows = targets(batch)
         assert rows.shape[0] == 4
         assert bool((rows[~mask_B] == -1).all()), "padding has no label"
-        for sample, row in zip(batch.sample_ids, rows, strict=False):
+        for sample, row in zip(batch.sample_ids[mask_B], rows, strict=False):
             shard, place = divmod(int(sample), 4)
             found[dataset.source_of(shard, place)] = {int(one) for one in row if one >= 0}
     return found
