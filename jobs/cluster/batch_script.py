@@ -22,7 +22,10 @@ from shards.output.quantities import plural
 from shards.output.terminal import printable_name
 
 _BODIES = (Path(__file__).parents[1] / "stage.sbatch", Path(__file__).parents[2] / "slurm" / "stage.sbatch")
-_PLANNED = ("--steps", "--global-batch", "--micro-batch", "--model.", "--engine.", "--data.lanes")
+_PLANNED = (
+    *("--steps", "--global-batch", "--micro-batch", "--model.", "--engine.", "--data.lanes"),
+    *("--optimizer.", "--tokens.", "--teacher."),  # a second pass, fewer tokens, another model's passes
+)
 _ADAPTING = (*photos.RECIPES, *photos.FINETUNE_RECIPES)  # the model and the steps follow what only the job reads
 _BODY_BEGINS = "# Run one stage of Patchline"
 

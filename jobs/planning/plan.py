@@ -87,6 +87,8 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
     )
     if training.teacher.weights:
         passes += ", and the teacher's forward pass"
+    if training.tokens.patch_sizes:
+        passes += ", the mean over the patch sizes"
     if training.optimizer.sam_rho:
         passes += "; all of it twice, for SAM"
     return [
@@ -140,6 +142,8 @@ def _tile_of_class_token(job: PlanJob) -> str:
     """Returns advice about a class token that fills one more tile of attention; empty if it fills none."""
     model = job.training.model
     if model.is_bit or model.attention == "axial" or model.pooling != "token":
+        return ""
+    if model.distillation_token:  # it goes with the class token
         return ""
     num_tokens = model.num_prefix_tokens + math.prod(model.grid)
     tiles, without = attention_tiles(num_tokens), attention_tiles(num_tokens - 1)

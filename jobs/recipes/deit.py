@@ -14,7 +14,8 @@ has ImageNet's mean and deviation. The learning rate follows the step and warms 
 epoch and warms up from 1e-6. Mixup and CutMix have one weight or box per pair, where DeiT has one per step. Matrices
 start as in the ViT paper's code, and the class token and both heads at zero, where DeiT starts all of them with a
 deviation of 0.02. The recipes have not been trained to their end here.
-Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
+Command of each: patchline pretrain RECIPE --teacher.weights WEIGHTS --teacher.target hard --teacher.share 0.5
+--data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
 from dataclasses import replace

@@ -155,13 +155,15 @@ class Bad:
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
     """Everything that the report shows. `last_try`: how the last try ended, if that is known and the run's state does
-    not say it. `num_images`: how many images the run has trained on, including repeats. `scored_on`: what the run's
-    accuracy is measured on. `changes`: settings that differ from the recipe, as field, the recipe's value and the run's
-    value. `places`: paths and other fields that are not settings, in the same form. `environment`: names and values.
-    `notes`: what is missing or cannot be read. `damaged`: the notes about files that cannot be used."""
+    not say it. `num_images`: how many images the run has trained on, including repeats. `path`: the run's folder, as it
+    was given. `scored_on`: what the run's accuracy is measured on, in words. `evaluation_url`: its --evaluation.url.
+    `changes`: settings that differ from the recipe, as field, the recipe's value and the run's value. `places`: paths
+    and other fields that are not settings, in the same form. `environment`: names and values. `notes`: what is missing
+    or cannot be read. `damaged`: the notes about files that cannot be used."""
 
     name: str
     run: RunFacts
+    path: str = ""
     stage: str = ""
     recipe: Nearest = Nearest(recipe="", num_changed=0)
     changes: tuple[Change, ...] = ()
@@ -169,6 +171,7 @@ class ReportFacts:
     num_steps: int | None = None
     num_images: int = 0
     scored_on: str = ""
+    evaluation_url: str = ""
     last_try: str = ""
     curves: Curves = NO_CURVES
     time: RunTime = field(default_factory=lambda: time_of([], [], unix_end=None))
@@ -215,6 +218,7 @@ def gather(run_dir: Path, *, has_whole_curves: bool = True) -> ReportFacts:
     changes = _changes(stage, recipe.recipe, leaves)
     return ReportFacts(
         name=run_dir.resolve().name or str(run_dir),
+        path=str(run_dir),
         stage=stage,
         recipe=recipe,
         changes=tuple(one for one in changes if not is_place(one[0])),
@@ -222,6 +226,7 @@ def gather(run_dir: Path, *, has_whole_curves: bool = True) -> ReportFacts:
         num_steps=num_steps,
         num_images=(run.step or 0) * (whole_number(leaves.get("job.global_batch", "")) or 0),
         scored_on=_scored_on(leaves),
+        evaluation_url=leaves.get("job.evaluation.url", ""),
         run=run,
         last_try="" if run.state in ("running", "done") else said_of_last_try(run_dir),
         curves=curves,

@@ -6,6 +6,7 @@ running.
 
 import logging
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from pipeline.runs.curves import Curve
 from pipeline.runs.time import PAUSED, WORDS, Restart
 from shards.files.local_files import is_finite
 from shards.output.quantities import duration, number, percent, plural, share, short_time, size
+from shards.output.terminal import command_lines, printable_name
 from shards.pages.page import Axis, Frame, labelled, log_ticks, page, shown, svg, ticks
 
 _LOG_RATIO = 50  # a curve is drawn on a log scale if its highest value is more than this many times its lowest
@@ -69,10 +71,13 @@ def summary(
     facts: ReportFacts,
     scores: ScoreSheet = ScoreSheet(),  # noqa: B008 - it is frozen
 ) -> str:
-    """Returns the report as text with lines of at most 80 columns. It begins with the run's state and what the model
-    confuses."""
-    lacks = lacks_confusions(facts, scores)
-    lines = [*_outcome(facts), *_confusions(scores), *([lacks] if lacks else []), *_time(facts)]
+    """Returns the report as text with lines of at most 80 columns, but for long words of a command. It begins with the
+    run's state and what the model confuses."""
+    lines = [*_outcome(facts), *_confusions(scores)]
+    first = "".join(f"{part}\n" for line in lines for part in _fit(line))
+    if words := confusions_command(facts, scores):
+        first += "".join(f"{line}\n" for line in command_lines("no confusions yet: ", words, columns=WIDTH))
+    lines = _time(facts)
     lines += _restart_lines(facts.time.restarts)
     for finding in facts.findings[:10]:
         lines.append(f"guard: step {finding['step']:,}: {finding['kind'].replace('_', ' ')}, {finding['action']}")
@@ -83,7 +88,7 @@ def summary(
         lines.append(f"quarantine: {plural(bad.num_samples or bad.num_lines, 'sample')}{reason}")
     lines += [f"data: {name} {value}" for name, value in facts.data if name == "fingerprint"]
     lines += [f"note: {note}" for note in facts.notes]
-    return "".join(f"{part}\n" for line in lines for part in _fit(line))
+    return first + "".join(f"{part}\n" for line in lines for part in _fit(line))
 
 
 def by_cause(restarts: Sequence[Restart]) -> list[tuple[str, list[Restart]]]:
@@ -198,18 +203,18 @@ def render(facts: ReportFacts, worth: Worth, scores: ScoreSheet) -> bytes:
         "num_marks": len(marks),
         "causes": by_cause(facts.time.restarts),
         "value_words": value_words,
-        "lacks_confusions": lacks_confusions(facts, scores),
+        "confusions_command": printable_name(shlex.join(confusions_command(facts, scores))),
         "loss": facts.curves.named("loss"),
         "accuracy": facts.curves.named("test_accuracy"),
     }
     return page("jobs.reports", "report.html.j2", values)
 
 
-def lacks_confusions(facts: ReportFacts, scores: ScoreSheet) -> str:
-    """Returns a line with the command that finds the confusions of a completed classifier. The line is empty if they
-    are known, or if the run is not a completed classifier."""
+def confusions_command(facts: ReportFacts, scores: ScoreSheet) -> list[str]:
+    """Returns the words of the command that finds the confusions of a completed classifier, on the dataset that its
+    accuracy is of. Empty if they are known, or if the run is not a completed classifier."""
     is_open = facts.run.state == "done" and facts.run.accuracy is not None and not scores.scores and not scores.reasons
-    return "no confusions yet: patchline evaluate RUN --data.url URL" if is_open else ""
+    return ["patchline", "evaluate", facts.path, "--data.url", facts.evaluation_url or "URL"] if is_open else []
 
 
 def value_words(value: object) -> str:

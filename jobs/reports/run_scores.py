@@ -2,14 +2,17 @@
 accuracies, and the scores that `patchline evaluate` and `patchline fewshot` have kept in the run.
 """
 
+import glob
+import os
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-from jobs.record import read_record
+from jobs.record import read_leaves, read_record
 from jobs.reports.compare_names import ScoredOn, evaluated_on, fewshot_on
 from jobs.settings.models import EvaluateJob, FewshotJob
 from pipeline.runs.curves import Curves
@@ -26,6 +29,7 @@ _FEWSHOT, _SHOTS = "fewshot/", "_shots"
 _RAW, _AVERAGED = "test_accuracy", "test_ema_accuracy"
 _FOLDER, _RESULTS, _MOST_BYTES = "fewshot", "fewshot.json", 16 << 20
 _MOST_KEPT = 256  # folders with scores in a run
+_MOST_SEARCHED = 1000  # folders that are searched for an evaluation with a folder of its own
 Share = Annotated[float, Range(0, 1)]
 Count = Annotated[int, Range(0)]
 
@@ -105,16 +109,16 @@ def also_of(
 
 
 def evaluations_of(run_dir: Path, *, step: int) -> tuple[list[AlsoScored], list[str]]:
-    """Returns the accuracies that `patchline evaluate` has kept in RUN/scores, the newest first, one for each dataset
-    and each way to score it, and reasons why some cannot be used. `step`: the last step of the run; scores of an
-    earlier step are left out."""
+    """Returns the accuracies that `patchline evaluate` has kept in RUN/scores (or nearby, see evaluation_folders), the
+    newest first, one for each dataset and each way to score it, and reasons why some cannot be used. `step`: the last
+    step of the run; scores of an earlier step are left out."""
     found, reasons = dict[ScoredOn, AlsoScored](), list[str]()
     try:
-        folders = kept_folders(run_dir)
+        folders = evaluation_folders(run_dir)
     except OSError as error:
         return [], [f"{SCORES_FOLDER} cannot be read: {error.strerror or error}"]
     for folder in folders:
-        where = folder.relative_to(run_dir)
+        where = os.path.relpath(folder.resolve(), run_dir.resolve())
         try:
             job = read_record(folder / RECORD_FILE, stage="evaluate", kind=EvaluateJob)
             scores = typed_json.read_record(ScoreLine, read_local_file(folder / SCORES_FILE, most_bytes=_MOST_BYTES))
@@ -131,8 +135,11 @@ def evaluations_of(run_dir: Path, *, step: int) -> tuple[list[AlsoScored], list[
     return list(found.values()), reasons
 
 
-def kept_folders(run_dir: Path) -> list[Path]:
-    """Returns the folders with scores in RUN/scores, which may also be such a folder itself, the newest first."""
+def evaluation_folders(run_dir: Path) -> list[Path]:
+    """Returns the folders with scores of a run, the newest first: those in RUN/scores, which may also be such a folder
+    itself. If there are none, returns the folder of the newest evaluation of the run's own weights that was given a
+    folder of its own: in the run's folder or next to it or, in a chain whose steps have several runs, with the run's
+    number in another step."""
     parent = run_dir / SCORES_FOLDER
     there = [path.parent for path in islice(parent.glob(f"*/{SCORES_FILE}"), _MOST_KEPT)]
     there += [parent] if is_a_file(parent / SCORES_FILE) else []
@@ -142,7 +149,21 @@ def kept_folders(run_dir: Path) -> list[Path]:
             times.append(((folder / SCORES_FILE).stat().st_mtime, folder))
         except OSError:
             continue  # removed meanwhile
-    return [folder for _, folder in sorted(times, reverse=True)]
+    return [folder for _, folder in sorted(times, reverse=True)] or _nearby_evaluation(run_dir)
+
+
+def _nearby_evaluation(run_dir: Path) -> list[Path]:
+    own = run_dir.resolve()
+    places = ((own, "*"), (own.parent, "*"), (own.parent.parent, f"*/{glob.escape(own.name)}"))
+    there = (path for parent, pattern in places for path in parent.glob(f"{pattern}/{SCORES_FILE}"))
+    found: list[tuple[float, Path]] = []
+    for path in islice(there, _MOST_SEARCHED):
+        with suppress(OSError, UserError, InvalidDataError):
+            leaves = read_leaves(path.parent / RECORD_FILE)
+            weights = leaves.get("job.weights", "")
+            if leaves["stage"] == "evaluate" and weights and not others_weights(weights, own):
+                found.append((path.stat().st_mtime, path.parent))
+    return [max(found)[1]] if found else []
 
 
 def others_weights(weights: str, run_dir: Path) -> str:

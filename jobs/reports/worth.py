@@ -8,12 +8,9 @@ used, the result's `reasons` say why. Other files that cannot be used are left o
 
 import base64
 import binascii
-import glob
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +18,7 @@ from markupsafe import Markup
 
 from jobs.record import Leaves, leaves_of, read_leaves
 from jobs.reports.points import Point, point_of
-from jobs.reports.run_scores import Count, ScoreLine, Share, kept_folders, others_weights
+from jobs.reports.run_scores import Count, ScoreLine, Share, evaluation_folders, others_weights
 from jobs.settings.models import EvaluateJob
 from jobs.train.sweep import is_repetition, read_sweep, sweep_of
 from jobs.train.trials import METRICS
@@ -74,7 +71,6 @@ _NAMES = {  # the name of a dataset's folder, without its split -> its name in T
 }
 _VTAB = {"natural": "natural", "specialized": "specialised", "structured": "structured", "mean": "VTAB (19 tasks)"}
 _SPLIT = re.compile(r"[-_.](test|val|validation|valid)$")
-_MOST_SEARCHED = 1000  # folders searched for an evaluation
 _MOST_BYTES, _MOST_IMAGE_BYTES = 256 << 20, 1 << 20
 _MOST_LISTED, _MOST_EXAMPLES, _NAME_CHARACTERS = 10, 64, 18
 _MOST_DRAWN = 30  # a confusion matrix with more classes is not drawn
@@ -346,12 +342,11 @@ class ScoreSheet:
 
 def read_scores(run_dir: Path) -> ScoreSheet:
     """Reads the newest evaluation in RUN/scores. If there is none, reads the newest evaluation of this run's weights in
-    a nearby folder (see `_newest_evaluation`). The result is empty if there is none either."""
+    a nearby folder (see `evaluation_folders`). The result is empty if there is none either."""
     try:
-        kept = kept_folders(run_dir)
+        folder, *_ = [*evaluation_folders(run_dir), None]
     except OSError as error:
         return ScoreSheet(reasons=(f"{SCORES_FOLDER} cannot be read: {error.strerror or error}",))
-    folder = kept[0] if kept else _newest_evaluation(run_dir)
     if folder is None:
         return ScoreSheet()
     reasons: list[str] = []
@@ -372,22 +367,6 @@ def read_scores(run_dir: Path) -> ScoreSheet:
         wrong=tuple(one for one in examples or () if not one.is_right),
         reasons=tuple(reasons),
     )
-
-
-def _newest_evaluation(run_dir: Path) -> Path | None:
-    """Returns the folder of the newest evaluation of this run's own weights. It may be in the run's folder or next to
-    it. In a chain whose steps have several runs, it may also be the folder with the run's number in another step."""
-    own = run_dir.resolve()
-    places = ((own, "*"), (own.parent, "*"), (own.parent.parent, f"*/{glob.escape(own.name)}"))
-    there = (path for parent, pattern in places for path in parent.glob(f"{pattern}/{SCORES_FILE}"))
-    found: list[tuple[float, Path]] = []
-    for path in islice(there, _MOST_SEARCHED):
-        with suppress(OSError, UserError, InvalidDataError):
-            leaves = read_leaves(path.parent / RECORD_FILE)
-            weights = leaves.get("job.weights", "")
-            if leaves["stage"] == "evaluate" and weights and not others_weights(weights, own):
-                found.append((path.stat().st_mtime, path.parent))
-    return max(found)[1] if found else None
 
 
 def _settings(leaves: Leaves, names: tuple[str, ...]) -> tuple[str, ...]:

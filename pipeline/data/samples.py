@@ -392,13 +392,13 @@ def seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(states[2])
 
 
-def refuse_unrepeatable(make: Callable[[], object]) -> None:
+def refuse_unrepeatable(make: Callable[[], object], *, is_seeded: bool = False) -> None:
     """Calls `make` twice, for the same sample. Raises UserError if it drew from a generator that all threads share,
-    which is then restored, or if the results differ."""
+    which is then restored, or if the results differ. `is_seeded`: `make` seeds these generators itself."""
     with seeded(0):
         before = _global_states()
         first, second = make(), make()
-        after = _global_states()
+        after = before if is_seeded else _global_states()
     drawn = [name for name, state in before.items() if after[name] != state]
     if not drawn and not _are_equal(first, second):
         raise UserError(

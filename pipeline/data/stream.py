@@ -335,6 +335,10 @@ def train_samples(
     data = open_training_data(config)
     start = position_of(data, config, seed=seed, global_batch=global_batch, image_size=image_size)
     hook = Hook(fields=fields, transform=transform)
+    if fields and not transform:
+        raise UserError(
+            "fields is given without transform, which takes them from sample.fields; give one, or leave fields out"
+        )
     for dataset in data.datasets:
         refuse_no_fields(dataset, hook.fields)
     again = partial(
@@ -348,7 +352,7 @@ def train_samples(
         fields=fields,
         transform=transform,
     )
-    return TrainSamples(
+    samples = TrainSamples(
         data,
         config,
         data.orders(config, seed=seed),
@@ -358,6 +362,8 @@ def train_samples(
         quarantine=quarantine,
         opened_by=again,
     )
+    samples.try_hook(in_processes=True)
+    return samples
 
 
 def _refuse_unequal_shares(global_batch: int, *, num_ranks: int) -> None:

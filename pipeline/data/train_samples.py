@@ -106,18 +106,24 @@ class TrainSamples(torch.utils.data.Dataset[Any]):
         steps = range(first_step, self.num_steps)
         return BatchNumbers(steps=steps, global_batch=self.global_batch, first=rank * share, end=(rank + 1) * share)
 
-    def try_hook(self) -> None:
-        """Refuses a transform whose results cannot be repeated. Calls it for a few samples in this thread, so its own
-        errors are raised here. Samples that cannot be used are passed over: the stream replaces them."""
+    def try_hook(self, *, in_processes: bool = False) -> None:
+        """Refuses a transform whose results cannot be repeated, in threads or `in_processes`. Calls it for a few
+        samples in this thread, so its own errors are raised here. Samples that cannot be used are passed over: the
+        stream replaces them."""
         dataset = self._data.datasets[0]
         for number in range(min(_TRIED, dataset.num_samples) if self._hook.transform else 0):
             raw = read_sample(dataset, number)
             if raw.data is not None:
                 with suppress(DecodeError):
-                    fields = self._hook.read_from(dataset, number)
                     ids = np.array([number], dtype=np.int64)
                     [draws] = sample_draws(ids, np.zeros_like(ids), seed=self._seed(0, 0), config=self.config)
-                    refuse_unrepeatable(lambda: self._hook.made(self._sample(0, draws, (0, 0), raw, fields)))  # noqa: B023
+                    if in_processes:
+                        make = partial(self._made, 0, draws, (0, 0), dataset, raw)
+                        refuse_unrepeatable(make, is_seeded=True)
+                        continue
+                    fields = self._hook.read_from(dataset, number)
+                    sample = partial(self._sample, 0, draws, (0, 0), raw, fields)  # anew each time, with its generator
+                    refuse_unrepeatable(lambda: self._hook.made(sample()))  # noqa: B023
 
     def _entries(self, step: int, first: int) -> "_Entries":
         """Returns what the entries of a step's batch are from `first` on, _TOGETHER of them at most."""

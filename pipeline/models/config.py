@@ -205,8 +205,8 @@ class ModelConfig:
     without a position, whose output is not used."""
     distillation_token: bool = False
     """A second learned token after the class token, with a position of its own, and a second head that reads it (DeiT).
-    With a teacher, the class token's head learns the labels and this head learns the teacher; in everything else, the
-    logits are the mean of both heads'."""
+    With a teacher, the class token's head learns the labels and this head learns the teacher. Without one, and in
+    evaluations and predictions, the logits are the mean of both heads'."""
     qk_norm: bool = False
     """Normalise the queries and keys of each head (LayerNorm with scale and bias), which keeps attention from growing
     too sharp in large models (ViT-22B)."""

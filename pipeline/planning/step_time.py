@@ -35,7 +35,7 @@ from pipeline.models.config import ModelConfig
 from pipeline.models.flops import num_parameters, training_flops
 from pipeline.training.fitting.memory import layout_in_engine
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob, reduced_in
-from pipeline.training.settings.tokens import models_of, phase_at, phases_of
+from pipeline.training.settings.tokens import models_of, phase_at, phases_of, with_patch
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.flat_blocks import largest_block, sizes_of
 from pipeline.training.zero.optimizer import ways_of
@@ -170,13 +170,14 @@ def step_time(
     )
 
 
-def flops_at(job: TrainingJob, step: int) -> int:
+def flops_at(job: TrainingJob, step: int, *, patch: int | None = None) -> int:
     """Returns the operations of one image in the forward and backward passes of a step, counted from 0, at the step's
-    image size. If steps draw their patch sizes, it is the mean over these sizes. The operations of patches and branches
-    that the step leaves out do not count, and neither does the head if the number of classes is not known, nor the
-    resizing of a kernel, which does not depend on the number of images. SAM has two passes of each kind."""
+    image size. If steps draw their patch sizes, it is the mean over these sizes, or that of `patch`. The operations of
+    patches and branches that the step leaves out do not count, and neither does the head if the number of classes is
+    not known, nor the resizing of a kernel, which does not depend on the number of images. SAM has two passes of each
+    kind."""
     found = []
-    for model in models_of(job.tokens, job.model):
+    for model in models_of(job.tokens, job.model) if patch is None else (with_patch(job.model, patch),):
         phase = phase_at(step, phases_of(job.tokens, model, num_steps=job.steps))
         flops = training_flops(
             replace(model, image_size=phase.image_size),

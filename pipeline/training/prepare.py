@@ -147,6 +147,11 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
     fewshot = _fewshot(job.fewshot, ranks)
     if teacher := open_teacher(job, stream.data.label_names, say=world.is_first):
         job = replace(job, teacher=replace(job.teacher, sha256=teacher.sha256))
+    elif job.model.distillation_token and not job.initial.weights and world.is_first:
+        log.warning(
+            "the distillation token has no teacher, so the mean of both heads learns the labels; DeiT's recipes have "
+            "--teacher.weights WEIGHTS --teacher.target hard --teacher.share 0.5"
+        )
     ranks.is_starting = False
     return Prepared(
         job=job,

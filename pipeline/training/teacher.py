@@ -39,8 +39,9 @@ _FP32 = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
-    """A frozen model that is ready to predict. `config`: the teacher's own. `columns`: the place among its classes of
-    each of the trained model's, int64[K]. `sha256`: the digest of its tensors in fp32, by our names."""
+    """A frozen model that is ready to predict. `config`: the teacher's own, at the size of the images that it gets.
+    `columns`: the place among its classes of each of the trained model's, int64[K]. `sha256`: the digest of its tensors
+    in fp32, by our names."""
 
     model: Model
     config: ModelConfig
@@ -98,7 +99,12 @@ def distilled_loss(logits_BK: torch.Tensor, teacher_BK: torch.Tensor, config: Te
 def teacher_flops(job: TrainingJob) -> int:
     """Returns the operations of the teacher's forward pass, per image; 0 without a teacher. Reads no tensors. Raises
     UserError if there are no such weights."""
-    return forward_flops(_opened(job.teacher.weights, say=False).config) if job.teacher.weights else 0
+    return forward_flops(_at_size(_opened(job.teacher.weights, say=False).config, job)) if job.teacher.weights else 0
+
+
+def _at_size(config: ModelConfig, job: TrainingJob) -> ModelConfig:
+    """Returns the configuration with the size of the images that the teacher sees."""
+    return replace(config, image_size=job.model.image_size) if config.is_bit else config
 
 
 def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teacher | None:
@@ -127,7 +133,7 @@ def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teache
             f"{config.sha256} names",
             todo='give the weights that the run began with as --teacher.weights, or --teacher.sha256 "" in a new run',
         )
-    teacher = Teacher(model=model, config=weights.config, columns=columns, sha256=found)
+    teacher = Teacher(model=model, config=_at_size(weights.config, job), columns=columns, sha256=found)
     if say:
         log.info("%s", words_of(teacher, job))
     return teacher

@@ -31,7 +31,7 @@ from shards.storage.objects import (
     folder_prefix,
     too_large,
 )
-from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget, RetryConfig
+from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget, RetryConfig, Silence
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -114,9 +114,9 @@ def read_again(
     *,
     traffic: Traffic,
     stop: threading.Event | None,
-    budget: RetryBudget | None = None,
+    silence: Silence | None = None,
 ) -> Result:
-    """Returns what `read()` returns. Calls it again while it fails with an error that may pass. `budget`: that of all
+    """Returns what `read()` returns. Calls it again while it fails with an error that may pass. `silence`: that of all
     reads of a store, which give up together; None: this read's own.
 
     Raises the error, with `what` as its path if it has none, once the deadline has passed, and ReadStoppedError once
@@ -130,7 +130,7 @@ def read_again(
             if error.errno not in PASSING_FAULTS:
                 raise
             if retries is None:
-                budget = budget or RetryBudget(RETRIES)
+                budget = RetryBudget(RETRIES, silence)
                 budget.has_answered = True  # retry until the deadline: a wrong path raises other errors
                 retries = RequestRetries(what, budget, pause=stop.wait if stop else time.sleep)
             try:
@@ -142,8 +142,8 @@ def read_again(
             log.info("reading %s failed: %s", what, error)
             traffic.add(TrafficCounts(retries=1))
         else:
-            if budget:
-                budget.received()
+            if silence:
+                silence.received()
             return found
         if stop and stop.is_set():
             raise ReadStoppedError(0)
@@ -251,7 +251,7 @@ class LocalStore:
 
     url: str
     traffic: Traffic = field(default_factory=Traffic, compare=False, repr=False)
-    budget: RetryBudget = field(default_factory=lambda: RetryBudget(RETRIES), compare=False, repr=False)
+    silence: Silence = field(default_factory=Silence, compare=False, repr=False)
 
     def fresh(self) -> "LocalStore":
         """Returns this store itself, because files have no connections."""
@@ -392,7 +392,7 @@ class LocalStore:
             raise InvalidDataError(f"{self.url}/{path} cannot be opened: {error.strerror}") from error
 
     def _again(self, path: str, read: Callable[[], Result], stop: threading.Event | None) -> Result:
-        return read_again(f"{self.url}/{path}", read, traffic=self.traffic, stop=stop, budget=self.budget)
+        return read_again(f"{self.url}/{path}", read, traffic=self.traffic, stop=stop, silence=self.silence)
 
     def _folder(self, prefix: str) -> Path:
         return Path(self.url, folder_prefix(prefix))

@@ -48,43 +48,53 @@ def backoff_seconds(failures: int, *, config: RetryConfig, draw: float) -> float
     return draw * min(config.most_backoff_seconds, config.backoff_seconds * 2.0**doublings)
 
 
+class Silence:
+    """Since when requests to a store have failed while no read of this process has got a byte."""
+
+    def __init__(self) -> None:
+        self._lock = ForkLock()
+        self._since, self._failed_at, self._has_warned = 0.0, -math.inf, False
+
+    def __reduce__(self) -> tuple[type["Silence"], tuple[()]]:
+        return type(self), ()
+
+    def failed(self, now: float, *, patience: float) -> float:
+        """Records a failed request, and returns since when the store is silent. If nothing was asked of it for
+        `patience` seconds, that is now."""
+        with self._lock:
+            if now - self._failed_at > patience:
+                self._since, self._has_warned = now, False
+            self._failed_at = now
+            return self._since
+
+    def received(self) -> None:
+        """Records that a read has got bytes."""
+        self._failed_at = -math.inf
+
+    def may_warn(self) -> bool:
+        """Returns True once for each silence."""
+        with self._lock:
+            has_warned, self._has_warned = self._has_warned, True
+            return not has_warned
+
+
 class RetryBudget:
     """The retries that are left to all reads of a store in this process.
 
     `has_answered`: whether the storage has ever answered. `has_sent`: whether it has ever sent bytes of a range.
     `is_known_to_answer`: whether another process, such as the one that started this one, has reached the storage. If
-    so, the address is right, and even an error is an answer from the right server.
+    so, the address is right, and even an error is an answer from the right server. `silence`: that of the store.
     """
 
     is_known_to_answer: ClassVar[bool] = False
 
-    def __init__(self, config: RetryConfig) -> None:
-        self.config = config
+    def __init__(self, config: RetryConfig, silence: Silence | None = None) -> None:
+        self.config, self.silence = config, silence or Silence()
         self.has_answered = self.has_sent = False
         self._lock, self._left = ForkLock(), config.budget_reserve
-        self._silent_since, self._failed_at, self._has_warned = 0.0, -math.inf, False
 
     def __reduce__(self) -> tuple[type["RetryBudget"], tuple[RetryConfig]]:
         return type(self), (self.config,)
-
-    def failed(self, now: float) -> float:
-        """Records a failed request, and returns since when requests have failed while no read of this process got a
-        byte. If there was no request for half of the deadline, that is now."""
-        with self._lock:
-            if now - self._failed_at > self.config.deadline_seconds / 2:
-                self._silent_since, self._has_warned = now, False
-            self._failed_at = now
-            return self._silent_since
-
-    def may_warn(self) -> bool:
-        """Returns True once for each time in which requests fail and no read gets a byte."""
-        with self._lock:
-            has_warned, self._has_warned = self._has_warned, True
-            return not has_warned
-
-    def received(self) -> None:
-        """Records that a read has got bytes."""
-        self._failed_at = -math.inf
 
     def earn(self, share: float) -> None:
         """Adds this share of a retry to the budget."""
@@ -136,7 +146,7 @@ class RequestRetries:
         self._failures = 0 if share >= 1.0 else self._failures
         self._fruitless, self._has_progressed = 0, True
         self._since = self._clock()
-        self._budget.received()
+        self._budget.silence.received()
         self._budget.earn(share)
 
     def again_after_answer(self, fault: str) -> bool:
@@ -168,14 +178,15 @@ class RequestRetries:
             return False
         pause = backoff_seconds(self._failures, config=config, draw=self._draw())
         now = self._clock()
-        waited, silent = now - self._since, now - self._budget.failed(now)
+        silence = self._budget.silence
+        waited, silent = now - self._since, now - silence.failed(now, patience=config.deadline_seconds / 2)
         said = f"reading {self._what} failed {self._failures} times in {waited:.0f} s, last with: {fault}"
         # Reads wait for a connection, so one after another would wait for the deadline while the storage is away.
         if max(waited, silent) + pause > config.deadline_seconds:
             others = f"; no read has got a byte for {silent:.0f} s" if silent > waited else ""
             what = f"{said}{others}; the deadline is {config.deadline_seconds:.0f} s"
             raise StorageError(what, todo="try again when the storage has recovered")
-        if silent >= ALARM_SECONDS and self._budget.may_warn():
+        if silent >= ALARM_SECONDS and silence.may_warn():
             warning = "%s cannot be read for a minute now (%s); it is tried for up to %.0f s"
             log.warning(warning, self._what, fault, config.deadline_seconds)
         if is_answer and not self._budget.spend():

@@ -366,7 +366,7 @@ class ObjectRead:
                 if not fault:
                     yield body
                     if self._position > begun:
-                        self._store.budget.received()
+                        self._store.budget.silence.received()
                         self._store.budget.has_sent |= bool(answer.get("ContentRange"))
                     if not self._left():
                         return

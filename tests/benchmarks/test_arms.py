@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.kernels import attention, measured
 from benchmarks.loader import absent
-from benchmarks.loader_arms import ARMS, one_epoch
+from benchmarks.loader_arms import ARMS, HOOK, PROCESSES, SAME_DECODER, WORKERS, one_epoch
 from benchmarks.loader_prepare import BETON, ENERGON, NUM_TARS, PARQUET, PATCHLINE, SMALL_BLOCKS, WEBDATASET, prepare
 from benchmarks.loader_settings import Settings
 from benchmarks.loader_step import BusyStep
@@ -55,6 +55,11 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "bare full decode",
         "bare decode + crop + resize, 2 threads",
         "our view, from memory",
+        HOOK,
+        PROCESSES,
+        pytest.param(f"{HOOK} on our crop", marks=pytest.mark.long),
+        pytest.param(WORKERS, marks=pytest.mark.long),
+        pytest.param(SAME_DECODER, marks=pytest.mark.long),
     ],
 )
 def test_an_arm_hands_over_one_epoch(arm: str, work: Path) -> None:

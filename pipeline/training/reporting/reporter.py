@@ -39,6 +39,8 @@ _OF_ONE_DECAY = {"rsqrt": ("schedule.timescale",), "staircase": ("schedule.stair
 _COMPARED = (
     *("data.url", "model.name", "model.image_size", *_SIZES, "model.dropout", "model.stochastic_depth"),
     *("tokens.patch_dropout", "tokens.whole_steps", "tokens.image_sizes", "tokens.size_steps", "tokens.patch_sizes"),
+    *("optimizer.sam_rho", "model.distillation_token", "teacher.weights", "teacher.target", "teacher.share"),
+    "teacher.temperature",
     *("model.masked_patches", "model.masked_target", "model.masked_share", "initial.weights", "steps", "global_batch"),
     *("schedule.learning_rate", "schedule.decay", "schedule.timescale", "schedule.stair_steps"),
     *("schedule.stair_factor", "schedule.warmup_steps", "schedule.cooldown_steps", "schedule.final_learning_rate"),

@@ -23,6 +23,7 @@ import torch
 
 from pipeline.planning.step_time import flops_at, gpu_of_device
 from pipeline.ranks.world import World
+from pipeline.training.gradients import drawn_patch
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.tokens import TokenPhase, phase_at
 from pipeline.training.zero.step_times import StepTimes
@@ -77,13 +78,14 @@ class Utilisation:
         precision = job.engine.precision
         if precision == "auto":
             raise ValueError("engine.precision is 'auto'; the peak of a device is that of one precision")
-        self._phases, self._flops = job.phases, dict[TokenPhase, int]()
+        self._phases, self._flops = job.phases, dict[tuple[TokenPhase, int | None], int]()
         self.nominal_peak = nominal_peak(world.device, precision)
         self.measured_peak = measured_peak(world.device, precision)
 
     def values(self, step_seconds: float, *, step: int) -> dict[str, float]:
         """Returns the metrics for the steps since the last call. `step_seconds`: the seconds of a step, without saves
-        and evaluations. `step`: the number of the last one, from 1 on, whose operations count for all of them."""
+        and evaluations. `step`: the number of the last one, from 1 on, whose operations count for all of them, unless
+        they draw their patch sizes."""
         peaks = {"perf/mfu_of_measured_peak": self.measured_peak, "perf/mfu": self.nominal_peak}
         found = {name: self._mfu(step_seconds, peak, step) for name, peak in peaks.items() if peak}
         return found | self.times.since_line() | memory(self._world.device)
@@ -96,16 +98,27 @@ class Utilisation:
         return f"{100 * self._mfu(step_seconds, self.measured_peak, step):.0f} % of peak" if self.measured_peak else ""
 
     def _mfu(self, step_seconds: float, peak: float, step: int) -> float:
-        phase = phase_at(max(0, step - 1), self._phases)
-        if phase not in self._flops:
-            self._flops[phase] = flops_at(self._job, max(0, step - 1))
         return mfu(
-            image_flops=self._flops[phase] + self._job.optimizer.passes_per_step * self._teacher_flops,
+            image_flops=self._image_flops(step) + self._job.optimizer.passes_per_step * self._teacher_flops,
             global_batch=self._job.global_batch,
             step_seconds=step_seconds,
             num_ranks=self._world.num_ranks,
             peak=peak,
         )
+
+    def _image_flops(self, step: int) -> int:
+        """Returns the operations per image of a line's last step, or the mean of all its steps if they draw patch
+        sizes."""
+        job, last = self._job, max(0, step - 1)
+        steps = range(max(0, step - job.log_every_steps), last + 1) if job.tokens.patch_sizes else (last,)
+        found = []
+        for one in steps:
+            patch = drawn_patch(one, seed=job.seed, patch_sizes=job.tokens.patch_sizes)
+            kind = phase_at(one, self._phases), patch
+            if kind not in self._flops:
+                self._flops[kind] = flops_at(job, one, patch=patch)
+            found.append(self._flops[kind])
+        return sum(found) // len(found)
 
 
 def memory(device: torch.device) -> dict[str, float]:

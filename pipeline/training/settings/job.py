@@ -65,9 +65,9 @@ class OptimizerConfig:
     """AdamW and Adafactor: precision in which the running mean of gradients (Adafactor: of updates) is kept between
     steps; bf16 saves 2 bytes per parameter (as big_vision)."""
     sam_rho: Annotated[float, Range(0, zero="off")] = 0.0
-    """SAM, with any of the optimisers: each update takes the gradient at weights that are this far from the model's, in
-    the direction in which the loss rises most; 0: at the model's own weights. A step computes its batch twice, under
-    ZeRO-1 only. 0.05 is usual for ResNets, 0.2 for ViT-B/16 from scratch."""
+    """SAM, with any of the optimisers: each update takes the gradient at weights at this L2 distance from the model's,
+    over all trained parameters, in the direction in which the loss rises most; 0: at the model's own weights. A step
+    computes its batch twice, under ZeRO-1 only. 0.05 is usual for ResNets, 0.2 for ViT-B/16 from scratch."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="optimizer.")
@@ -397,7 +397,7 @@ class TrainingJob:
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate at each step."""
     tokens: TokensConfig = TokensConfig()
-    """Fewer tokens per image while training."""
+    """Fewer tokens per image while training, and patch sizes that change."""
     ema_decay: Annotated[float, Range(0, below=1, zero="off")] = 0.0
     """Decay of the exponential moving average of the weights (EMA, Polyak averaging), which become the run's result; 0
     for none (0.9999 in the paper's ImageNet results, section 4.1); scores during training are measured on the raw

@@ -25,12 +25,14 @@ from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 _MOST_PIXELS = 16_384
+_MOST_GRIDS = 24  # torch compiles 64 variants at most (build.py), and stochastic depth and evaluation need more of each
 _MOST_PATCH_SIZES = 16  # each is compiled once for each image size, and torch compiles 64 variants at most (build.py)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokensConfig:
-    """Fewer tokens per image while training. Evaluations, checkpoints and exported weights are as without it."""
+    """Fewer tokens per image while training, and patch sizes that change. Evaluations, checkpoints and exported weights
+    are as without it."""
 
     patch_dropout: Annotated[float, Range(0, below=1, zero="off")] = 0.0
     """Share of the patches of each image that a step leaves out, after positions are added (PatchDropout; timm's
@@ -43,9 +45,9 @@ class TokensConfig:
     size_steps: tuple[Annotated[int, Range(1, MOST_STEPS)], ...] = ()
     """The last step with each of the image sizes, such as 40000 80000."""
     patch_sizes: tuple[Annotated[int, Range(1, _MOST_PIXELS)], ...] = ()
-    """Patch sizes, in pixels, such as 8 16 32, of which each step draws one, each as often (FlexiViT). Each must divide
-    every image size of the run. The model's own kernel and position embeddings are resized in each pass; evaluations
-    have the model's patch size."""
+    """Patch sizes, in pixels, such as 8 16 32, of which each step draws one, all with the same probability (FlexiViT).
+    Each must divide every image size of the run. The model's own kernel and position embeddings are resized in each
+    pass; evaluations have the model's patch size."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="tokens.")
@@ -194,6 +196,9 @@ def _refuse_patch_sizes(config: TokensConfig, model: ModelConfig) -> None:
         "model.masked_patches, whose targets have one size": model.masked_patches,
         "model.position 'relative', which is of one sequence": model.position == "relative",
         "model.position_at 'layers', whose tables have one size": model.position_at == "layers",
+        "model.position 'sincos2d', which counts patches, so that a place has another position with each size": (
+            model.position == "sincos2d"
+        ),
     }
     wrong = [words for words, is_wrong in misfits.items() if is_wrong]
     if wrong:
@@ -208,6 +213,13 @@ def _refuse_patch_sizes(config: TokensConfig, model: ModelConfig) -> None:
         raise UserError(
             f"tokens.patch_sizes is {sizes}; allowed: sizes that divide images of "
             f"{' and '.join(map(str, images))} px: {fitting}"
+        )
+    num_grids = len(config.patch_sizes) * len(images) * (2 if config.whole_steps else 1)
+    if num_grids > _MOST_GRIDS:
+        also = ", with and without all patches" if config.whole_steps else ""
+        raise UserError(
+            f"tokens.patch_sizes is {sizes} with {len(images)} image sizes{also}: {num_grids} numbers of tokens; "
+            f"allowed: {_MOST_GRIDS}, since blocks are compiled for each; give fewer sizes"
         )
 
 

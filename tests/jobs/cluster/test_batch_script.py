@@ -113,10 +113,12 @@ def test_a_summary_has_what_a_reader_checks_first() -> None:
     common = frozenset(line.removeprefix("  ") for line in options)
     assert script_summary(REQUEST, site, besides=common).splitlines()[:3] == [first, command, size]
     sized = ("finetune", "cifar10", "--data.url=d", "--steps", "90", "--flip", "--model.name=vit_l16")
-    planned = script_summary(replace(REQUEST, words=sized), replace(site, gpu_type="H100")).splitlines()[3]
+    costly = ("--optimizer.sam-rho", "0.2", "--tokens.patch-dropout", "0.5", "--teacher.weights", "w")
+    planned = script_summary(replace(REQUEST, words=(*sized, *costly)), replace(site, gpu_type="H100")).splitlines()[3]
     assert planned.endswith(
         "plan cifar10 --gpu h100 --nodes 2 --gpus-per-node 8 --max-time 12 --training.steps 90 "
-        "--training.model.name=vit_l16"
+        "--training.model.name=vit_l16 --training.optimizer.sam-rho 0.2 --training.tokens.patch-dropout 0.5 "
+        "--training.teacher.weights w"
     )
     other = script_summary(REQUEST, replace(site, gpu_type="a100-sxm4-80gb")).splitlines()[3]
     assert other == script_summary(REQUEST, site).splitlines()[3]  # Slurm's name is none of a plan's

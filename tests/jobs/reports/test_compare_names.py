@@ -48,8 +48,8 @@ def test_variants_are_told_apart_from_others(fields: dict[str, Any], label: str)
     assert model_name("vit_b16", plain, others=[plain, variant]) != label
 
 
-def on(*urls: str, part: str = "") -> ScoredOn:
-    return ScoredOn(urls=urls, part=part)
+def on(*urls: str, part: str = "", fingerprint: str = "") -> ScoredOn:
+    return ScoredOn(urls=urls, part=part, fingerprint=fingerprint)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,10 @@ def on(*urls: str, part: str = "") -> ScoredOn:
         ([on("x/a", "x/b", part="5 images held out")], ["a and b, 5 images held out"]),
         ([on("a"), on("a")], ["a", "a"]),
         ([on("")], ["unnamed"]),
+        ([on("s3://b/pets-test", fingerprint="1"), on("data/pets-test/", fingerprint="1")], ["pets-test"] * 2),
+        ([on("b/pets", fingerprint="1"), on("data/pets", fingerprint="2")], ["b/pets", "data/pets"]),
+        ([on("data/pets", fingerprint="1"), on("data/pets")], ["pets", "pets"]),
+        ([on("a", part="10 % held out", fingerprint="1"), on("b", fingerprint="1")], ["a, 10 % held out", "b"]),
     ],
 )
 def test_datasets_have_names_of_their_own(found: list[ScoredOn], names: list[str]) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from jobs.recipes import finetune, pretrain
 from jobs.record import write_record
-from jobs.reports.compare import loss_plots, point_table, render
+from jobs.reports.compare import accuracy_plots, loss_plots, point_table, render
 from jobs.reports.points import Point, gather, point_json, point_of, repeated, told_apart
 from jobs.settings.models import FewshotJob
 from pipeline.evaluation.config import EvaluationConfig, FewshotImages, FewshotInTraining
@@ -151,6 +151,20 @@ def test_losses_are_means_over_columns_and_drawn_by_run(tmp_path: Path) -> None:
         "line-0 dashed",
         "3 more runs not drawn: compare fewer to see them.",
     )
+
+
+def test_accuracies_over_steps_are_drawn_by_dataset_and_equal_ones_are_named(tmp_path: Path) -> None:
+    on = {name: EvaluationConfig(url=f"data/{name}") for name in ("pets-test", "digits-test")}
+    equal = [{"loss": 1.0, "test_accuracy": value} for value in (0.2, 0.4)]
+    written(tmp_path / "a", equal, evaluation=on["pets-test"])
+    written(tmp_path / "b", equal, evaluation=on["pets-test"])
+    written(tmp_path / "c", [*equal[:1], {"loss": 1.0, "test_accuracy": 0.6}], evaluation=on["digits-test"])
+    written(tmp_path / "one score", equal[:1], evaluation=on["pets-test"])
+    digits, pets = accuracy_plots(list(points_in(tmp_path).values()))
+    assert (digits.title, pets.title) == ("Accuracy on digits-test", "Accuracy on pets-test")
+    assert pets.keys == (("line-0", "a"), ("line-1 dashed", "b, equal to a"))
+    assert "a ends at 40; b, equal to a ends at 40." in pets.picture
+    assert digits.keys == (("line-0", "c"),)
 
 
 def test_an_accuracy_is_only_drawn_beside_those_on_the_same_dataset(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from jobs.reports.ls import run_at
+from jobs.reports.run_scores import evaluations_of
 from jobs.reports.worth import (
     COLUMNS,
     CORE_DAYS,
@@ -221,7 +222,7 @@ def test_a_report_begins_with_the_outcome_and_the_confusions(scored: Path, digit
     assert len(rows) == 5
     assert re.match(rf"    {label} +taken for {said} +{count} images? ", rows[0])
     page = (scored / "report.html").read_text()
-    assert "no confusions yet" not in page + ended.output
+    assert "no confusions yet" not in (page + ended.output).lower()
     order = ['<dl class="numbers">', "Most frequent confusions", "Confusion matrix", "Hardest labels", 'id="curves"']
     assert sorted(order, key=page.index) == order
 
@@ -233,8 +234,9 @@ def test_the_newest_evaluation_of_the_runs_own_weights_is_found(scored: Path, tm
     metrics = run_dir / "metrics.jsonl"
     metrics.write_text(metrics.read_text().rstrip().removesuffix("}") + ', "test_accuracy": 0.5}\n')
     ended = patchline("report", str(run_dir))
-    assert "\nno confusions yet: patchline evaluate RUN --data.url URL\n" in ended.output
-    assert "no confusions yet" in (run_dir / "report.html").read_text()
+    said = " ".join(ended.output.replace("\\\n", "").split())
+    assert f"no confusions yet: patchline evaluate {run_dir} --data.url URL" in said
+    assert "No confusions yet" in (run_dir / "report.html").read_text()
     for place, (name, weights) in enumerate(
         (("tuned/old", run_dir), ("tuned/new", run_dir / "weights"), ("tuned/other", scored), ("evaluate/0", run_dir))
     ):
@@ -245,6 +247,8 @@ def test_the_newest_evaluation_of_the_runs_own_weights_is_found(scored: Path, tm
         os.utime(folder / "scores.json", (place, place))
     found = read_scores(run_dir)
     assert (found.dataset, found.weights, found.reasons) == ("evaluate/0", "", ())
+    kept, reasons = evaluations_of(run_dir, step=STEPS)
+    assert ([one.on.urls for one in kept], reasons) == ([("evaluate/0",)], []), "compare shows what report shows"
     for name, next_newest in (("evaluate/0", "tuned/new"), ("tuned/new", "tuned/old")):
         shutil.rmtree(tmp_path / name)
         assert read_scores(run_dir).dataset == next_newest

@@ -61,7 +61,7 @@ def test_an_evaluation_has_every_image_once_over_all_ranks(photos: ImageDataset)
         assert len(batches) == -(-len(photos) // 8)
         for batch, mask in batches:
             assert batch.images.shape == (4, 16, 16, 3)
-            seen += zip(batch.sample_ids.tolist(), batch.labels[:, 0][mask].tolist(), strict=True)
+            seen += zip(batch.sample_ids[mask].tolist(), batch.labels[:, 0][mask].tolist(), strict=True)
     assert sorted(seen) == [(number, photos[number].label) for number in range(len(photos))]
     first, _ = next(photos.evaluation_batches(batch_size=1, image_size=16))
     assert torch.equal(first.images[0].permute(2, 0, 1), photos.to_torch(image_size=16)[0][0])

@@ -422,3 +422,11 @@ def test_more_ranks_than_lanes_are_warned_of(url: str, caplog: pytest.LogCapture
         pass
     (said,) = caplog.messages
     assert said.startswith("3 ranks share 2 lanes, so several ranks read the same bytes; DataConfig(lanes=3) prevents")
+
+
+def test_worker_processes_need_a_repeatable_transform_that_takes_the_fields(url: str) -> None:
+    """They seed the generators of all libraries, but not those that a transform makes for itself."""
+    with pytest.raises(UserError, match="two different results of one sample"):
+        train_samples(**arguments(url, num_steps=4, transform=lambda _: np.random.default_rng().random()))
+    with pytest.raises(UserError, match=r"fields is given without transform, which takes them from sample\.fields"):
+        train_samples(**arguments(url, num_steps=4, fields=("json",)))

@@ -656,6 +656,20 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         {},
         {"patch_sizes": (16, 28), "image_sizes": (160,), "size_steps": (9,)},
     ).says("tokens.patch_sizes is (16, 28); allowed: sizes that divide images of 160 and 224 px: 1, 2, 4, 8, 16, 32"),
+    row("patch sizes of sines", fewer_tokens, {"position": "sincos2d"}, {"patch_sizes": (16, 32)}).says(
+        "tokens.patch_sizes is (16, 32) with model.position 'sincos2d', which counts patches, so that a place has "
+        "another position with each size; allowed: Transformers without a ResNet that take grids of any size; leave "
+        "out --tokens.patch-sizes"
+    ),
+    row(
+        "too many grids",
+        fewer_tokens,
+        {"image_size": 240},
+        {"patch_sizes": (8, 10, 12, 15, 16, 20, 24), "image_sizes": (240, 240, 240), "size_steps": (2, 4, 6)},
+    ).says(
+        "tokens.patch_sizes is (8, 10, 12, 15, 16, 20, 24) with 4 image sizes: 28 numbers of tokens; allowed: 24, "
+        "since blocks are compiled for each; give fewer sizes"
+    ),
     row("patch sizes of a hybrid", fewer_tokens, {"name": "r26_vit_s32"}, {"patch_sizes": (16, 32)}).says(
         "tokens.patch_sizes is (16, 32) with model.name 'r26_vit_s32', whose patches are not pixels of the image but "
         "cells of a ResNet; allowed: Transformers without a ResNet that take grids of any size; leave out "

@@ -150,18 +150,27 @@ def test_shorter_runs_draw_the_same_sizes_and_tiny_models_none() -> None:
     assert smoke(JOB).tokens == TokensConfig()
 
 
-@pytest.mark.long
-def test_a_run_is_the_same_on_any_topology_and_after_a_kill(digits_url: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param((), id="one rank"),
+        pytest.param(
+            (("--micro-batch", "4", "--engine.zero-stage", "3"), ()), id="and two ranks", marks=pytest.mark.long
+        ),
+    ],
+)
+def test_a_run_is_the_same_on_any_topology_and_after_a_kill(
+    digits_url: str, tmp_path: Path, others: tuple[tuple[str, ...], ...]
+) -> None:
     """Micro-batches, ranks and a ZeRO stage change results to rounding. A continuation changes no bit."""
-    whole, other, third, again = (tmp_path / name for name in ("whole", "other", "third", "again"))
+    whole, again = tmp_path / "whole", tmp_path / "again"
     options = ("--engine.precision", "fp32", "--tokens.patch-sizes", "4", "8", "16")
-    parts = ("--micro-batch", "4", "--engine.zero-stage", "3")
-    for run_dir, num_ranks, more in ((whole, 1, ()), (other, 2, parts), (third, 2, ())):
-        words = pretrain_words(digits_url, run_dir, *options, *more)
-        assert run(words, num_ranks=num_ranks, log_dir=tmp_path) == exit_codes.DONE
-    expected = list(losses(whole).values())
-    assert list(losses(other).values()) == pytest.approx(expected, rel=1e-4)
-    assert list(losses(third).values()) == pytest.approx(expected, rel=1e-4)
+    assert run(pretrain_words(digits_url, whole, *options), num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+    for number, more in enumerate(others):
+        words = pretrain_words(digits_url, tmp_path / str(number), *options, *more)
+        assert run(words, num_ranks=2, log_dir=tmp_path) == exit_codes.DONE
+        found = list(losses(tmp_path / str(number)).values())
+        assert found == pytest.approx(list(losses(whole).values()), rel=1e-4)
 
     shutil.copytree(whole, again)
     (again / "DONE").unlink()

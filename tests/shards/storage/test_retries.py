@@ -5,6 +5,7 @@ import pickle
 import random
 from functools import partial
 from operator import setitem
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from shards.errors import StorageError
 from shards.storage.retries import ReadStoppedError, RequestRetries, RetryBudget, RetryConfig, backoff_seconds
 from shards.storage.s3 import PIECE_BYTES
+from shards.store import open_store
 
 
 @given(failures=st.integers(1, 1000), draw=st.floats(0, 1))
@@ -202,7 +204,7 @@ def test_another_outage_is_waited_for_again(between: str) -> None:
         assert "the deadline is 120 s" in given_up(time.attempts(retries))
         assert time.now - began > 100
         if between == "bytes of another read":
-            retries.received()
+            retries.silence.received()
         else:
             time.now += 61
 
@@ -250,6 +252,11 @@ def test_retries_travel_to_workers_without_their_lock() -> None:
     retries = pickle.loads(pickle.dumps(RetryBudget(RetryConfig(budget_reserve=7.0))))  # noqa: S301
     assert retries.config.budget_reserve == 7.0
     assert retries.spend()
+
+
+def test_a_store_of_a_folder_travels_to_workers(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    assert pickle.loads(pickle.dumps(store)) == store  # noqa: S301
 
 
 def test_a_stopped_read_says_what_had_come() -> None:

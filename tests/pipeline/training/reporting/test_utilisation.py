@@ -12,6 +12,7 @@ from jobs.recipes.pretrain import digits_smoke
 from pipeline.models import unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.planning.step_time import flops_at
+from pipeline.training.gradients import drawn_patch
 from pipeline.training.reporting.utilisation import (
     NUM_WINDOWS,
     SLOW_FACTOR,
@@ -25,6 +26,7 @@ from pipeline.training.reporting.utilisation import (
     nominal_peak,
 )
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
+from pipeline.training.settings.tokens import TokensConfig
 from pipeline.training.zero.optimizer import freeze
 from pipeline.training.zero.step_times import StepTimes
 from tests.rigs.processes import one_world
@@ -53,6 +55,19 @@ def test_values_of_a_line() -> None:
         flops_at(JOB, 0) * 64 / (0.5 * 2 * utilisation.measured_peak)
     )
     assert found["time/step"] > 0
+
+
+def test_operations_of_a_line_are_of_the_patch_sizes_that_its_steps_drew() -> None:
+    sizes = (4, 8, 16)
+    job = replace(JOB, tokens=TokensConfig(patch_sizes=sizes), log_every_steps=3)
+    drawn = [drawn_patch(step, seed=job.seed, patch_sizes=sizes) for step in range(9)]
+    assert len(set(drawn)) > 1
+    utilisation = Utilisation(job, one_world(), StepTimes())
+    utilisation.nominal_peak = 1e12
+    for first in (0, 3, 6):
+        steps = [flops_at(job, step, patch=drawn[step]) for step in range(first, first + 3)]
+        found = utilisation.values(1.0, step=first + 3)["perf/mfu"]
+        assert found == pytest.approx(sum(steps) / 3 * job.global_batch / 1e12, rel=1e-6)
 
 
 def test_a_known_nominal_peak_comes_first() -> None:
