@@ -344,7 +344,7 @@ def read_scores(run_dir: Path) -> ScoreSheet:
     """Reads the newest evaluation in RUN/scores. If there is none, reads the newest evaluation of this run's weights in
     a nearby folder (see `evaluation_folders`). The result is empty if there is none either."""
     try:
-        folder, *_ = [*evaluation_folders(run_dir), None]
+        folder = next(iter(evaluation_folders(run_dir)), None)
     except OSError as error:
         return ScoreSheet(reasons=(f"{SCORES_FOLDER} cannot be read: {error.strerror or error}",))
     if folder is None:

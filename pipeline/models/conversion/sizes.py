@@ -113,7 +113,7 @@ class TransformerShapes(Declared):
 
     @property
     def num_class_tokens(self) -> int:
-        """As `ModelConfig.num_class_tokens`."""
+        """The number of tokens before the registers: class token and distillation token."""
         return self.class_token + self.distillation_token
 
     def side(self, where: str, name: str) -> tuple[int, bool]:
