@@ -136,7 +136,7 @@ def main() -> None:
         runs = runs_with_tokens(num_steps)
     else:
         one = Run(name="teacher", recipe="teacher", num_steps=round(TEACHER_EPOCHS * NUM_IMAGES / small().global_batch))
-        train(one, arguments, seed=0)
+        train(one, arguments, seed=0, threads=arguments.at_once)
         runs = runs_with_teachers(num_steps, folder(one, arguments, seed=0) / "weights")
     each = [(run, seed) for seed in range(arguments.seeds) for run in runs]
     with ThreadPoolExecutor(arguments.at_once) as pool:
@@ -151,13 +151,13 @@ def folder(run: Run, arguments: argparse.Namespace, *, seed: int) -> Path:
     return runs / f"{run.name.replace(' ', '-')}-{seed}"
 
 
-def train(run: Run, arguments: argparse.Namespace, *, seed: int) -> None:
-    """Trains a run of an arm on one thread, or continues it."""
+def train(run: Run, arguments: argparse.Namespace, *, seed: int, threads: int = 1) -> None:
+    """Trains a run of an arm, or continues it."""
     say(f"{run.name}, seed {seed}: {run.num_steps} steps")
     data = (f"--data.url={arguments.data}", f"--evaluation.url={arguments.data}-test")
     every = f"--evaluation.every-steps={-(-run.num_steps // EVALUATIONS)}"
     where = f"--run-dir={folder(run, arguments, seed=seed)}"
-    few = ("--threads=1", f"--seed={seed}", f"--steps={run.num_steps}", every, where)
+    few = (f"--threads={threads}", f"--seed={seed}", f"--steps={run.num_steps}", every, where)
     patchline(("pretrain", f"{__file__}:{run.recipe}", *data, *few, *run.more))
 
 
