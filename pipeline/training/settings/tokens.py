@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from pipeline.models.config import ModelConfig
+from pipeline.models.config import ModelConfig, fixed_patches
 from pipeline.training.settings.schedule import MOST_STEPS
 from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
@@ -191,17 +191,7 @@ def _refuse_patch_sizes(config: TokensConfig, model: ModelConfig) -> None:
     if not config.patch_sizes:
         return
     sizes = shown_value(config.patch_sizes)
-    misfits = {
-        f"model.name {model.name!r}, whose patches are not pixels of the image but cells of a ResNet": model.resnet,
-        "model.masked_patches, whose targets have one size": model.masked_patches,
-        "model.position 'relative', which is of one sequence": model.position == "relative",
-        "model.position_at 'layers', whose tables have one size": model.position_at == "layers",
-        "model.position 'sincos2d', which counts patches, so that a place has another position with each size": (
-            model.position == "sincos2d"
-        ),
-    }
-    wrong = [words for words, is_wrong in misfits.items() if is_wrong]
-    if wrong:
+    if wrong := fixed_patches(model):
         raise UserError(
             f"tokens.patch_sizes is {sizes} with {'; '.join(wrong)}; allowed: Transformers without a ResNet that take "
             "grids of any size; leave out --tokens.patch-sizes"
