@@ -278,7 +278,7 @@ STAGES = {
         examples=(
             "import ViT-B_16.npz --out weights/vit_b16",
             "import hf_folder --out weights/hf --image-size 384",
-            "import runs/digits/weights --out weights/digits-16 --patch 16",
+            "import runs/digits --out weights/digits-16 --patch 16",
         ),
     ),
     "export": Stage(
