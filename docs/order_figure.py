@@ -15,7 +15,8 @@ NUM_BLOCKS, SAMPLES_A_BLOCK = 8, 4
 LANES, WINDOW_BLOCKS, SEED = 2, 2, 4
 BATCH, STEPS, RANKS = 6, 6, (1, 2, 3)
 
-WIDTH, HEIGHT = 800, 548  # as in the SVG; shown narrower, the ids are hard to read
+WIDTH, HEIGHT = 800, 548  # as in the SVG
+WORDS, SMALL = 18, 15  # sizes of text, which a telephone shows at half of them
 CELL, LEFT, RIGHT = 21.5, 20.0, 780.0
 BATCH_CELL, BATCH_LEFT = 18.4, 44.0
 BATCH_WIDTH = BATCH * BATCH_CELL + 4  # with a gap of 4 between its lanes
@@ -68,10 +69,10 @@ def draw(shown: Example, path: Path) -> None:
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDTH), ylim=(HEIGHT, 0))
     axes.set_axis_off()
     headings = {
-        "packed": "As packed: 8 blocks of 4 samples. A block is consecutive in its tar and fetched by one range read.",
-        "permuted": "Each epoch permutes the blocks and cuts them into 2 lanes, each with windows of 2 blocks.",
+        "packed": "As packed: 8 blocks of 4 samples, each one range read of its tar.",
+        "permuted": "Each epoch permutes the blocks: 2 lanes, each with windows of 2 blocks.",
         "shuffled": "The samples of each window are shuffled.",
-        "batch": "Each batch of 6 takes the next 3 samples of each lane; the last one here continues into epoch 1.",
+        "batch": "Each batch of 6 takes 3 samples of each lane; the last reaches epoch 1.",
     }
     for number, (row, text) in enumerate(headings.items(), start=1):
         _say(axes, LEFT, ROWS[row] - 24, f"{number}  {text}")
@@ -79,7 +80,7 @@ def draw(shown: Example, path: Path) -> None:
     _draw_batches(axes, shown)
     _draw_ranks(axes)
     legend = "Colour: block. Number: sample. Dashed: epoch 1, with its own permutations."
-    _say(axes, BATCH_LEFT, HEIGHT - 18, legend, size=11)
+    _say(axes, BATCH_LEFT, HEIGHT - 18, legend, size=SMALL)
     figure.savefig(path, format="svg", metadata={"Date": None, "Title": "The sample order, from shards to ranks"})
 
 
@@ -131,18 +132,18 @@ def _draw_batches(axes: Any, shown: Example) -> None:
 def _draw_ranks(axes: Any) -> None:
     """Each rank's slice of the batches above, for several numbers of ranks."""
     top = ROWS["batch"]
-    _say(axes, LEFT, top + 62, "5  Ranks take equal slices of every batch: the same batch for any number of ranks.")
+    _say(axes, LEFT, top + 62, "5  Ranks take equal slices of each batch: the same batch for all R.")
     for line, num_ranks in enumerate(RANKS):
         y = top + 80 + line * 27
-        _say(axes, LEFT - 6, y + 10, f"R={num_ranks}", size=11)
+        _say(axes, LEFT - 14, y + 10, f"R={num_ranks}", size=SMALL)
         for step in range(STEPS):
             for rank in range(num_ranks):
                 x = _batch_left(step) + rank * BATCH_WIDTH / num_ranks
                 width = BATCH_WIDTH / num_ranks - 2
                 box = Rectangle((x + 1, y), width, 20, facecolor="#eef2f7", edgecolor=FAINT, linewidth=0.8)
                 axes.add_patch(box)
-                text = f"rank {rank}" if width > 45 else f"{rank}"
-                _say(axes, x + 1 + width / 2, y + 10, text, size=10.5, anchor="center")
+                text = f"rank {rank}" if width > 50 else f"{rank}"
+                _say(axes, x + 1 + width / 2, y + 10, text, size=SMALL, anchor="center")
 
 
 def _block(sample_id: int) -> int:
@@ -182,7 +183,7 @@ def _cell(axes: Any, at: tuple[float, float], size: float, sample_id: int, *, gi
     box.set_linestyle((0, (2.2, 1.4)) if dashed else "-")
     axes.add_patch(box)
     ink = "white" if colour in WHITE_TEXT_ON else INK
-    text = axes.text(at[0] + size / 2, at[1] + size / 2, str(sample_id), color=ink, fontsize=11, ha="center")
+    text = axes.text(at[0] + size / 2, at[1] + size / 2, str(sample_id), color=ink, fontsize=0.7 * size, ha="center")
     text.set(va="center_baseline", gid=gid)
 
 
@@ -195,7 +196,7 @@ def _band(
     axes.add_patch(Polygon(corners, closed=True, facecolor=colour, alpha=alpha, linewidth=0, zorder=0))
 
 
-def _say(axes: Any, x: float, y: float, text: str, *, size: float = 12.5, anchor: str = "left") -> None:
+def _say(axes: Any, x: float, y: float, text: str, *, size: float = WORDS, anchor: str = "left") -> None:
     said = axes.text(x, y, text, color=INK, fontsize=size, ha=anchor, va="center_baseline")
     if anchor == "left":  # bands run behind the headings
         said.set_bbox({"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 2})

@@ -275,7 +275,11 @@ STAGES = {
         field="path",
         takes_file=True,
         required=("--path", "--out"),
-        examples=("import ViT-B_16.npz --out weights/vit_b16", "import hf_folder --out weights/hf --image-size 384"),
+        examples=(
+            "import ViT-B_16.npz --out weights/vit_b16",
+            "import hf_folder --out weights/hf --image-size 384",
+            "import runs/digits --out weights/digits-16 --patch 16",
+        ),
     ),
     "export": Stage(
         summary="export a run's weights to .npz, timm or Hugging Face",

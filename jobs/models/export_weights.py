@@ -60,8 +60,8 @@ __all__ = ["ExportJob", "run"]
 @dataclass(frozen=True, kw_only=True)
 class Exported:
     """What was written: the name, the format and the model. `num_parameters`: the number of parameters of the whole
-    model. `is_changed`: whether the head or the resolution differs from that of the original weights, so that their
-    scores do not apply."""
+    model. `is_changed`: whether the head, the resolution or the patch size differs from that of the original weights,
+    so that their scores do not apply."""
 
     name: str
     written: Format
@@ -235,7 +235,7 @@ def _evaluation(exported: Exported, training: Training | None) -> str:
     if training is None or (training.point.accuracy is None and not training.point.fewshot):
         return "The run was not scored.\n"
     if exported.is_changed:
-        return "Not known: the head or the resolution was changed after the run.\n"
+        return "Not known: the head, the resolution or the patch size was changed after the run.\n"
     point, job = training.point, training.job
     rows = []
     if point.accuracy is not None:

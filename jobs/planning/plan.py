@@ -98,7 +98,7 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
         ("parameters", f"{cost.num_parameters:,} ({head})"),
         ("forward, per image", _flops_of_forward(cost.forward_flops)),
         ("training, per image", f"{_flops_of_training(cost.train_flops)} ({passes})"),
-        *([("fewer tokens", said)] if (said := _fewer_tokens(job, cost)) else []),
+        *([("tokens while training", said)] if (said := _tokens_while_training(job, cost)) else []),
         ("steps", f"{cost.num_steps:,} of {training.global_batch:,} images"),
         ("epochs", _epochs(job, cost)),
         ("images seen", f"{cost.num_images_seen:,}"),
@@ -107,9 +107,9 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
     ]
 
 
-def _fewer_tokens(job: PlanJob, cost: Cost) -> str:
-    """Returns the patches of an image in each phase of the run, for each size that they may have, and what fewer of
-    them save; empty if all steps have all patches, of one size, of images of one size."""
+def _tokens_while_training(job: PlanJob, cost: Cost) -> str:
+    """Returns the patches of an image in each phase of the run, for each size that they may have, and the operations of
+    all steps relative to whole images. Empty if all steps have all patches, of one size, of images of one size."""
     training = job.training
     if training.tokens == TokensConfig():
         return ""

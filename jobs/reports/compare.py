@@ -40,6 +40,7 @@ _COLUMNS = (
 _LOSS = "loss"  # its axis may be logarithmic
 _MOST_SHOTS = 4  # at most this many plots of few-shot accuracy
 _MOST_DIFFERING = 24  # at most this many settings are listed
+_DASH = 10  # pixels of a line that each of several equal curves has in turn
 _ALIKE = 1.01  # a line goes through the mean of points whose x differ by at most this factor
 log = logging.getLogger(__name__)
 _NAME, _MOST_POINTS, _MOST_NOTES, _MOST_SAID = "compare.html", 2000, 3, 6
@@ -346,8 +347,8 @@ def accuracy_plots(points: Sequence[Point]) -> list[CurvePlot]:
 
 
 def _plot(drawn: Sequence[tuple[Point, Sequence[tuple[int, float]]]], *, title: str, what: str) -> CurvePlot:
-    """Draws curves over steps or, if batch sizes differ, over images. Of equal curves, the later ones are dashed, so
-    that all can be seen."""
+    """Draws curves over steps or, if batch sizes differ, over images. Equal curves take turns along their line, so that
+    all can be seen: the first is whole, and each later one lies on it with dashes of its own."""
     shown, num_left = drawn[:_MOST_RUNS], max(0, len(drawn) - _MOST_RUNS)
     of_images = len({one.global_batch for one, _ in shown}) > 1
     lines = [[(step * (one.global_batch if of_images else 1), y) for step, y in curve] for one, curve in shown]
@@ -365,11 +366,17 @@ def _plot(drawn: Sequence[tuple[Point, Sequence[tuple[int, float]]]], *, title: 
             margin=0.05,
         ),
     )
-    styles, names = [], []
+    styles, names, curves = [], [], []
     for at, ((one, _), line) in enumerate(zip(shown, lines, strict=True)):
         equal = lines.index(line)
-        is_dashed = at >= NUM_COLOURS or equal < at
-        styles.append(f"line-{at % NUM_COLOURS}{' dashed' if is_dashed else ''}")
+        colour, dashed = f"line-{at % NUM_COLOURS}", f"line-{at % NUM_COLOURS} dashed"
+        styles.append(dashed if at >= NUM_COLOURS or equal < at else colour)
+        if equal < at:
+            turn, num_turns = lines[:at].count(line), lines.count(line)
+            dashes = f"stroke-dasharray:{_DASH} {_DASH * (num_turns - 1)};stroke-dashoffset:-{_DASH * turn}"
+            curves.append(f'<g style="{dashes}">{frame.line(line, f"joined {colour}")}</g>')
+        else:
+            curves.append(frame.line(line, f"joined {styles[-1]}"))
         seeds = " (its first seed)" if one.num_runs > 1 else ""
         names.append(f"{one.name}{seeds}" + (f", equal to {shown[equal][0].name}" if equal < at else ""))
     ends = "; ".join(f"{name} ends at {number(line[-1][1])}" for name, line in zip(names, lines, strict=True))
@@ -377,7 +384,7 @@ def _plot(drawn: Sequence[tuple[Point, Sequence[tuple[int, float]]]], *, title: 
         title=title,
         picture=frame.svg(
             f"{title} over {x_name}: {ends}.",
-            [frame.line(line, f"joined {style}") for line, style in zip(lines, styles, strict=True)],
+            curves,
         ),
         keys=tuple(zip(styles, names, strict=True)),
         words=f"{plural(num_left, 'more run')} not drawn: compare fewer to see them." if num_left else "",

@@ -143,11 +143,12 @@ class WeightsJob:
 
 @dataclass(frozen=True, kw_only=True)
 class ImportJob(Hints, Change):
-    """Weights of another library, and facts that their file does not contain."""
+    """Weights to convert or to change, and facts that their file does not contain."""
 
     path: str = ""
     """Weights to import: a published .npz file (vision_transformer's, big_vision's or big_transfer's), a timm or
-    Hugging Face folder, or a bare .safetensors, .bin, .pth, .pth.tar, .pt or .ckpt file."""
+    Hugging Face folder, a run (RUN) or its weights folder, or a bare .safetensors, .bin, .pth, .pth.tar, .pt or .ckpt
+    file."""
     out: str = WeightsJob.out
     labels_file: str = ""
     """File with one class name per line, in the order of their ids; empty: the names in the weights, else numbers."""

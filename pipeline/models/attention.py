@@ -61,6 +61,7 @@ _MATH = "math"
 _TAG = "; attention "
 _KEPT_UP_TO, _EQUAL_UP_TO = 1.05, 1.02  # multiples of the fastest time: measurements of one kernel differ by as much
 _WARM_UP_ROUNDS, _ROUNDS, _PASSES = 1, 5, 4
+_MOST_VARIANTS = 64
 _held, _used = ExitStack(), [""]
 
 
@@ -104,6 +105,7 @@ def kernel_seconds(
     device: torch.device,
     layer: Layer | None = None,
     is_compiled: bool = False,
+    num_rounds: int = _ROUNDS,
 ) -> float | str:
     """Times a forward and a backward pass of what a layer computes between its two products, by the kernel `name`. q, k
     and v have the `shape` [B, h, N, d] and are views of one product, [B, N, 3 x h x d]. Its gradient is one tensor of
@@ -111,7 +113,7 @@ def kernel_seconds(
 
     Returns the median seconds, or a text that says why the kernel cannot be used. `layer`: makes the attention of a
     model's layer, with its masks and norms; None: `attend` alone. `is_compiled`: whether to time attention as in a
-    compiled block.
+    compiled block. `num_rounds`: the rounds of which the median is taken; 1 finds out whether the kernel can be used.
     """
     batch, heads, tokens, width = shape
     size = batch, tokens, 3 * heads * width
@@ -129,7 +131,7 @@ def kernel_seconds(
     compute = between_products
     try:
         with _chosen(name, device, [] if backend is None else [backend]):
-            for number in range(1 + _WARM_UP_ROUNDS + _ROUNDS):
+            for number in range(1 + _WARM_UP_ROUNDS + num_rounds):
                 # The first pass is not compiled, so that PyTorch's own error says why a kernel cannot be used.
                 if number == 1 and is_compiled:
                     key_caches_by_kernel(name)
@@ -257,8 +259,16 @@ def _compiled_flex(device: torch.device) -> Callable[..., Any]:
 
     if device.type != "cuda":
         return flex_attention
+    allow_variants()
     compiled: Callable[..., Any] = torch.compile(flex_attention, dynamic=False)
     return compiled
+
+
+def allow_variants() -> None:
+    """Lets torch compile up to 64 variants of one function in this process. It compiles 8 by default, and runs others
+    uncompiled, with a warning. A run's steps may have 24 numbers of tokens (settings/tokens.py), stochastic depth and
+    evaluations need variants of their own, and a hybrid's ResNet has units of more than 8 shapes."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_VARIANTS)
 
 
 def _time(device: torch.device) -> float:

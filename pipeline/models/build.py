@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from pipeline.models.attention import kernel_in_use, key_caches_by_kernel
+from pipeline.models.attention import allow_variants, kernel_in_use, key_caches_by_kernel
 from pipeline.models.config import ModelConfig
 from pipeline.models.resnet import BasicPreActivationUnit, BiT, HybridResNet, PostActivationUnit, PreActivationUnit
 from pipeline.models.vit import Block, ViT
@@ -27,7 +27,6 @@ _TRUNCATED_STD = 0.87962566103423978
 # Standard deviations of DINOv2 and DeiT. Equal registers would have equal gradients and stay equal.
 _TOKEN_STDS: Mapping[str, float] = {"registers": 1e-6, "distillation_token": 0.02}
 Model = ViT | BiT
-_MOST_VARIANTS = 64
 _DRAWS = frozenset({torch.Tensor.normal_, nn.init.kaiming_uniform_, nn.init.uniform_})
 
 
@@ -159,9 +158,7 @@ def compile_blocks(
     attention for the backward pass (residuals.py).
     """
     key_caches_by_kernel(kernel_in_use())
-    # torch compiles at most 8 variants of one function and runs the others uncompiled, with a warning. All units of a
-    # ResNet are one function, and a hybrid has more than 8 shapes of them.
-    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_VARIANTS)
+    allow_variants()
     options: dict[str, Any] = {}
     of_blocks: dict[str, Any] = {}  # in addition, for Transformer blocks
     if backend == "inductor":

@@ -520,6 +520,21 @@ def num_masked_outputs(target: MaskedTarget, *, side: int) -> int:
     return MEAN_COLOURS * (PARTS_PER_SIDE**2 if target == "parts" else 1)
 
 
+def fixed_patches(config: ModelConfig) -> list[str]:
+    """Returns the settings that tie a model to patches of one size, each with the reason, as words for a message. Empty
+    if the kernel and the positions can be resized without training."""
+    reasons = {
+        f"model.name {config.name!r}, whose patches are not pixels of the image but cells of a ResNet": config.resnet,
+        "model.masked_patches, whose targets have one size": config.masked_patches,
+        "model.position 'relative', which is of one sequence": config.position == "relative",
+        "model.position_at 'layers', whose tables have one size": config.position_at == "layers",
+        "model.position 'sincos2d', which counts patches, so that a place has another position with each size": (
+            config.position == "sincos2d"
+        ),
+    }
+    return [words for words, is_so in reasons.items() if is_so]
+
+
 def without_masked_patches(config: ModelConfig) -> ModelConfig:
     """Returns the configuration of the same model as a classifier of images. Its head must be replaced."""
     return replace(config, masked_patches=False, masked_target="mean", masked_share=0.5)

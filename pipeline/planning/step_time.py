@@ -6,7 +6,7 @@ launches as many operations as before. Strong scaling ends where these two outwe
 assumed: `engine.overlap` sends gradients during the backward pass, but its gain has not been measured.
 
     compute images per rank x operations per image / (MFU x nominal operations)
-    host the time by which launching a micro-batch takes longer than its operations
+    host the time by which launching a micro-batch takes longer than its operations, the mean over the run's steps
     communication    (R - 1) / R x bytes / bus bandwidth, twice for sums over ranks, and the latency of each collective
 
 The host's time is that of an eager model: what the forward and backward pass take for each tensor of weights, and what
@@ -158,14 +158,20 @@ def step_time(
     """Returns the time of a job's step if its batch is divided by `plan`. The job's precision and number of classes
     must be decided.
 
-    `train_flops`: the operations per image, without recomputed ones."""
+    `train_flops`: the operations per image, without recomputed ones, as the mean over all steps. Steps with other
+    image or patch sizes wait for the host for different times, of which `host` is the mean."""
     num_passes = job.optimizer.passes_per_step
-    flops = train_flops / num_passes * computed_share(job)
-    of_pass = plan.micro_batch * flops / (speed.mfu * gpu.teraflops * 1e12)
+
+    def seconds_of_pass(flops: float) -> float:
+        return plan.micro_batch * flops / num_passes * computed_share(job) / (speed.mfu * gpu.teraflops * 1e12)
+
     launched = speed.host * host_seconds(job, num_ranks=plan.num_ranks)
+    kinds = _kinds_of_steps(job)
+    others = train_flops - sum(share * flops for share, flops in kinds)  # a teacher's, the same in each step
+    waits = sum(share * max(0.0, launched - seconds_of_pass(flops + others)) for share, flops in kinds)
     return StepTime(
-        compute=num_passes * plan.accumulation * of_pass,
-        host=num_passes * plan.accumulation * max(0.0, launched - of_pass),
+        compute=num_passes * plan.accumulation * seconds_of_pass(train_flops),
+        host=num_passes * plan.accumulation * waits,
         communication=_communication(job, plan, network.bus_bandwidth(gpu, plan.num_ranks)),
     )
 
@@ -198,6 +204,17 @@ def flops_of_steps(job: TrainingJob, num_steps: int) -> int:
         total += (end - begin) * flops_at(job, begin)
         begin = end
     return total
+
+
+def _kinds_of_steps(job: TrainingJob) -> list[tuple[float, int]]:
+    """Returns the operations of one image, as `flops_at`, in each kind of step, with the share of the run's steps that
+    are of this kind. Steps of one phase that draw the same patch size are of one kind."""
+    found, begin, patches = [], 0, job.tokens.patch_sizes or (None,)
+    for phase in job.phases:
+        share = (phase.end - begin) / job.steps / len(patches)
+        found += [(share, flops_at(job, begin, patch=patch)) for patch in patches]
+        begin = phase.end
+    return found
 
 
 def computed_share(job: TrainingJob) -> float:

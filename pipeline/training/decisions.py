@@ -16,6 +16,7 @@ a shorter run.
 """
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,18 +31,21 @@ from pipeline.data.evaluation import label_map
 from pipeline.data.training_data import TrainingData
 from pipeline.models.attention import (
     BY_NAME_ALONE,
+    FLEX,
     KERNELS,
     best_kernel,
     kernel_seconds,
     use_kernel,
 )
 from pipeline.models.build import compile_fault
+from pipeline.models.config import ModelConfig
 from pipeline.models.vit import AttentionAlone
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.host import Bf16
 from pipeline.ranks.world import World, set_defaults
 from pipeline.training.fitting.fit import Budget, agreed_fit, agreed_recomputation, with_recomputed
 from pipeline.training.settings.job import EngineConfig, TrainingJob
+from pipeline.training.settings.tokens import sizes_of_steps
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.gradient_check import check_gradients, checks_gradients, overlaps
 from shards.class_names import near_equal
@@ -281,8 +285,9 @@ def with_attention(
     """Returns the job with its attention kernel decided, and makes this process use that kernel. "auto" stays "auto" on
     CPUs, for ResNets and for deterministic runs. The job's precision must be decided. `is_compiled`: whether the blocks
     are compiled. `record`: the record of the checkpoint to continue, if there is one; "auto" keeps its kernel if that
-    is still about as fast as the fastest. Raises UserError if a rank's device or the model does not allow the kernel
-    that the job names. Collective."""
+    is still about as fast as the fastest. A kernel must support each number of tokens that the run's steps and its
+    evaluations have. Raises UserError if a rank's device or the model does not allow the kernel that the job names.
+    Collective."""
     wanted, model = job.engine.attention, job.model
     if world.device.type != "cuda":
         if wanted != "auto":
@@ -293,21 +298,25 @@ def with_attention(
     # A deterministic run cannot depend on measured times, which differ from start to start.
     if model.is_bit or (wanted == "auto" and job.engine.deterministic):
         return job
-    densest = job.with_most_tokens  # another kernel may be faster for larger patches, which take little time
-    height, width = densest.model.grid
-    num_stay = densest.phases[0].num_stay  # and in the last steps, which have all patches
-    num_tokens = model.num_prefix_tokens + (height * width if num_stay is None else num_stay)
-    num_tokens = max(densest.model.grid) if model.attention == "axial" else num_tokens
-    num_images, num_heads = max(1, _TRIED_TOKENS // num_tokens), model.size.num_heads
-    shape = (num_images, num_heads, num_tokens, model.size.width // num_heads)
-    dtype = torch.bfloat16 if job.engine.precision == "bf16" else torch.float32
+    sized, num_tokens = _lengths_of(job)
+    num_heads, dtype = model.size.num_heads, torch.bfloat16 if job.engine.precision == "bf16" else torch.float32
+
+    def tried(name: str, num_tokens: int, **how: Any) -> float | str:
+        shape = max(1, _TRIED_TOKENS // num_tokens), num_heads, num_tokens, model.size.width // num_heads
+        layer = partial(AttentionAlone, sized[num_tokens])
+        return kernel_seconds(name, shape, dtype=dtype, device=world.device, layer=layer, **how)
+
+    def seconds_or_fault(name: str) -> float | str:
+        """Times the kernel for the usual number of tokens, and tries it for the others, at which a step would fail or
+        take another kernel. flex is not tried for these: it supports any number, and takes long to compile."""
+        for other in sized if name != FLEX else ():
+            if other != num_tokens and isinstance(fault := tried(name, other, num_rounds=1), str):
+                return f"{other} tokens: {fault}"
+        return tried(name, num_tokens, is_compiled=is_compiled)
+
     # Measuring should take two seconds at most, but compiling flex takes longer.
     names = [name for name in KERNELS if name not in BY_NAME_ALONE] if wanted == "auto" else [wanted]
-    layer = partial(AttentionAlone, densest.model)
-    found = {
-        name: kernel_seconds(name, shape, dtype=dtype, device=world.device, layer=layer, is_compiled=is_compiled)
-        for name in names
-    }
+    found = {name: seconds_or_fault(name) for name in names}
     seconds = {name: each for name, each in found.items() if not isinstance(each, str)}
     why = "; ".join(each for each in found.values() if isinstance(each, str))
     # Ranks may measure differently, or not have a kernel. All ranks take rank 0's choice among the kernels that all
@@ -316,20 +325,38 @@ def with_attention(
     shared = [name for name in names if all(name in each["seconds"] for each in of_ranks)]
     if not shared:
         rank, lacking = min(enumerate(of_ranks), key=lambda each: len(each[1]["seconds"]))
+        lengths = " or ".join(map(str, sorted(sized)))
         raise UserError(
-            f"engine.attention is {wanted!r}, which the GPU of rank {rank} cannot compute for {shape[2]} tokens of "
-            f"{shape[1]} heads of width {shape[3]} in {job.engine.precision} ({lacking['why']}); allowed: auto, or "
-            "another kernel"
+            f"engine.attention is {wanted!r}, which the GPU of rank {rank} cannot compute for {lengths} tokens of "
+            f"{num_heads} heads of width {model.size.width // num_heads} in {job.engine.precision} "
+            f"({lacking['why']}); allowed: auto, or another kernel"
         )
     recorded = recorded_kernel(record or {})
     best = best_kernel({name: of_ranks[0]["seconds"][name] for name in shared}, recorded=recorded)
     if world.is_first:
+        num_images = max(1, _TRIED_TOKENS // num_tokens)
         said = ", ".join(f"{name} {1000 * each:.3g} ms" for name, each in seconds.items())
         before = f"; the checkpoint has {recorded}" if recorded else ""
-        log.info("attention by %s (engine.attention %s%s; %d images: %s)", best, wanted, before, shape[0], said)
+        log.info("attention by %s (engine.attention %s%s; %d images: %s)", best, wanted, before, num_images, said)
     use_kernel(best)
     torch.cuda.empty_cache()  # the kernel "math" may have taken gigabytes
     return replace(job, engine=replace(job.engine, attention=best))  # type: ignore[arg-type]  # one of KERNELS
+
+
+def _lengths_of(job: TrainingJob) -> tuple[dict[int, ModelConfig], int]:
+    """Returns the numbers of tokens of one attention in a run's steps and evaluations, each with the model at the image
+    and patch size that has it, and the number for which a kernel is chosen: that of the smallest patches that steps
+    draw, since larger ones take little time, and of the run's first part if patches are left out."""
+
+    def length(num_patches: int, model: ModelConfig) -> int:
+        return max(model.grid) if model.attention == "axial" else model.num_prefix_tokens + num_patches
+
+    sizes = sizes_of_steps(job.tokens, job.model, num_steps=job.steps)
+    in_evaluations = math.prod(job.model.grid), job.model
+    sized = {length(num_patches, model): model for num_patches, model in (in_evaluations, *sizes.items())}
+    densest = job.with_most_tokens
+    num_stay = densest.phases[0].num_stay
+    return sized, length(math.prod(densest.model.grid) if num_stay is None else num_stay, densest.model)
 
 
 def recorded_kernel(record: Mapping[str, Any]) -> str:

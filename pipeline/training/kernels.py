@@ -15,7 +15,6 @@ from pipeline.models.attention import (
     kernels_seen,
 )
 from pipeline.models.build import Model, checkpoint_blocks, compile_blocks
-from pipeline.models.config import ModelConfig
 from pipeline.models.float8 import float8_fault, use_float8
 from pipeline.models.fused_mlp import fuse_mlps, fused_mlp_fault
 from pipeline.models.recompute import recompute_selectively
@@ -26,7 +25,7 @@ from pipeline.training.settings.job import EngineConfig, TrainingJob
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
-_MOST_LOOKS = 3  # the most steps that are watched
+_MOST_LOOKS = 3  # the most steps that are watched, beside one for each patch size that steps draw
 
 
 def watches_kernel(job: TrainingJob, world: World) -> bool:
@@ -37,12 +36,13 @@ def watches_kernel(job: TrainingJob, world: World) -> bool:
 class KernelWatch:
     """Finds out which kernel computes attention in a run's steps, and writes it into `engine`, a part of the
     checkpoint's record. The compiler's cache may hold blocks with another kernel than the chosen one. The first step in
-    which nothing is compiled decides, or else the third step, because tracing a block for the compiler calls kernels,
-    too."""
+    which nothing is compiled decides, because tracing a block for the compiler calls kernels, too. If each of the first
+    steps compiles, the third one decides, or a later one if steps draw their patch sizes, each of which is compiled in
+    the first step that draws it."""
 
-    def __init__(self, engine: dict[str, Any], model: ModelConfig, world: World) -> None:
-        self._engine, self._model, self._world = engine, model, world
-        self._looks_left = _MOST_LOOKS
+    def __init__(self, engine: dict[str, Any], job: TrainingJob, world: World) -> None:
+        self._engine, self._model, self._world = engine, job.model, world
+        self._looks_left = _MOST_LOOKS + len(job.tokens.patch_sizes)
 
     @contextmanager
     def step(self) -> Iterator[None]:

@@ -207,8 +207,8 @@ def test_every_stage_has_help(stage: str) -> None:
 @pytest.mark.parametrize(
     ("stage", "flags"),
     [
-        ("import", ("--path", "--out", "--image-size", "--new-head", "--gelu", "--labels-file")),
-        ("export", ("--path", "--out", "--format", "--image-size")),
+        ("import", ("--path", "--out", "--image-size", "--patch", "--new-head", "--gelu", "--labels-file")),
+        ("export", ("--path", "--out", "--format", "--image-size", "--patch")),
         ("weights", ("--run", "--out", "--step", "--best", "--raw", "--labels-file", "--overwrite")),
         ("verify", ("--deep",)),
         ("index", ("--index-url",)),

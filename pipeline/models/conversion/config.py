@@ -24,6 +24,9 @@ class Change:
 
     image_size: Annotated[int, Range(1, MOST_PIXELS)] | None = None
     """Image size in pixels that position embeddings are resampled for; none: unchanged."""
+    patch: Annotated[int, Range(1, MOST_PIXELS)] | None = None
+    """Patch size in pixels that a Vision Transformer's kernel is resized for, and its position embeddings are resampled
+    for, as in a training step that draws this size (tokens.patch_sizes); none: unchanged."""
     num_classes: Annotated[int, Range(1, MOST_CLASSES)] | None = None
     """Classes of the new head; none: the old head's number."""
     new_head: bool = False

@@ -1,4 +1,4 @@
-"""Changes weights (another image size, another head) and writes them in any of the formats that are supported here."""
+"""Changes weights (another image size, patch size or head) and writes them in any supported format."""
 
 import logging
 from dataclasses import replace
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from pipeline.models.build import shapes_of
-from pipeline.models.config import ModelConfig, without_masked_patches
+from pipeline.models.config import ModelConfig, fixed_patches, without_masked_patches
 from pipeline.models.conversion import timm
 from pipeline.models.conversion.config import Change, Format
 from pipeline.models.conversion.hugging_face import save_hugging_face
@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName]:
     """Returns the model after the change, and its tensors. Raises UserError if the change does not fit the weights."""
     config = weights.config
-    _refuse_impossible(config, change)
     num_classes = config.num_classes if change.num_classes is None else change.num_classes
     if not num_classes:
         hidden = (
@@ -44,9 +43,13 @@ def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName
             f"{weights.where!r} has no head ({HEAD[0]} is not there); give --new-head --num-classes K for one of zeros"
             f"{hidden}"
         )
+    classifier = without_masked_patches(config) if change.new_head else config
+    _refuse_impossible(weights, classifier, change)
+    keeps_patches = change.patch is None or change.patch == config.size.patch
     target = replace(
-        without_masked_patches(config) if change.new_head else config,
+        classifier,
         image_size=config.image_size if change.image_size is None else change.image_size,
+        patch=config.patch if keeps_patches else change.patch,
         num_classes=num_classes,
         representation=config.representation and not change.new_head,
         head_bias=0.0 if change.new_head else config.head_bias,
@@ -66,7 +69,10 @@ def changed(weights: Weights, change: Change) -> tuple[ModelConfig, TensorByName
         initial=lambda name: torch.zeros(shapes[name]),
         new_head=change.new_head,
         mode=change.resample,
+        resize_patches=not keeps_patches,
     )
+    if not keeps_patches:
+        log.info("patches of %d px: the kernel is resized, from %d px", target.size.patch, config.size.patch)
     return target, tensor
 
 
@@ -151,9 +157,22 @@ def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
             )
 
 
-def _refuse_impossible(config: ModelConfig, change: Change) -> None:
-    """Raises UserError for values that no model can have; the message names the flags."""
-    size, stride = change.image_size, 1 if config.is_bit else config.stride
+def _refuse_impossible(weights: Weights, config: ModelConfig, change: Change) -> None:
+    """Raises UserError for values that the model `config`, which the weights become, cannot have. The message names the
+    flags."""
+    if change.patch is not None and (wrong := fixed_patches(config)):
+        raise UserError(
+            f"--patch is {change.patch}, but {weights.where!r} has {'; '.join(wrong)}; allowed: Transformers without a "
+            "ResNet that take grids of any size; leave out --patch"
+        )
+    size, stride = change.image_size, change.patch or (1 if config.is_bit else config.stride)
+    if size is None and change.patch and config.image_size % change.patch:
+        lower = config.image_size // stride * stride
+        sizes = " or ".join(str(fitting) for fitting in (lower, lower + stride) if fitting)
+        raise UserError(
+            f"--patch is {change.patch}, which does not divide images of {config.image_size} px; take a size that "
+            f"does, or give --image-size {sizes}, too"
+        )
     if size is not None and size < stride:
         raise UserError(f"--image-size is {size}; allowed: multiples of {stride} (px), from {stride} on")
     if size is not None and size % stride:

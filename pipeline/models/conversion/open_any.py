@@ -57,7 +57,8 @@ OUR_MARKS = ("embed.patch.weight", "conv_root.weight")
 
 
 def open_any(path: str, hints: Hints) -> Weights:
-    """Opens the weights at `path`: an .npz file, a folder of ours, timm's or Hugging Face's, or a bare file of tensors.
+    """Opens the weights at `path`: an .npz file, a run, a folder of ours, timm's or Hugging Face's, or a bare file of
+    tensors.
 
     The format follows from the file's name, its config.json and the names of its tensors. Raises UserError if none
     matches.
@@ -203,6 +204,8 @@ def _refuse_other_pixels(path: Path, *, trained: str, usual: PixelRange) -> None
 
 def _open_folder(folder: Path, hints: Hints) -> Weights:
     if not (folder / CONFIG_FILE).is_file():
+        if (folder / "weights" / CONFIG_FILE).is_file():  # a run
+            return _open_ours(str(folder), hints)
         raise UserError(
             f"no {CONFIG_FILE} in {str(folder)!r}; give a folder of ours, timm's or Hugging Face's, or a file"
         )

@@ -12,7 +12,14 @@ from pipeline.models.config import ModelConfig, ModeOrNone
 from pipeline.ranks.environment import MOST_SECONDS, TimeLimits
 from pipeline.shared_settings import ClassWeights, Device, LossName
 from pipeline.training.settings.schedule import MOST_STEPS, ScheduleConfig, refuse_long_schedule
-from pipeline.training.settings.tokens import TokenPhase, TokensConfig, phases_of, refuse_for_tokens, with_patch
+from pipeline.training.settings.tokens import (
+    TokenPhase,
+    TokensConfig,
+    phases_of,
+    refuse_for_tokens,
+    sizes_of_steps,
+    with_patch,
+)
 from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 from shards.output.quantities import plural
@@ -154,7 +161,7 @@ class EngineConfig:
     compute capability 9.0 and more, in bf16."""
     cuda_graphs: bool = False
     """Launch the kernels of each compiled block together, as a CUDA graph, which saves time if a GPU has few images.
-    For GPUs, compiled blocks and micro-batches of one size."""
+    For GPUs, compiled blocks, and micro-batches and numbers of tokens of one size."""
     reduce_bucket: Annotated[int, Range(1)] = 50_000_000
     """Gradient elements that ZeRO reduces at once, at least those of a block (with DeepSpeed's default of 5e8, ViT-H/14
     would have a single bucket and nothing to overlap); on a CPU at most MOST_ON_CPU."""
@@ -491,6 +498,8 @@ class TrainingJob:
                 "engine.skip_branches, whose blocks compute another number of images in each step; allowed: one "
                 "number, as a graph has: give --engine.no-skip-branches, or --engine.no-cuda-graphs"
             )
+        if self.engine.cuda_graphs:
+            self._refuse_graphs_of_sizes()
         if self.data.mixup.binary_targets and self.loss != "sigmoid":
             raise UserError(
                 f"data.mixup.binary_targets is on with loss {self.loss!r}, whose targets add up to 1; give --loss "
@@ -612,6 +621,19 @@ class TrainingJob:
                 "engine.skip_branches, whose blocks compute another number of images in each step, for each of which "
                 "this kernel would be built anew; allowed: one number: give --engine.no-skip-branches, or "
                 "--engine.attention auto"
+            )
+
+    def _refuse_graphs_of_sizes(self) -> None:
+        """Raises UserError if steps have several numbers of tokens, each of which would keep CUDA graphs of its own."""
+        sizes = sizes_of_steps(self.tokens, self.model, num_steps=self.steps)
+        if len(sizes) > 1:
+            changing = [name for name in ("patch_sizes", "image_sizes", "whole_steps") if getattr(self.tokens, name)]
+            given = " and ".join(f"tokens.{name} {shown_value(getattr(self.tokens, name))}" for name in changing)
+            flags = " and ".join(f"--tokens.{name.replace('_', '-')}" for name in changing)
+            raise UserError(
+                f"engine.cuda_graphs is on with {given}: steps have {len(sizes)} numbers of patches, each with graphs "
+                f"of its own, whose memory no plan counts; allowed: one number: leave out {flags}, or give "
+                "--engine.no-cuda-graphs"
             )
 
     def _refuse_for_fused_mlp(self) -> None:

@@ -19,14 +19,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from pipeline.models.config import ModelConfig
+from pipeline.models.config import ModelConfig, fixed_patches
 from pipeline.training.settings.schedule import MOST_STEPS
 from shards.config_values import Range, refuse_wrong_values, shown_value
 from shards.errors import UserError
 
 _MOST_PIXELS = 16_384
-_MOST_GRIDS = 24  # torch compiles 64 variants at most (build.py), and stochastic depth and evaluation need more of each
-_MOST_PATCH_SIZES = 16  # each is compiled once for each image size, and torch compiles 64 variants at most (build.py)
+_MOST_GRIDS = 24  # torch compiles 64 variants (models/attention.py); stochastic depth and evaluation need more of each
+_MOST_PATCH_SIZES = 16  # each is compiled once for each image size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +101,17 @@ def models_of(config: TokensConfig, model: ModelConfig) -> tuple[ModelConfig, ..
     """Returns the model with each of the patch sizes that a step may draw; the model alone if all steps have its own.
     A step costs what it costs with such a model, but the weights are always those of the model itself."""
     return tuple(with_patch(model, patch) for patch in config.patch_sizes) or (model,)
+
+
+def sizes_of_steps(config: TokensConfig, model: ModelConfig, *, num_steps: int) -> dict[int, ModelConfig]:
+    """Returns the numbers of patches of an image that the steps of a run have, each with the model at the image and
+    patch size of such a step."""
+    found = {}
+    for each in models_of(config, model):
+        for phase in phases_of(config, each, num_steps=num_steps):
+            num_patches = num_patches_at(phase.image_size, each) if phase.num_stay is None else phase.num_stay
+            found[num_patches] = replace(each, image_size=phase.image_size)
+    return found
 
 
 def with_patch(model: ModelConfig, patch: int | None) -> ModelConfig:
@@ -191,17 +202,7 @@ def _refuse_patch_sizes(config: TokensConfig, model: ModelConfig) -> None:
     if not config.patch_sizes:
         return
     sizes = shown_value(config.patch_sizes)
-    misfits = {
-        f"model.name {model.name!r}, whose patches are not pixels of the image but cells of a ResNet": model.resnet,
-        "model.masked_patches, whose targets have one size": model.masked_patches,
-        "model.position 'relative', which is of one sequence": model.position == "relative",
-        "model.position_at 'layers', whose tables have one size": model.position_at == "layers",
-        "model.position 'sincos2d', which counts patches, so that a place has another position with each size": (
-            model.position == "sincos2d"
-        ),
-    }
-    wrong = [words for words, is_wrong in misfits.items() if is_wrong]
-    if wrong:
+    if wrong := fixed_patches(model):
         raise UserError(
             f"tokens.patch_sizes is {sizes} with {'; '.join(wrong)}; allowed: Transformers without a ResNet that take "
             "grids of any size; leave out --tokens.patch-sizes"

@@ -297,7 +297,7 @@ def test_averaged_weights_have_only_their_own_accuracy(tmp_path: Path) -> None:
 def test_a_model_that_was_changed_has_no_scores_of_the_run(tmp_path: Path) -> None:
     training = of_a_run(tmp_path, {"test_accuracy": 0.5}, evaluation=EvaluationConfig(url="d/test"))
     card = card_text(replace(EXPORTED, is_changed=True), training)
-    assert "Not known: the head or the resolution was changed after the run." in card
+    assert "Not known: the head, the resolution or the patch size was changed after the run." in card
     assert "model-index" not in front_matter(card)
     assert "50.00" not in card
 

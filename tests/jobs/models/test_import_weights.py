@@ -39,13 +39,21 @@ def test_a_file_becomes_a_folder(job: ImportJob, tmp_path: Path) -> None:
     assert read_record(tmp_path / "run" / "job.yaml", stage="import", kind=ImportJob) == job
 
 
-def test_image_size_head_and_names_change_on_the_way(job: ImportJob, tmp_path: Path) -> None:
+def test_sizes_head_and_names_change_on_the_way(job: ImportJob, tmp_path: Path) -> None:
     (tmp_path / "names").write_text("cat\ndog\n")
     names = str(tmp_path / "names")
-    assert run(replace(job, image_size=24, new_head=True, num_classes=2, labels_file=names)) == 0
+    assert run(replace(job, image_size=24, patch=8, new_head=True, num_classes=2, labels_file=names)) == 0
     weights = open_weights(job.out)
+    assert weights.config.grid == (3, 3)
     assert (weights.config.image_size, weights.config.num_classes, weights.labels) == (24, 2, ("cat", "dog"))
     assert not weights.tensor("head.weight").any()
+
+
+def test_a_run_stands_for_its_weights(job: ImportJob, tmp_path: Path) -> None:
+    """As for all commands that take weights: `import RUN --patch 8` needs no /weights."""
+    run(replace(job, out=str(tmp_path / "run" / "weights")))
+    assert run(ImportJob(path=str(tmp_path / "run"), out=str(tmp_path / "out"), patch=8)) == 0
+    assert open_weights(str(tmp_path / "out")).config == replace(CONFIG, patch=8)
 
 
 def test_names_that_do_not_fit_the_head_are_dropped_with_a_warning(

@@ -241,17 +241,22 @@ def test_a_class_token_that_fills_one_more_tile_is_named(changed: dict[str, Any]
             "each step draws patches of 16, 28 or 32 px; up to step 10,000: 224 px, 196 of 196, 64 of 64 or 49 of 49 "
             "patches: 0.53 times the operations of whole images in patches of 16 px",
         ),
+        (
+            TokensConfig(patch_sizes=(8, 16, 32)),
+            "each step draws patches of 8, 16 or 32 px; up to step 10,000: 224 px, 784 of 784, 196 of 196 or 49 of 49 "
+            "patches: 1.90 times the operations of whole images in patches of 16 px",
+        ),
     ],
 )
-def test_fewer_tokens_make_training_cheaper(tokens: TokensConfig, said: str) -> None:
+def test_tokens_while_training_and_what_they_cost(tokens: TokensConfig, said: str) -> None:
     model = ModelConfig(name="vit_b16", image_size=224)
     job = replace(JOB, training=replace(JOB.training, model=model, steps=10_000, tokens=tokens))
     cost = cost_of(job.training, num_images=9, num_classes=1000, days=7)
     rows = dict(rows_of(job, cost))
-    assert rows["fewer tokens"].startswith(said)
+    assert rows["tokens while training"].startswith(said)
     assert cost.total_exaflops == pytest.approx(cost.train_flops * 10_000 * job.training.global_batch / 1e18)
     without = replace(job.training, tokens=TokensConfig())
-    assert "fewer tokens" not in dict(rows_of(replace(job, training=without), cost))
+    assert "tokens while training" not in dict(rows_of(replace(job, training=without), cost))
 
 
 def test_a_recipe_without_a_class_token_is_named_where_there_is_one() -> None:

@@ -2,6 +2,7 @@
 the further scores of a run on other datasets and from `patchline fewshot`."""
 
 import json
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -165,6 +166,19 @@ def test_accuracies_over_steps_are_drawn_by_dataset_and_equal_ones_are_named(tmp
     assert pets.keys == (("line-0", "a"), ("line-1 dashed", "b, equal to a"))
     assert "a ends at 40; b, equal to a ends at 40." in pets.picture
     assert digits.keys == (("line-0", "c"),)
+
+
+def test_each_of_several_equal_curves_can_be_seen(tmp_path: Path) -> None:
+    """Later curves lie on earlier ones, so each leaves some of the line to every other."""
+    for name in "abc":
+        written(tmp_path / name, [{"loss": 2.0}, {"loss": 1.0}])
+    (plot,) = loss_plots(list(points_in(tmp_path).values()))
+    dashes = re.findall(r"<g style=\"stroke-dasharray:(\d+) (\d+);stroke-dashoffset:-(\d+)\"><polyline", plot.picture)
+    on = [set(range(int(start), int(start) + int(length))) for length, _, start in dashes]
+    period, *others = {int(length) + int(gap) for length, gap, _ in dashes}
+    assert (len(on), others) == (2, []), "the first of the three is whole, and lies below"
+    assert not on[0] & on[1]
+    assert on[0] | on[1] < set(range(period))
 
 
 def test_an_accuracy_is_only_drawn_beside_those_on_the_same_dataset(tmp_path: Path) -> None:

@@ -384,6 +384,13 @@ def test_flex_computes_attention(monkeypatch: pytest.MonkeyPatch) -> None:
         assert attention._computes == [attention._by_pytorch]
 
 
+def test_flex_is_compiled_for_all_numbers_of_tokens_that_steps_may_have() -> None:
+    """By default, torch compiles 8 and runs the others uncompiled, with all scores in memory."""
+    with torch._dynamo.config.patch(recompile_limit=8):
+        attention._compiled_flex(torch.device("cuda"))
+        assert torch._dynamo.config.recompile_limit >= 2 * 24
+
+
 @pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize("name", ["math", "flash"])
 def test_a_named_kernel_computes_attention(name: str) -> None:

@@ -125,6 +125,20 @@ def test_a_compiled_layer_is_one_graph() -> None:
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_one_compiled_layer_takes_sequences_of_changing_length(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a run that draws its patch sizes. On a CPU, where only what is around the kernel is tried."""
+    layer, lengths = Attention(TINY), (17, 5, 65, 17)
+    inputs = [torch.randn(2, num_tokens, 24, requires_grad=True) for num_tokens in lengths]
+    expected = [torch.autograd.grad(layer(z).square().sum(), [z, *layer.parameters()]) for z in inputs]
+    monkeypatch.setattr(attention, "_computes", [by_operator(name)])
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True, dynamic=False)
+    for z, gradients in zip(inputs, expected, strict=True):
+        found = torch.autograd.grad(compiled(z).square().sum(), [z, *layer.parameters()])
+        for one, other in zip(found, gradients, strict=True):
+            torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("name", "missing"), [("flash3", "flash_attn_interface"), ("cudnn_packed", "cudnn")])
 def test_what_is_missing_is_said(name: str, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kernel_seconds(name, (2, 3, 5, 8), dtype=torch.float32, device=CPU) == f"{name} is a kernel for GPUs"

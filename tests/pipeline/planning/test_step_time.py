@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from jobs.recipes.paper_jft import vit_h14_jft
+from pipeline.models import ModelConfig
 from pipeline.planning.step_time import (
     EIGHT_A_NODE,
     ENGINE_SECONDS,
@@ -21,7 +22,9 @@ from pipeline.planning.step_time import (
     host_seconds,
     step_time,
 )
-from pipeline.training.settings.job import OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.schedule import ScheduleConfig
+from pipeline.training.settings.tokens import TokensConfig
 from pipeline.training.zero.batch_plan import plan_batch
 
 FLOPS = 1.0039e12  # of an image of ViT-H/14
@@ -106,6 +109,40 @@ def test_the_gpu_waits_for_the_host_when_its_share_is_small() -> None:
     found = step_on(512)
     assert found.host == pytest.approx(host_seconds(job_of(), num_ranks=512) - found.compute)
     assert found.seconds == found.compute + found.host + found.communication
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        pytest.param(TokensConfig(patch_sizes=(8, 24, 48)), id="patches that are drawn"),
+        pytest.param(TokensConfig(image_sizes=(48,), size_steps=(30,)), id="small images first"),
+        pytest.param(TokensConfig(image_sizes=(48,), size_steps=(30,), patch_sizes=(8, 24, 48)), id="both"),
+    ],
+)
+def test_each_kind_of_step_waits_for_the_host_on_its_own(tokens: TokensConfig) -> None:
+    """Large patches leave the GPU waiting, although a step of the mean size would not."""
+    sizes = [(30, 48), (10, 240)] if tokens.image_sizes else [(40, 240)]
+    alone = TrainingJob(
+        model=ModelConfig(name="vit_b16", image_size=240, patch=8),
+        steps=40,
+        global_batch=64,
+        schedule=ScheduleConfig(warmup_steps=0),
+        engine=EngineConfig(precision="bf16"),
+    )
+    plan = plan_batch(64, micro_batch=32, num_ranks=1, lanes=64)
+
+    def step_of(job: TrainingJob) -> StepTime:
+        flops, speed = flops_of_steps(job, job.steps) / job.steps, Speed(mfu=0.28)
+        return step_time(job, plan, gpu=GPUS["h100"], network=EIGHT_A_NODE, train_flops=flops, speed=speed)
+
+    waits = []
+    for num_steps, size in sizes:
+        patches = tokens.patch_sizes or (8,)
+        of_sizes = [replace(alone, model=replace(alone.model, image_size=size, patch=patch)) for patch in patches]
+        waits += num_steps * [sum(step_of(job).host for job in of_sizes) / len(of_sizes)]
+    found = step_of(replace(alone, tokens=tokens))
+    assert found.host == pytest.approx(sum(waits) / 40)
+    assert found.host > step_of(alone).host
 
 
 def test_stage_3_is_slower_on_many_ranks() -> None:

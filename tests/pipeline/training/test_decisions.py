@@ -26,6 +26,8 @@ from pipeline.training.decisions import Undecided, choose_precision, decide_engi
 from pipeline.training.fitting.fit import Budget, with_recomputed
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.kernels import KernelWatch
+from pipeline.training.settings.job import TrainingJob
+from pipeline.training.settings.tokens import TokensConfig
 from pipeline.training.zero.batch_plan import plan_batch
 from tests.rigs.processes import Ended, one_world, patchline, program, run_ranks
 from tests.rigs.training import pretrain_words
@@ -112,6 +114,7 @@ def test_bf16_is_obeyed_where_it_is_slow_with_one_warning(digits_url: str, run_d
 MODEL = ModelConfig(
     name="vit_b16", image_size=32, num_classes=5, depth=2, width=24, mlp_width=40, num_heads=3, pooling="attention"
 )
+JOB = TrainingJob(model=MODEL)
 IMAGES = torch.zeros(2, 32, 32, 3, dtype=torch.uint8)
 
 
@@ -122,7 +125,7 @@ def test_a_checkpoint_records_the_kernel_that_ran(
     """Whatever was chosen: a cache may have given the process another one."""
     monkeypatch.setattr(kernels, "kernel_in_use", lambda: chosen)
     engine: dict[str, Any] = {"attention": chosen}
-    watch, model = KernelWatch(engine, MODEL, one_world()), build_model(MODEL).train()
+    watch, model = KernelWatch(engine, JOB, one_world()), build_model(MODEL).train()
     backend = SDPBackend.FLASH_ATTENTION if ran == "flash" else SDPBackend.MATH
     with caplog.at_level(logging.INFO), sdpa_kernel(backend), watch.step():
         model(IMAGES).sum().backward()
@@ -137,7 +140,7 @@ def test_a_checkpoint_records_the_kernel_that_ran(
 
 def test_it_is_looked_at_in_a_step_in_which_nothing_is_traced_and_no_trace_is_taken() -> None:
     engine: dict[str, Any] = {}
-    watch, model = KernelWatch(engine, MODEL, one_world()), build_model(MODEL).train()
+    watch, model = KernelWatch(engine, JOB, one_world()), build_model(MODEL).train()
     torch.compiler.reset()
     compile_blocks(model, backend="aot_eager")
     besides: tuple[AbstractContextManager[Any], ...] = (nullcontext(), profile(), nullcontext())
@@ -145,6 +148,20 @@ def test_it_is_looked_at_in_a_step_in_which_nothing_is_traced_and_no_trace_is_ta
         assert engine == {}, number
         with beside, watch.step():
             model(IMAGES).sum().backward()
+    assert engine == {"attention": "flash"}
+
+
+def test_steps_of_new_patch_sizes_do_not_decide() -> None:
+    """Each compiles, so that what its trace calls would be taken for what ran."""
+    engine: dict[str, Any] = {}
+    job, model = replace(JOB, tokens=TokensConfig(patch_sizes=(4, 8, 16, 32))), build_model(MODEL).train()
+    watch = KernelWatch(engine, job, one_world())
+    torch.compiler.reset()
+    compile_blocks(model, backend="aot_eager")
+    for patch in (4, 16, 8, 32, 16):
+        assert engine == {}, patch
+        with watch.step():
+            model(IMAGES, patch=patch).sum().backward()
     assert engine == {"attention": "flash"}
 
 

@@ -854,6 +854,25 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     ),
     *(
         row(
+            f"graphs of several numbers of tokens: {given}",
+            refusals,
+            {"engine": EngineConfig(cuda_graphs=True), "tokens": tokens},
+        ).says(
+            f"engine.cuda_graphs is on with {given}: steps have 2 numbers of patches, each with graphs of its own, "
+            f"whose memory no plan counts; allowed: one number: leave out {flags}, or give --engine.no-cuda-graphs"
+        )
+        for tokens, given, flags in (
+            (TokensConfig(patch_sizes=(16, 32)), "tokens.patch_sizes (16, 32)", "--tokens.patch-sizes"),
+            (
+                TokensConfig(image_sizes=(160,), size_steps=(9,)),
+                "tokens.image_sizes (160,)",
+                "--tokens.image-sizes",
+            ),
+            (TokensConfig(patch_dropout=0.5, whole_steps=9), "tokens.whole_steps 9", "--tokens.whole-steps"),
+        )
+    ),
+    *(
+        row(
             f"{kernel} for a number of images that varies",
             refusals,
             {"engine": EngineConfig(attention=kernel), "model": ModelConfig(name="vit_b16", stochastic_depth=0.2)},

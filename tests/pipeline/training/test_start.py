@@ -13,6 +13,7 @@ import torch
 from jobs.recipes.finetune import digits_48
 from jobs.recipes.pretrain import digits_smoke
 from pipeline.models import ModelConfig, build_model
+from pipeline.models.attention import Layer
 from pipeline.models.build import initial_tensor
 from pipeline.models.positions import resample_position_embeddings
 from pipeline.models.weights.folder import save_weights
@@ -20,6 +21,7 @@ from pipeline.runs.starts import StartTimes
 from pipeline.training import decisions, kernels, start
 from pipeline.training.prepare import Prepared, starting_weights
 from pipeline.training.settings.job import EngineConfig, InitialConfig, TrainingJob
+from pipeline.training.settings.tokens import TokensConfig
 from pipeline.training.zero.batch_plan import BatchPlan
 from shards.errors import UserError, WillNotSucceedError
 from tests.rigs.processes import one_world
@@ -237,6 +239,50 @@ def test_the_fastest_kernel_of_attention_is_used_by_all_ranks(
     assert decided("auto") == "math", "the faster ones are not tried"
     assert [decided(name) for name in by_name] == by_name
     assert used == ["efficient", "math", "math", "math", *by_name]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "others"),
+    [
+        pytest.param(TokensConfig(patch_sizes=(4, 16)), {17, 5}, id="patches of 4 and 16 px, and 8 px in evaluations"),
+        pytest.param(
+            TokensConfig(image_sizes=(16, 24), size_steps=(10, 20), patch_sizes=(4, 8)),
+            {37, 17, 10, 5},
+            id="smaller images",
+        ),
+        pytest.param(TokensConfig(patch_dropout=0.5, whole_steps=9), {17}, id="all patches at the end"),
+    ],
+)
+def test_a_kernel_must_support_each_number_of_tokens(
+    tokens: TokensConfig, others: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a step fails late in the run, or takes another kernel, which the run then reports as a wrong one."""
+    tried = list[tuple[str, int]]()
+    cannot: set[tuple[str, int]] = {("cudnn", min(others)), ("cudnn_packed", max(others))}
+
+    def seconds(name: str, shape: tuple[int, ...], *, layer: Layer, **_: object) -> float | str:
+        tried.append((name, shape[2]))
+        layer()(torch.zeros(3, 1, *shape[1:]))
+        return "none of this length" if (name, shape[2]) in cannot else {"cudnn": 1e-3}.get(name, 2e-3)
+
+    monkeypatch.setattr(decisions, "kernel_seconds", seconds)
+    monkeypatch.setattr(decisions, "use_kernel", lambda _: None)
+    monkeypatch.setattr(decisions, "gather_json", lambda value, **_: [value])
+    world = replace(one_world(), device=torch.device("cuda"))
+
+    def decided(asked: str) -> str:
+        job = replace(with_classes(digits_smoke()), tokens=tokens)
+        job = replace(job, engine=EngineConfig(attention=cast("Any", asked), precision="bf16"))
+        return decisions.with_attention(job, world).engine.attention
+
+    assert decided("auto") == "flash", "the second fastest"
+    first = 9 if tokens.patch_dropout else 65
+    assert {num_tokens for name, num_tokens in tried if name == "flash"} == {first, *others}
+    with pytest.raises(UserError, match=rf"'cudnn_packed', which .* \({max(others)} tokens: none of this length\)"):
+        decided("cudnn_packed")
+    tried.clear()
+    assert decided("flex") == "flex"
+    assert tried == [("flex", first)], "it takes any number, and long to compile"
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,40 @@ def test_another_image_size_resamples_by_mode(tmp_path: Path, mode: Mode) -> Non
     assert open_any(str(tmp_path / "w.npz"), Hints()).config.image_size == 24
 
 
+@pytest.mark.parametrize("patch", [2, 8, 16])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({}, id="learned positions"),
+        pytest.param({"position": "learned_2d"}, id="positions of rows and columns"),
+        pytest.param({"position": "none", "pooling": "average"}, id="no positions"),
+        pytest.param({"position": "learned_rope2d", "num_heads": 3, "rotary_grid": 4}, id="rotary positions"),
+        pytest.param({"position_at": "layers_shared"}, id="positions added at each layer"),
+        pytest.param({"registers": 2, "distillation_token": True}, id="further tokens"),
+        pytest.param({"attention": "axial", "pooling": "average"}, id="axial attention"),
+    ],
+)
+def test_weights_for_other_patches_compute_what_a_training_pass_computes(
+    tmp_path: Path, fields: dict[str, Any], patch: int
+) -> None:
+    weights, size = weights_of(replace(VIT, **fields), tmp_path), 2 * VIT.image_size
+    config, tensor = changed(weights, Change(patch=patch, image_size=size))
+    assert config == replace(weights.config, patch=patch, image_size=size)
+    save_weights(tmp_path / "changed", config=config, labels=LABELS, tensor=tensor)
+    with torch.no_grad():
+        expected = filled_model(weights)(IMAGES, patch=patch)
+        found = filled_model(open_weights(str(tmp_path / "changed")))(IMAGES)
+    assert float(expected.std()) > 0.01
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_weights_for_their_own_patches_stay_as_they_are(tmp_path: Path) -> None:
+    weights = weights_of(replace(VIT, name="vit_ti16", patch=None), tmp_path)
+    config, tensor = changed(weights, Change(patch=16))
+    assert config == weights.config
+    assert all(torch.equal(tensor(name), weights.tensor(name)) for name in weights.shapes)
+
+
 @pytest.mark.parametrize("config", [VIT, AVERAGE, REPRESENTATION, HYBRID, BIT])
 def test_a_new_head_is_zero_and_the_hidden_layer_goes_with_the_old(tmp_path: Path, config: ModelConfig) -> None:
     target, tensor = changed(weights_of(config, tmp_path), Change(new_head=True, num_classes=7))

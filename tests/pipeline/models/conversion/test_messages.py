@@ -217,8 +217,8 @@ def npz_file_called_otherwise(folder: Path, written: Format) -> None:
     save_as(written, folder / "w", config=VIT, labels=(), tensor=tensors_of(random_model(VIT)))
 
 
-def changed_to(folder: Path, change: Change) -> None:
-    changed(weights_of(VIT, folder), change)
+def changed_to(folder: Path, change: Change, config: ModelConfig = VIT) -> None:
+    changed(weights_of(config, folder), change)
 
 
 def pooler_without_a_head(folder: Path) -> None:
@@ -872,6 +872,38 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
     ),
     row("no grid", changed_to, Change(image_size=18)).says(
         "--image-size is 18, not a multiple of the patch (4 px); take 16 or 20"
+    ),
+    row("images that are not whole patches", changed_to, Change(patch=3)).says(
+        "--patch is 3, which does not divide images of 16 px; take a size that does, or give --image-size 15 or 18, too"
+    ),
+    row("patches larger than the images", changed_to, Change(patch=20)).says(
+        "--patch is 20, which does not divide images of 16 px; take a size that does, or give --image-size 20, too"
+    ),
+    row("both sizes, which do not fit", changed_to, Change(patch=8, image_size=20)).says(
+        "--image-size is 20, not a multiple of the patch (8 px); take 16 or 24"
+    ),
+    *(
+        row(f"{name} in patches of another size", changed_to, Change(patch=8), config).says(
+            f"--patch is 8, but 'DIR/w' has {why}; allowed: Transformers without a ResNet that take grids of any size; "
+            "leave out --patch"
+        )
+        for name, config, why in (
+            (
+                "a hybrid",
+                HYBRID,
+                "model.name 'vit', whose patches are not pixels of the image but cells of a ResNet",
+            ),
+            (
+                "sines",
+                ModelConfig(**TINY | {"position": "sincos2d"}),
+                "model.position 'sincos2d', which counts patches, so that a place has another position with each size",
+            ),
+            (
+                "positions at each layer",
+                ModelConfig(**TINY | {"position_at": "layers"}),
+                "model.position_at 'layers', whose tables have one size",
+            ),
+        )
     ),
     row("a pooler without a head", pooler_without_a_head).says(
         "'DIR/model.safetensors' has no head (head.weight is not there); give --new-head --num-classes K for one "
