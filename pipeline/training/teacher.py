@@ -10,7 +10,8 @@ Without a teacher, the mean of both heads' logits learns the labels, as when Dei
 mode; timm's deit.py).
 
 The teacher is no part of the engine: each rank has all its weights, whatever the ZeRO stage, and computes them without
-gradients. A host reads the file once from its disk, and its page cache serves the other ranks.
+gradients, once in each step: the second pass of SAM takes the logits of the first (gradients.py). A host reads the file
+once from its disk, and its page cache serves the other ranks.
 """
 
 import hashlib
@@ -24,6 +25,7 @@ import torch.nn.functional as F  # noqa: N812
 from pipeline.models.build import Model
 from pipeline.models.config import ModelConfig
 from pipeline.models.flops import forward_flops, num_parameters
+from pipeline.models.loss import classification_loss
 from pipeline.models.weights.folder import Weights, filled_model, refuse_no_head
 from pipeline.ranks.world import World
 from pipeline.training.kernels import set_up_blocks
@@ -34,7 +36,6 @@ from shards.errors import UserError
 from shards.output.quantities import short_count
 
 log = logging.getLogger(__name__)
-_FP32 = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +53,6 @@ class Teacher:
     def forward_flops(self) -> int:
         """The operations of its forward pass, per image."""
         return forward_flops(self.config)
-
-    @property
-    def num_bytes(self) -> int:
-        """The most bytes that its weights take on a device."""
-        return _FP32 * num_parameters(self.config)
 
     def on(self, world: World, job: TrainingJob, *, is_compiled: bool) -> "Teacher":
         """Returns the teacher on this rank's device, in the job's precision, which must be decided."""
@@ -96,10 +92,38 @@ def distilled_loss(logits_BK: torch.Tensor, teacher_BK: torch.Tensor, config: Te
     return F.kl_div(student_BK, teacher_BK, reduction="batchmean", log_target=True) * t**2
 
 
+def learned_loss(
+    job: TrainingJob,
+    logits_BK: torch.Tensor,
+    targets: torch.Tensor,
+    taught_BK: torch.Tensor | None,
+    *,
+    distilled_BK: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Returns the mean loss of a micro-batch with labels. `taught_BK`: the teacher's logits; None without a teacher.
+    `distilled_BK`: the logits that learn from it (the distillation token's); None: those that learn from labels."""
+    share = job.teacher.share
+    if taught_BK is None:
+        return classification_loss(logits_BK, targets, name=job.loss, smoothing=job.label_smoothing)
+    student_BK = logits_BK if distilled_BK is None else distilled_BK
+    distilled = share * distilled_loss(student_BK, taught_BK, job.teacher)
+    if share == 1:
+        return distilled
+    labelled = classification_loss(logits_BK, targets, name=job.loss, smoothing=job.label_smoothing)
+    return distilled + (1 - share) * labelled
+
+
+def teacher_config(job: TrainingJob) -> ModelConfig | None:
+    """Returns the configuration of the job's teacher, at the size of the images that it gets; None if the job has none.
+    Reads no tensors. Raises UserError if there are no such weights."""
+    return _at_size(_opened(job.teacher.weights, say=False).config, job) if job.teacher.weights else None
+
+
 def teacher_flops(job: TrainingJob) -> int:
-    """Returns the operations of the teacher's forward pass, per image; 0 without a teacher. Reads no tensors. Raises
-    UserError if there are no such weights."""
-    return forward_flops(_at_size(_opened(job.teacher.weights, say=False).config, job)) if job.teacher.weights else 0
+    """Returns the operations of the teacher's forward pass, per image; 0 without a teacher. Raises UserError if there
+    are no such weights."""
+    config = teacher_config(job)
+    return forward_flops(config) if config else 0
 
 
 def _at_size(config: ModelConfig, job: TrainingJob) -> ModelConfig:

@@ -15,15 +15,24 @@ from scipy.special import log_softmax
 
 from jobs import exit_codes
 from jobs.recipes.pretrain import digits_smoke
+from jobs.reports.points import point_of
 from pipeline.data.config import DataConfig
 from pipeline.data.stream import train_batches
 from pipeline.models import ModelConfig, ViT, build_model
 from pipeline.models.build import shapes_of
+from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import filled_model, open_weights, save_weights
+from pipeline.planning.forecast import cost_of, forecast
+from pipeline.planning.rates import Rates
+from pipeline.training.fitting.fit import fitted
+from pipeline.training.prepare import prepare
+from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import TeacherConfig, TrainingJob
 from pipeline.training.teacher import columns_of, distilled_loss, open_teacher, teacher_flops
+from pipeline.training.zero.step_times import StepTimes
 from shards.errors import UserError
-from tests.rigs.processes import patchline
+from tests.jobs.reports.test_points import written
+from tests.rigs.processes import one_world, patchline
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, run
 
 NAMES = tuple(map(str, range(10)))
@@ -89,6 +98,43 @@ def test_classes_are_found_by_name_and_images_are_resized(tmp_path: Path) -> Non
     assert teacher.logits(large).shape == (2, 10), "a ViT has positions for one size"
     assert teacher_flops(job) == teacher.forward_flops > 0
     assert not any(parameter.requires_grad for parameter in teacher.model.parameters())
+
+
+def test_the_plan_and_the_start_count_the_same_memory(digits_url: str, tmp_path: Path) -> None:
+    """`patchline plan` shows the teacher's weights, and a start on the planned GPU takes the planned micro-batch."""
+    folder, base = weights_at(tmp_path / "teacher", config=replace(SMALL, width=512, mlp_width=2048)), digits_smoke()
+    engine = replace(base.engine, precision="bf16", compile="off")
+    job = replace(base, run_dir=str(tmp_path / "run"), data=replace(base.data, url=digits_url), engine=engine)
+    job = replace(job, teacher=TeacherConfig(weights=str(folder)))
+    prepared = prepare(job, one_world())
+    assert prepared.teacher
+    cost = cost_of(job, num_images=0, num_classes=10, days=1)
+    found = forecast(job, cost, gpu="h100", num_gpus=1, rates=Rates(mfu=0.5), num_classes=10)
+    assert prepared.budget.teacher == found.budget.teacher == prepared.teacher.config
+    budget = replace(found.budget, teacher=prepared.budget.teacher)
+    assert fitted(prepared.job, prepared.plan, budget, is_on_gpu=True) == found.fit
+    num_bytes = 2 * num_parameters(prepared.teacher.config)
+    assert found.fit.memory.teacher == num_bytes
+    flags = ("--gpu", "h100", "--num-gpus", "1", "--num-classes", "10", "--training.engine.precision", "bf16")
+    shown = patchline("plan", "digits_smoke", *flags, "--training.teacher.weights", str(folder))
+    assert f"teacher │ {num_bytes / 1e6:.1f} MB" in " ".join(shown.output.split()), shown.output
+    assert "; and the teacher's forward pass, once" in " ".join(shown.output.replace("│", " ").split())
+
+
+def test_sam_doubles_the_model_but_not_its_teacher(tmp_path: Path) -> None:
+    """In what `plan` counts, in MFU, and in what `compare` counts of a run of one step."""
+    base, teacher = digits_smoke(), TeacherConfig(weights=str(weights_at(tmp_path / "teacher")))
+    model, engine = replace(base.model, num_classes=10), replace(base.engine, precision="fp32")
+    job = replace(base, model=model, engine=engine, teacher=teacher)
+    once, taught = cost_of(job, num_images=0, num_classes=10, days=1).train_flops, teacher_flops(job)
+    job = replace(job, optimizer=replace(job.optimizer, sam_rho=0.1))
+    assert cost_of(job, num_images=0, num_classes=10, days=1).train_flops == 2 * (once - taught) + taught
+    utilisation = Utilisation(job, one_world(), StepTimes(), teacher_flops=taught)
+    utilisation.nominal_peak = 1e12
+    in_second = (2 * (once - taught) + taught) * job.global_batch
+    assert utilisation.values(1.0, step=1)["perf/mfu"] == pytest.approx(in_second / 1e12)
+    run_dir = written(tmp_path / "run", optimizer=job.optimizer, teacher=teacher)
+    assert point_of(run_dir, name="run").own_exaflops == pytest.approx(in_second / 1e18)
 
 
 @pytest.mark.parametrize(
