@@ -15,9 +15,10 @@ once from its disk, and its page cache serves the other ranks.
 """
 
 import hashlib
+import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -36,13 +37,15 @@ from shards.errors import UserError
 from shards.output.quantities import short_count
 
 log = logging.getLogger(__name__)
+_OF_TRAINING = ("dropout", "stochastic_depth", "position_std", "layer_scale")
+_OF_SIZE = ("name", "patch", "depth", "width", "mlp_width", "num_heads", "resnet_units", "resnet_factor")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
     """A frozen model that is ready to predict. `config`: the teacher's own, at the size of the images that it gets.
-    `columns`: the place among its classes of each of the trained model's, int64[K]. `sha256`: the digest of its tensors
-    in fp32, by our names."""
+    `columns`: the place among its classes of each of the trained model's, int64[K]. `sha256`: the digest of everything
+    that determines its predictions and their meaning; see `_began_digest`."""
 
     model: Model
     config: ModelConfig
@@ -133,15 +136,16 @@ def _at_size(config: ModelConfig, job: TrainingJob) -> ModelConfig:
 
 def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teacher | None:
     """Reads the job's teacher; None if it has none. `names`: the names of the data's classes. `say`: whether to log
-    what it is. Raises UserError if its classes are not the trained model's, or if its tensors have another digest than
-    the job names."""
+    what it is. Raises UserError if its classes are not the trained model's, or if it has another digest than the job
+    names."""
     config = job.teacher
     if not config.weights:
         return None
     weights = _opened(config.weights, say=say)
     refuse_no_head(weights)
     columns = columns_of(weights, names, num_classes=job.model.num_classes)
-    digest = hashlib.sha256()
+    fitting = _at_size(weights.config, job)
+    digest = _began_digest(fitting, weights.labels)
 
     def tensor(name: str) -> torch.Tensor:
         value = weights.tensor(name).float().contiguous()
@@ -153,14 +157,27 @@ def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teache
     found = digest.hexdigest()
     if config.sha256 not in ("", found):
         raise UserError(
-            f"the teacher at {config.weights!r} has other tensors, sha256 {found}, than teacher.sha256 "
-            f"{config.sha256} names",
+            f"the teacher at {config.weights!r} is not the one that teacher.sha256 {config.sha256} names: its "
+            f"sha256 is {found}, so its tensors, its model's settings (GELU, heads, ...) or its classes are others",
             todo='give the weights that the run began with as --teacher.weights, or --teacher.sha256 "" in a new run',
         )
-    teacher = Teacher(model=model, config=_at_size(weights.config, job), columns=columns, sha256=found)
+    teacher = Teacher(model=model, config=fitting, columns=columns, sha256=found)
     if say:
         log.info("%s", words_of(teacher, job))
     return teacher
+
+
+def _began_digest(config: ModelConfig, labels: Sequence[str]) -> "hashlib._Hash":
+    """Returns the sha256 of a teacher, to which its tensors are still to be added, in fp32 and by our names. It begins
+    with the model's configuration and the names of its classes in order. Left out are settings that only training or
+    initial values depend on; sizes count as they are, whether the name or a field gives them. So the digest is the same
+    in any format and folder. Means and deviations of pixels are part of the tensors (conversion/)."""
+    fields = {name: value for name, value in asdict(config).items() if name not in (*_OF_TRAINING, *_OF_SIZE)}
+    fields |= {
+        "size": None if config.is_bit else asdict(config.size),
+        "resnet": config.resnet and asdict(config.resnet),
+    }
+    return hashlib.sha256(json.dumps([fields, list(labels)], sort_keys=True).encode())
 
 
 def _opened(path: str, *, say: bool) -> Weights:

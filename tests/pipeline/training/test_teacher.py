@@ -100,6 +100,35 @@ def test_classes_are_found_by_name_and_images_are_resized(tmp_path: Path) -> Non
     assert not any(parameter.requires_grad for parameter in teacher.model.parameters())
 
 
+CHANGED: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
+    "as it is": ({}, NAMES),
+    "what only training depends on": ({"dropout": 0.1, "stochastic_depth": 0.1, "position_std": 0.1}, NAMES),
+    "the name of its sizes": ({"name": "mine"}, NAMES),
+    "GELU": ({"gelu": "exact"}, NAMES),
+    "epsilon": ({"layer_norm_epsilon": 1e-12}, NAMES),
+    "heads": ({"num_heads": 4}, NAMES),
+    "where positions are added": ({"position_at": "layers_shared"}, NAMES),
+    "two classes exchanged": ({}, ("1", "0", *NAMES[2:])),
+}
+
+
+def test_the_digest_is_of_all_that_predictions_depend_on(tmp_path: Path) -> None:
+    """The tensors are the same in all rows; what a run has learned from one teacher would not go on with another."""
+    job = replace(digits_smoke(), model=replace(digits_smoke().model, num_classes=10))
+    digests = {}
+    for number, (name, (fields, labels)) in enumerate(CHANGED.items()):
+        folder = weights_at(tmp_path / str(number), labels=labels, config=replace(SMALL, **fields))  # type: ignore[arg-type]
+        teacher = open_teacher(replace(job, teacher=TeacherConfig(weights=str(folder))), NAMES, say=False)
+        assert teacher
+        digests[name] = teacher.sha256
+    alike = [name for name, digest in digests.items() if digest == digests["as it is"]]
+    assert alike == ["as it is", "what only training depends on", "the name of its sizes"]
+    assert len(set(digests.values())) == len(CHANGED) - 2
+    other = TeacherConfig(weights=str(tmp_path / "3"), sha256=digests["as it is"])
+    with pytest.raises(UserError, match=r"is not the one that teacher\.sha256 .* its model's settings \(GELU"):
+        open_teacher(replace(job, teacher=other), NAMES, say=False)
+
+
 def test_the_plan_and_the_start_count_the_same_memory(digits_url: str, tmp_path: Path) -> None:
     """`patchline plan` shows the teacher's weights, and a start on the planned GPU takes the planned micro-batch."""
     folder, base = weights_at(tmp_path / "teacher", config=replace(SMALL, width=512, mlp_width=2048)), digits_smoke()
