@@ -22,7 +22,7 @@ from pipeline.training.settings.tokens import TokensConfig
 from pipeline.training.teacher import Teacher
 from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine, UpdateResult
-from pipeline.training.zero.optimizer import decay_of
+from pipeline.training.zero.optimizer import decay_of, is_trained
 from tests.pipeline.training.test_step import JOB, SHARE, batch_of, gradients, model
 from tests.rigs.given_gradients import filled, largest_difference
 from tests.rigs.processes import one_world, run_ranks
@@ -146,6 +146,61 @@ def test_updates_are_the_formulas(num_ranks: int, accumulation: int) -> None:
     assert difference / largest < 1e-6, name
     means = [sum(each) / num_ranks for each in zip(*of_ranks, strict=True)]
     assert means == pytest.approx(expected_losses, rel=1e-6)
+
+
+FEW = 3  # steps of each of the other optimisers, on which an update with a given gradient is tested elsewhere
+
+
+def with_given_gradients(world: World, config: OptimizerConfig) -> dict[str, torch.Tensor]:
+    """The weights after an engine without SAM was given the formula's gradients, from plain PyTorch."""
+    engine = engine_of(world, accumulation=1, optimizer=replace(config, sam_rho=0.0))
+    for step in range(FEW):
+        plain = build_model(MODEL)
+        weights = {name: weight for name, weight in plain.named_parameters() if is_trained(name, config)}
+        masters = {each.name: each.slots[MASTER] for each in engine.fragments()}
+        with torch.no_grad():
+            for name, weight in plain.named_parameters():
+                weight.copy_(masters[name].view_as(weight))
+        images, labels = images_of(step)
+        found = list[dict[str, torch.Tensor]]()
+        for _ in range(2):
+            loss = classification_loss(plain(images), labels, name="softmax")
+            of_pass = torch.autograd.grad(loss, list(weights.values()))
+            found.append(dict(zip(weights, of_pass, strict=True)))
+            norm = torch.cat([one.double().flatten() for one in of_pass]).norm().float()
+            with torch.no_grad():
+                for name, weight in weights.items():
+                    weight.add_(config.sam_rho * (found[0][name] / norm))
+        pass_over(engine, world, step, accumulation=1)
+        for name, view in engine.gradients().items():
+            view.copy_(found[1][name].flatten())
+        engine.update(learning_rate=RATE)
+    return {each.name: each.slots[MASTER].clone() for each in engine.fragments()}
+
+
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"name": "sgd", "momentum": 0.9}, id="sgd"),
+        pytest.param({"name": "muon"}, id="muon, whose matrices are iterated"),
+        pytest.param({"name": "lamb"}, id="lamb, whose trust ratio is of the weights, not of those that passes use"),
+        pytest.param({"name": "adafactor"}, id="adafactor"),
+        pytest.param({"freeze_backbone": True}, id="frozen: the norm is that of the head's gradient"),
+    ],
+)
+def test_every_optimiser_gets_the_second_gradient(settings: dict[str, Any], num_ranks: int) -> None:
+    config = replace(CONFIG, **settings)
+    (expected,) = run_ranks(with_given_gradients, config, num_ranks=1)
+    found = [fragments for fragments, _ in run_ranks(after_our_updates, 2, config, FEW, num_ranks=num_ranks)]
+    largest = max(float(weights.abs().max()) for weights in expected.values())
+    if config.name == "adafactor":
+        # A bias of keys changes no softmax, so its gradient is rounding, which Adafactor makes as large as any other.
+        found = [{name: own for name, own in of_rank.items() if "qkv.bias" not in name} for of_rank in found]
+    difference, name = largest_difference(found, expected)
+    assert difference / largest < 1e-5, name
+    start = initial_weights()
+    assert all(torch.equal(start[name].flatten(), expected[name]) != is_trained(name, config) for name in expected)
 
 
 State = dict[tuple[str, str], torch.Tensor]
