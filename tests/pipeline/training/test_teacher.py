@@ -1,6 +1,7 @@
 """A student learns what its teacher says of the same mixed crops, on any topology, and only from that teacher."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from itertools import islice
@@ -16,10 +17,12 @@ from scipy.special import log_softmax
 from jobs import exit_codes
 from jobs.recipes.pretrain import digits_smoke
 from jobs.reports.points import point_of
+from pipeline.data.batches import Batch
 from pipeline.data.config import DataConfig
 from pipeline.data.stream import train_batches
 from pipeline.models import ModelConfig, ViT, build_model
 from pipeline.models.build import shapes_of
+from pipeline.models.conversion.timm import save_timm
 from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import filled_model, open_weights, save_weights
 from pipeline.planning.forecast import cost_of, forecast
@@ -32,8 +35,9 @@ from pipeline.training.teacher import columns_of, distilled_loss, open_teacher, 
 from pipeline.training.zero.step_times import StepTimes
 from shards.errors import UserError
 from tests.jobs.reports.test_points import written
+from tests.rigs.kills import run_and_kill, step_at_least
 from tests.rigs.processes import one_world, patchline
-from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, run
+from tests.rigs.training import AT_ONCE, STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run
 
 NAMES = tuple(map(str, range(10)))
 SMALL = ModelConfig(
@@ -300,6 +304,13 @@ def test_each_head_learns_from_its_own_source_as_in_deit(
         torch.testing.assert_close(filled_model(weights)(images), mean, atol=1e-5, rtol=0)
 
 
+def first_batch(url: str, folder: Path, *, image_size: int) -> Batch:
+    """That of a run, whose 32 images are the same at any size."""
+    data = replace(digits_smoke().data, url=url)
+    with train_batches(global_batch=32, image_size=image_size, config=data, quarantine=folder / "listed") as batches:
+        return next(iter(batches))
+
+
 @pytest.mark.parametrize(
     "stages",
     [
@@ -327,10 +338,22 @@ def test_both_heads_learn_the_same_on_any_topology(
 
     source = shutil.copytree(whole / "weights", tmp_path / "source")
     larger = ("--initial.weights", str(source), "--model.distillation-token", "--model.image-size", "48")
-    tuned = pretrain_words(digits_url, tmp_path / "tuned", *larger, "--initial.no-new-head")
+    more = ("--initial.no-new-head", "--engine.precision", "fp32")
+    tuned = pretrain_words(digits_url, tmp_path / "tuned", *larger, *more)
     assert run(tuned, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
-    found = losses(tmp_path / "tuned")
-    assert found[min(found)] < 1.5 * expected[max(expected)], "the mean of both heads predicts from the first step"
+    small, large = (first_batch(digits_url, tmp_path, image_size=side) for side in (32, 48))
+    model, taught_by = (filled_model(open_weights(str(path))) for path in (source, finished_runs.get(1)))
+    with torch.no_grad():
+        heads = model(small.images, heads_apart=True).unbind(dim=1)
+        sources = (small.labels[:, 0], taught_by(small.images).argmax(dim=1))
+        of_heads = [float(F.cross_entropy(*pair)) for pair in zip(heads, sources, strict=True)]
+        of_mean = float(F.cross_entropy(model(large.images), large.labels[:, 0]))
+    assert max(of_heads) < math.log(10) - 0.01, (
+        "a head whose loss is left out stays 0, and its loss the logarithm of 10"
+    )
+    assert losses(tmp_path / "tuned")[1] == pytest.approx(of_mean, rel=1e-5), (
+        "both heads are kept, and predict together"
+    )
 
     shutil.rmtree(whole / "weights")
     shutil.rmtree(whole / "checkpoints" / f"step-{STEPS:08d}")
@@ -338,3 +361,24 @@ def test_both_heads_learn_the_same_on_any_topology(
     assert run(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
     assert losses(whole) == expected
     assert (whole / "weights" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+def test_an_imported_teacher_survives_a_kill(digits_url: str, tmp_path: Path) -> None:
+    """A folder of timm's, made a weights folder by `patchline import`, teaches a run that is killed and continued: the
+    losses and the weights are those of the unbroken run, to the bit."""
+    model, published, imported = replace(SMALL, image_size=32, gelu="exact"), tmp_path / "timm", tmp_path / "teacher"
+    shapes, draws = shapes_of(model), torch.Generator().manual_seed(1)
+    tensors = {name: 0.2 * torch.randn(shape, generator=draws) for name, shape in shapes.items()}
+    save_timm(published, config=model, labels=NAMES, tensor=tensors.__getitem__)
+    ended = patchline("import", str(published), "--out", str(imported))
+    assert ended.code == 0, ended.errors
+    taught = ("--teacher.weights", str(imported), "--teacher.share", "0.5", *MIXED, *AT_ONCE)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert run(pretrain_words(digits_url, whole, *taught), num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+    words = pretrain_words(digits_url, broken, *taught)
+    assert run_and_kill(words, broken, moment=step_at_least(9), num_ranks=1, log_dir=tmp_path)
+    assert run(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+    assert resumed_steps(broken) == [0, 8]
+    assert losses(broken) == losses(whole)
+    weights = [(folder / "weights" / "model.safetensors").read_bytes() for folder in (whole, broken)]
+    assert weights[0] == weights[1]
