@@ -17,8 +17,9 @@ import yaml
 from jobs import exit_codes
 from jobs.models.import_weights import refuse_misplaced
 from jobs.output import write_out, write_to
-from jobs.record import read_record, write_record
+from jobs.record import leaves_of, read_record, write_record
 from jobs.reports.compare_names import model_name, sizes_of
+from jobs.reports.facts import methods_of
 from jobs.reports.points import Point, final_run_of, point_of
 from jobs.settings.models import ExportJob
 from jobs.stages import job_class
@@ -214,7 +215,6 @@ def _training(training: Training | None) -> str:
         return f"Not known: {why}.\n"
     point, job = training.point, training.job
     rate = f"learning rate {job.schedule.learning_rate:g} ({job.schedule.decay})"
-    sam = f" with SAM at rho {job.optimizer.sam_rho:g}" if job.optimizer.sam_rho else ""
     included = ", pre-training included" if point.stage == "finetune" else ""
     alone = f"{flops(point.own_exaflops)} of this run; that of its initial weights is not known"
     cost = alone if point.exaflops is None else f"{flops(point.exaflops)}{included}"
@@ -222,7 +222,8 @@ def _training(training: Training | None) -> str:
         ("Data", f"{_code(_dataset(job.data.url) if job.data.url else 'a mix of datasets')}"),
         ("Stage", "fine-tuning" if point.stage == "finetune" else "pre-training"),
         ("Steps", f"{point.step:,} of {job.global_batch:,} images"),
-        ("Optimiser", f"{job.optimizer.name}{sam}, {rate}, weight decay {job.optimizer.weight_decay:g}"),
+        ("Optimiser", f"{job.optimizer.name}, {rate}, weight decay {job.optimizer.weight_decay:g}"),
+        *methods_of(leaves_of(job), quoted=_code),
         ("Loss", job.loss),
         ("Compute", cost),
     ]

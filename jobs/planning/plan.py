@@ -85,12 +85,12 @@ def rows_of(job: PlanJob, cost: Cost) -> Rows:
     passes = (
         "one forward pass, and the head's gradients" if training.optimizer.freeze_backbone else "three forward passes"
     )
-    if training.teacher.weights:
-        passes += ", and the teacher's forward pass"
     if training.tokens.patch_sizes:
         passes += ", the mean over the patch sizes"
     if training.optimizer.sam_rho:
         passes += "; all of it twice, for SAM"
+    if training.teacher.weights:
+        passes += "; and the teacher's forward pass, once"
     return [
         ("model", f"{model.name} at {model.image_size} px"),
         *([("tokens", said)] if job.gpu and (said := _tile_of_class_token(job)) else []),
@@ -197,6 +197,7 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
         "EMA": memory.average,
         "images": memory.images,
         "activations": memory.activations,
+        "teacher": memory.teacher,
         "reserve": budget.reserve_bytes,
     }
     free = budget.bytes - memory.peak

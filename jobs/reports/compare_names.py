@@ -1,6 +1,7 @@
 """Finds names that tell the points of a comparison apart: models of the same name get their sizes added, and datasets
 their folders. All functions are pure."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,9 +20,18 @@ _NOT_TOLD = (
     *("run_dir", "device", "threads", "micro_batch", "engine.", "checkpoint.", "evaluation.", "fewshot.", "hang."),
     *("loggers.", "log_every_steps", "norms_every_steps", "similarity_every_steps", "max_skipped_updates", "guard."),
     *("data.reading.", "data.num_threads", "data.steps_ahead", "data.memory_limit_bytes", "data.max_quarantined"),
-    *("data.allow_other_decoder", "model.name", "model.num_classes", "model.image_size"),
+    *("data.allow_other_decoder", "model.name", "model.num_classes", "model.image_size", "teacher.sha256"),
 )
-_VAGUE = ("name", "url", "share", "count", "decay")  # field names that are unclear without their group
+_VAGUE = (
+    "name",
+    "url",
+    "share",
+    "count",
+    "decay",
+    "weights",
+    "target",
+    "temperature",
+)  # field names that are unclear without their group
 _MOST_VALUE_CHARACTERS = 60
 
 
@@ -136,7 +146,8 @@ def model_name(name: str, sizes: Mapping[str, str], *, others: Sequence[Mapping[
 def what_differs(settings: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]:
     """Returns for each run the settings in which the runs differ, such as `learning_rate 0.001`. `settings`: the values
     of each run by field. Empty values are left out. A field is named by its last word if that word is clear and unique,
-    otherwise by its whole path."""
+    otherwise by its whole path. The elements of a list are one value, such as `patch_sizes 8 16 32`."""
+    settings = [_as_told(one) for one in settings]
     fields = [name for name in dict.fromkeys(name for one in settings for name in one) if _is_told(name)]
     told = [name for name in fields if len({one.get(name) for one in settings}) > 1]
     words = {name: name.rpartition(".")[2] for name in told}
@@ -146,6 +157,18 @@ def what_differs(settings: Sequence[Mapping[str, str]]) -> list[tuple[str, ...]]
         tuple(f"{short[name]} {one[name][-_MOST_VALUE_CHARACTERS:]}" for name in told if one.get(name))
         for one in settings
     ]
+
+
+def _as_told(settings: Mapping[str, str]) -> dict[str, str]:
+    """Returns the settings with the elements of each list, whose fields end in their places, as one value. Settings of
+    a teacher are left out if there is none."""
+    found = dict[str, str]()
+    for name, value in settings.items():
+        if name.startswith("teacher.") and not settings.get("teacher.weights"):
+            continue
+        whole = re.sub(r"(\.\d+)+$", "", name)
+        found[whole] = f"{found[whole]} {value}" if whole in found else value
+    return found
 
 
 def _is_told(name: str) -> bool:

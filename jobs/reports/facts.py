@@ -9,7 +9,7 @@ import glob
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,7 @@ from pipeline.runs.time import RunTime, time_of, topology_of
 from pipeline.shared_settings import METRICS_FILE, RECORD_FILE
 from pipeline.training.reporting.ledger import ACCOUNTS
 from pipeline.training.reporting.ledger import FILE_NAME as LEDGER
-from shards.config_values import whole_number
+from shards.config_values import shown, whole_number
 from shards.errors import Finding, InvalidDataError, UserError
 from shards.files.local_files import (
     Line,
@@ -157,7 +157,8 @@ class ReportFacts:
     """Everything that the report shows. `last_try`: how the last try ended, if that is known and the run's state does
     not say it. `num_images`: how many images the run has trained on, including repeats. `path`: the run's folder, as it
     was given. `scored_on`: what the run's accuracy is measured on, in words. `evaluation_url`: its --evaluation.url.
-    `changes`: settings that differ from the recipe, as field, the recipe's value and the run's value. `places`: paths
+    `methods`: what it is trained with beyond labels and whole images, as name and words. `changes`: settings that
+    differ from the recipe, as field, the recipe's value and the run's value. `places`: paths
     and other fields that are not settings, in the same form. `environment`: names and values. `notes`: what is missing
     or cannot be read. `damaged`: the notes about files that cannot be used."""
 
@@ -165,6 +166,7 @@ class ReportFacts:
     run: RunFacts
     path: str = ""
     stage: str = ""
+    methods: tuple[tuple[str, str], ...] = ()
     recipe: Nearest = Nearest(recipe="", num_changed=0)
     changes: tuple[Change, ...] = ()
     places: tuple[Change, ...] = ()
@@ -220,6 +222,7 @@ def gather(run_dir: Path, *, has_whole_curves: bool = True) -> ReportFacts:
         name=run_dir.resolve().name or str(run_dir),
         path=str(run_dir),
         stage=stage,
+        methods=methods_of({name.removeprefix("job."): value for name, value in leaves.items()}),
         recipe=recipe,
         changes=tuple(one for one in changes if not is_place(one[0])),
         places=tuple(one for one in changes if is_place(one[0])),
@@ -238,6 +241,44 @@ def gather(run_dir: Path, *, has_whole_curves: bool = True) -> ReportFacts:
         notes=tuple(notes.all),
         damaged=tuple(notes.damaged),
     )
+
+
+def methods_of(settings: Leaves, *, quoted: Callable[[str], str] = printable_name) -> tuple[tuple[str, str], ...]:
+    """Returns a job's teacher, SAM, and what it does to patches in training, each as a name and words; nothing for what
+    it does without. `settings`: the values of a training job by field. `quoted`: quotes the teacher's name, which is
+    that of its folder, since the rest of its path may name machines and people."""
+    found = []
+    if path := settings.get("teacher.weights", ""):
+        found.append(("Teacher", _teacher_words(settings, quoted(_folder_of_weights(path)))))
+    if (rho := settings.get("optimizer.sam_rho", "0.0")) != "0.0":
+        found.append(("SAM", f"rho {rho}"))
+    if sizes := [value for name, value in settings.items() if name.startswith("tokens.patch_sizes.")]:
+        found.append(("Patch sizes", f"{', '.join(sizes)} px, of which each step draws one"))
+    if (share := settings.get("tokens.patch_dropout", "0.0")) != "0.0":
+        whole = settings.get("tokens.whole_steps", "0")
+        last = "" if whole == "0" else f", but none in the last {whole} steps"
+        found.append(("Patch dropout", f"{share} of the patches of each image{last}"))
+    return tuple(found)
+
+
+def _teacher_words(settings: Leaves, name: str) -> str:
+    """Returns which teacher a job has and how it learns from it."""
+    is_soft, temperature = settings.get("teacher.target") == "soft", settings.get("teacher.temperature", "1.0")
+    learned = "probabilities" if is_soft else "most probable classes"
+    if is_soft and temperature != "1.0":
+        learned += f" at temperature {temperature}"
+    words = f"{name}, whose {learned} have a share of {settings.get('teacher.share')} of the loss"
+    if settings.get("model.distillation_token") == "true":
+        words += ", for the distillation token"
+    digest = settings.get("teacher.sha256", "")
+    return f"{words} (sha256 {shown(digest)})" if digest else words
+
+
+def _folder_of_weights(path: str) -> str:
+    """Returns the name of a run, a folder or a file of weights: `large` for runs/large/weights."""
+    parts = [part for part in path.split("/") if part]
+    is_inner = len(parts) > 1 and parts[-1] == "weights"
+    return parts[-2 if is_inner else -1][:_MOST_WORD] if parts else "unnamed"
 
 
 def _record(run_dir: Path) -> Leaves:

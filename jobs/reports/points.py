@@ -350,7 +350,7 @@ def _teacher_flops(job: TrainingJob) -> tuple[int, str]:
     from pipeline.training.teacher import teacher_flops  # noqa: PLC0415 - loads torch
 
     try:
-        return job.optimizer.passes_per_step * teacher_flops(job), ""
+        return teacher_flops(job), ""
     except UserError as error:
         return 0, f"what its teacher computed is not known: {error}"
 

@@ -70,7 +70,7 @@ def activations_of(config: ModelConfig, how: Pass) -> Activations:
     blocks = [*_units(config, how), *_layers(config, how)]
     if how.is_frozen:  # the pass holds one part at a time; only the head and the loss keep anything
         last, loss = _last(config, how), _loss(config, how)
-        passing = [_root(config, how), _embedding(config, how), *_units(config, how), _mlp(config, how)]
+        passing = _passing(config, how)
         return Activations(
             image_bytes=last.image_bytes + loss.image_bytes,
             fixed_bytes=last.fixed_bytes + loss.fixed_bytes,
@@ -112,16 +112,9 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
     # LayerScale keeps what it scales. If attention has its own q and k, it keeps them beside the q and k of the
     # product.
     num_wide = 8 + (2 if config.layer_scale else 0) + (2 if has_own_q_and_k else 0)
-    fixed = 0
-    if is_relative:
-        # Plain products keep the weights, q, k and v in fp32, also in bf16. The relative term keeps the scaled q, the
-        # embeddings, which are copied for each image, the logits of all distances, and the distance of each pair.
-        # The product of q, k and v is kept for its norms alone, which keep no outputs.
-        num_distances = 2 * num_tokens - 1
+    relative = _relative(config, how) if is_relative else _Kept(image_bytes=0)
+    if is_relative:  # the product of q, k and v is kept for its norms alone, which keep no outputs
         num_wide += 1 if config.qk_norm else -2
-        factors += how.element_bytes * num_distances * (size.num_heads * num_tokens + d)
-        factors += _FP32 * num_tokens * (size.num_heads * num_tokens + 3 * d)
-        fixed = _INT64 * num_tokens**2
     has_mlp_norm, has_attention_norm = config.inner_norms != "none", config.inner_norms == "both"
     num_wide += has_attention_norm
     num_statistics = 4 + (4 * size.num_heads if config.qk_norm else 0) + 2 * (has_mlp_norm + has_attention_norm)
@@ -130,8 +123,8 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
         how.element_bytes * (num_wide * d + num_hidden * m) + num_statistics * _statistic_bytes(how) + sums + masks
     )
     layer = _Kept(
-        image_bytes=num_tokens * each_token + factors,
-        fixed_bytes=fixed,
+        image_bytes=num_tokens * each_token + factors + relative.image_bytes,
+        fixed_bytes=relative.fixed_bytes,
         input_bytes=how.element_bytes * num_tokens * d,
         gradient_bytes=how.element_bytes * num_tokens * (2 * d + (2 if config.mlp == "swiglu" else 1) * m),
     )
@@ -156,13 +149,44 @@ def _num_hidden(config: ModelConfig) -> int:
     return 4 if config.mlp == "swiglu" else 3 if config.gelu == "quick" else 2
 
 
-def _mlp(config: ModelConfig, how: Pass) -> _Kept:
-    """Counts the most that a pass through a block holds if it keeps nothing for a backward pass: the block's input,
-    before and after a norm, and the MLP's hidden layer, before and after its GELU."""
+def _passing(config: ModelConfig, how: Pass) -> list[_Kept]:
+    """Counts what a pass that keeps nothing for a backward pass holds at once, in each part of the model. For blocks,
+    it is what is measured (with relative positions, a third more); for a ResNet it is an upper bound, 1.3 times what 32
+    images take and about twice what 2 images take."""
+    parts = [_root(config, how), _pixels(config, how), _embedding(config, how), *_units(config, how)]
     if config.is_bit:
-        return _Kept(image_bytes=0)
-    wide = 2 * config.size.width + _num_hidden(config) * config.size.mlp_width
-    return _Kept(image_bytes=how.element_bytes * _num_tokens(config, how) * wide)
+        return parts
+    size, num_tokens = config.size, _num_tokens(config, how)
+    # In both branches: the embedding's result, which the pass over the blocks holds, and the block's input. In front of
+    # the MLP, the sum after attention and its norm; in the MLP, its hidden layer before and after the GELU.
+    mlp = how.element_bytes * num_tokens * (4 * size.width + _num_hidden(config) * size.mlp_width)
+    # The block's input after its norm; q, k and v; their product before and after the last dense layer.
+    has_own_q_and_k = config.is_rotary or config.qk_norm
+    attention = how.element_bytes * num_tokens * (8 + 2 * has_own_q_and_k) * size.width
+    relative = _relative(config, how) if config.position == "relative" else _Kept(image_bytes=0)
+    return [
+        *parts,
+        _Kept(image_bytes=mlp),
+        _Kept(image_bytes=attention + relative.image_bytes, fixed_bytes=relative.fixed_bytes),
+    ]
+
+
+def _pixels(config: ModelConfig, how: Pass) -> _Kept:
+    """Counts the pixels in fp32, before and after they are scaled to -1 to 1 (layers.py), and the tokens that are made
+    of them, without and with those before the patches."""
+    tokens = 0 if config.is_bit else 2 * how.element_bytes * _num_tokens(config, how) * config.size.width
+    return _Kept(image_bytes=2 * _FP32 * 3 * config.image_size**2 + tokens)
+
+
+def _relative(config: ModelConfig, how: Pass) -> _Kept:
+    """Counts what attention with relative positions keeps in addition. Plain products keep the weights, q, k and v in
+    fp32, also in bf16. The relative term keeps the scaled q, the embeddings, which are copied for each image, the
+    logits of all distances, and the distance of each pair."""
+    size, num_tokens = config.size, _num_tokens(config, how)
+    each_distance = size.num_heads * num_tokens + size.width
+    image_bytes = how.element_bytes * (2 * num_tokens - 1) * each_distance
+    image_bytes += _FP32 * num_tokens * (size.num_heads * num_tokens + 3 * size.width)
+    return _Kept(image_bytes=image_bytes, fixed_bytes=_INT64 * num_tokens**2)
 
 
 def _keeps_softmax_sums(num_tokens: int, how: Pass) -> bool:

@@ -28,6 +28,7 @@ from pipeline.training.fitting.fit import (
 )
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.teacher import teacher_config, teacher_flops
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from shards.errors import UserError
 from shards.output.quantities import DAY_SECONDS
@@ -41,8 +42,8 @@ COPY_BYTES_PER_SECOND = 20e9
 class Cost:
     """The size of a job in parameters and operations. A multiply-add counts as 2 operations. A training step counts as
     three forward passes or, if the backbone is frozen, as one forward pass and the head's gradients, and with SAM as
-    twice that; patches and branches that are left out do not count, and a teacher's forward pass does. `train_flops` is
-    the mean over all steps. `num_epochs` is None if the number of images is not known. `num_head_parameters` is 0 if
+    twice that; patches and branches that are left out do not count. A teacher's forward pass counts once. `train_flops`
+    is the mean over all steps. `num_epochs` is None if the number of images is not known. `num_head_parameters` is 0 if
     the number of classes is not known."""
 
     num_parameters: int
@@ -75,10 +76,7 @@ def cost_of(job: TrainingJob, *, num_images: int, num_classes: int, days: float)
     total = num_parameters(model, head=classes > 0)
     forward = forward_flops(model, head=classes > 0)
     of_steps = flops_of_steps(replace(job, model=model), job.steps)
-    if job.teacher.weights:
-        from pipeline.training.teacher import teacher_flops  # noqa: PLC0415 - loads torch
-
-        of_steps += job.steps * job.optimizer.passes_per_step * teacher_flops(job)
+    of_steps += job.steps * teacher_flops(job)
     seen = job.steps * job.global_batch
     images_per_second = seen / (days * DAY_SECONDS)
     return Cost(
@@ -170,7 +168,7 @@ def forecast(
     whole = plan_batch(
         job.global_batch, micro_batch=job.micro_batch, num_ranks=num_gpus, lanes=job.data.lanes, pairs=pairs
     )
-    budget = gpu_budget(kind.memory_bytes, where=gpu)
+    budget = replace(gpu_budget(kind.memory_bytes, where=gpu), teacher=teacher_config(job))
     recomputed = least_recomputed(decided, whole, budget, is_on_gpu=True)
     decided = with_recomputed(decided, recomputed)
     fit = fitted(decided, whole, budget, is_on_gpu=True)
@@ -191,7 +189,7 @@ def forecast(
         mfu_reached=speeds.usual.mfu * step.compute_share / computed_share(decided),
         hfu=speeds.usual.mfu * step.compute_share,
         recomputed=recomputed,
-        choices=_choices(decided, fit.plan),
+        choices=_choices(decided, fit.plan, budget),
         step=step,
         images_per_second=images_per_second,
         least_images_per_second=job.global_batch / slowest.seconds,
@@ -207,14 +205,15 @@ def forecast(
     )
 
 
-def _choices(job: TrainingJob, plan: BatchPlan) -> dict[Recomputed, tuple[int, float]]:
+def _choices(job: TrainingJob, plan: BatchPlan, budget: Budget) -> dict[Recomputed, tuple[int, float]]:
     """Returns the bytes of activations and the share of operations with each way to recompute."""
     if job.optimizer.freeze_backbone:
         return {}
     topology, found = Topology(num_ranks=plan.num_ranks, is_on_gpu=True), {}
     for how in recomputations_of(job):
         other = with_recomputed(job, how)
-        found[how] = memory_of(other, topology, micro_batch=plan.micro_batch).activations, computed_share(other)
+        memory = memory_of(other, topology, micro_batch=plan.micro_batch, teacher=budget.teacher)
+        found[how] = memory.activations, computed_share(other)
     return found
 
 

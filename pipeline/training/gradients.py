@@ -32,13 +32,13 @@ from torch import nn
 
 from pipeline.data.batches import Batch
 from pipeline.data.mixup import draw_mix
-from pipeline.models.loss import classification_loss, targets_of, weighted_targets
+from pipeline.models.loss import targets_of, weighted_targets
 from pipeline.models.masked import NOT_PREDICTED, masked_loss, masked_targets
 from pipeline.models.vit import Kept
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.tokens import num_patches_at, phase_at, phases_of, with_patch
-from pipeline.training.teacher import Teacher, distilled_loss
+from pipeline.training.teacher import Teacher, learned_loss
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.step_times import StepTimes
@@ -164,16 +164,18 @@ class Gradients:
         """Adds up the gradients of all micro-batches in the engine. Returns their mean loss, still on the device. With
         SAM, the gradients are those at perturbed weights, while the loss is that of the model's own, as in big_vision.
         `is_void`: whether to make gradient and loss NaN, so that no rank makes an update."""
-        loss = self._pass_over(batch, is_void=is_void)
+        taught = dict[int, torch.Tensor]()
+        loss = self._pass_over(batch, taught, is_void=is_void)
         if self.job.optimizer.sam_rho:
             with self.times.part("optimizer"):
                 self.engine.climb()
-            self._pass_over(batch, is_void=is_void)
+            self._pass_over(batch, taught, is_void=is_void)
         return loss
 
-    def _pass_over(self, batch: Batch, *, is_void: bool) -> torch.Tensor:
+    def _pass_over(self, batch: Batch, taught: dict[int, torch.Tensor], *, is_void: bool) -> torch.Tensor:
         """Makes the forward and backward passes of all micro-batches. Returns their mean loss. All draws are those of
-        the step, so a second pass has the same ones."""
+        the step, so a second pass has the same ones. `taught`: the teacher's logits of each micro-batch, which the
+        first pass of SAM fills for the second, because the images and the teacher are the same."""
         losses = []
         for micro in range(self.plan.accumulation):
             chosen = slice(micro * self.plan.micro_batch, (micro + 1) * self.plan.micro_batch)
@@ -188,10 +190,12 @@ class Gradients:
                     sources, targets = self.masked(batch.step, chosen, images)
                 is_plain = branches is None and sources is None and stay is None  # a ResNet takes only images
                 more = () if is_plain else (branches, sources, kept, stay)
-            taught: torch.Tensor | None = None
-            if self.teacher:
+            taught_BK = taught.pop(micro, None)
+            if self.teacher and taught_BK is None:
                 with self.times.part("forward_backward"):
-                    taught = self.teacher.logits(images)
+                    taught_BK = self.teacher.logits(images)
+                if self.job.optimizer.sam_rho:
+                    taught[micro] = taught_BK
             torch.manual_seed(DROPOUT.key(self.job.seed, batch.step, micro, self.world.rank) >> 1)
 
             def loss_of(
@@ -199,40 +203,20 @@ class Gradients:
                 x: tuple[torch.Tensor | Sequence[Kept | None] | None, ...] = (images, *more),
                 given: dict[str, Any] = given,
                 y: torch.Tensor = targets,
-                taught_BK: torch.Tensor | None = taught,
+                taught_BK: torch.Tensor | None = taught_BK,
             ) -> torch.Tensor:
                 if self.job.model.masked_patches:
                     loss = masked_loss(model(*x), y, target=self.job.model.masked_target)
                 elif taught_BK is not None and self.job.model.distillation_token:
                     labelled_BK, distilled_BK = model(*x, heads_apart=True, **given).unbind(dim=1)
-                    loss = self._loss(labelled_BK, y, taught_BK, distilled_BK=distilled_BK)
+                    loss = learned_loss(self.job, labelled_BK, y, taught_BK, distilled_BK=distilled_BK)
                 else:
-                    loss = self._loss(model(*x, **given), y, taught_BK)
+                    loss = learned_loss(self.job, model(*x, **given), y, taught_BK)
                 return loss * torch.nan if is_void else loss
 
             with self.times.part("forward_backward"):
                 losses.append(self.engine.accumulate(loss_of))
         return torch.stack(losses).mean()
-
-    def _loss(
-        self,
-        logits_BK: torch.Tensor,
-        targets: torch.Tensor,
-        taught_BK: torch.Tensor | None,
-        *,
-        distilled_BK: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Returns the mean loss of a micro-batch. `taught_BK`: the teacher's logits; None without a teacher.
-        `distilled_BK`: the logits that learn from it (the distillation token's); None: those that learn from labels."""
-        job, share = self.job, self.job.teacher.share
-        if taught_BK is None:
-            return classification_loss(logits_BK, targets, name=job.loss, smoothing=job.label_smoothing)
-        student_BK = logits_BK if distilled_BK is None else distilled_BK
-        distilled = share * distilled_loss(student_BK, taught_BK, job.teacher)
-        if share == 1:
-            return distilled
-        labelled = classification_loss(logits_BK, targets, name=job.loss, smoothing=job.label_smoothing)
-        return distilled + (1 - share) * labelled
 
     def inputs(self, batch: Batch, chosen: slice) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns a micro-batch on the device: uint8 images, and their labels, or targets if labels or classes are

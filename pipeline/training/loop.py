@@ -328,6 +328,7 @@ def _bytes_to_come(gradients: Gradients, *, is_filled: bool) -> int:
     if world.device.type != "cpu":
         return 0
     topology = Topology(num_ranks=world.num_ranks, is_on_gpu=False)
-    memory = memory_of(gradients.job, topology, micro_batch=gradients.plan.micro_batch)
-    held = memory.weights + memory.masters + memory.average + (memory.moments if is_filled else 0)
+    teacher = gradients.teacher.config if gradients.teacher else None
+    memory = memory_of(gradients.job, topology, micro_batch=gradients.plan.micro_batch, teacher=teacher)
+    held = memory.weights + memory.teacher + memory.masters + memory.average + (memory.moments if is_filled else 0)
     return max(0, memory.peak - held)

@@ -35,7 +35,7 @@ from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.rendezvous import ranks_words
 from pipeline.ranks.world import World, bf16_of
 from pipeline.training.decisions import Decision, Undecided, decide_classes, will_compile
-from pipeline.training.fitting.fit import Budget, budget_of
+from pipeline.training.fitting.fit import budget_of
 from pipeline.training.reporting.loggers import refuse_unusable_loggers
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.teacher import Teacher, open_teacher
@@ -145,6 +145,8 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         refuse_other_head(job, stream.data)
         starting_weights(job)  # raises if they do not fit the model
     fewshot = _fewshot(job.fewshot, ranks)
+    # Before the teacher is read, which a run on a CPU has in the memory that is counted here.
+    budget = budget_of(world, read_ahead_bytes=stream.most_read_ahead_bytes + _batches_bytes(job, world))
     if teacher := open_teacher(job, stream.data.label_names, say=world.is_first):
         job = replace(job, teacher=replace(job.teacher, sha256=teacher.sha256))
     elif job.model.distillation_token and not job.initial.weights and world.is_first:
@@ -159,7 +161,7 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
         run_dir=Path(job.run_dir),
         store=store,
         plan=plan,
-        budget=_budget(job, world, teacher, read_ahead_bytes=stream.most_read_ahead_bytes),
+        budget=replace(budget, teacher=teacher.config if teacher else None),
         stream=stream,
         held_out=held_out,
         fewshot=fewshot,
@@ -239,14 +241,6 @@ def _fewshot(config: FewshotInTraining, ranks: LocalRanks) -> FewshotData | None
             )
         return None
     return chosen_data(*open_splits(config, group="fewshot", ranks=ranks), config)
-
-
-def _budget(job: TrainingJob, world: World, teacher: Teacher | None, *, read_ahead_bytes: int) -> Budget:
-    """Returns this rank's budget of memory beside its teacher, which is in a host's memory by now."""
-    budget = budget_of(world, read_ahead_bytes=read_ahead_bytes + _batches_bytes(job, world))
-    if teacher and world.device.type == "cuda":
-        return replace(budget, reserve_bytes=budget.reserve_bytes + teacher.num_bytes)
-    return budget
 
 
 def _batches_bytes(job: TrainingJob, world: World) -> int:

@@ -32,6 +32,7 @@ from pipeline.training.kernels import (
 from pipeline.training.prepare import Prepared, starting_weights
 from pipeline.training.settings.job import TrainingJob, scaled_by_rate
 from pipeline.training.summary import Opening, num_parameters
+from pipeline.training.teacher import Teacher
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.gradient_check import check_gradients, checks_gradients
@@ -53,7 +54,7 @@ def start_engine(
     refuse_missing_graphs(job, world, is_compiled=prepared.is_compiled)
     job, planned, decisions = decide_engine(replace(prepared, record=found.record if found else None))
     teacher = prepared.teacher and prepared.teacher.on(world, job, is_compiled=prepared.is_compiled)
-    engine, plan = _built(job, planned, world, is_compiled=prepared.is_compiled)
+    engine, plan = _built(job, planned, world, teacher=teacher, is_compiled=prepared.is_compiled)
     if plan != planned:
         decisions.append(Decision(setting="micro_batch", value=plan.micro_batch, why="a GPU ran out of memory"))
     times = controls.start_times
@@ -82,9 +83,11 @@ def start_engine(
     return Gradients(decided, plan, engine, world, times=controls.times, class_weights=class_weights, teacher=teacher)
 
 
-def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool) -> tuple[Engine, BatchPlan]:
+def _built(
+    job: TrainingJob, plan: BatchPlan, world: World, *, teacher: Teacher | None, is_compiled: bool
+) -> tuple[Engine, BatchPlan]:
     """Returns the engine, not yet filled, and its plan: `plan` or, if a GPU runs out of memory, one with a smaller
-    micro-batch. Collective."""
+    micro-batch. `teacher`: the job's, on the device. Collective."""
 
     def build(plan: BatchPlan) -> Engine:
         return Engine(
@@ -99,9 +102,9 @@ def _built(job: TrainingJob, plan: BatchPlan, world: World, *, is_compiled: bool
     def first_pass(engine: Engine, plan: BatchPlan) -> None:
         stand_in = partial(stand_in_model, job, is_compiled=is_compiled, device=world.device)
         topology = Topology(num_ranks=world.num_ranks, is_on_gpu=True)
-        memory = memory_of(job, topology, micro_batch=plan.micro_batch)
+        memory = memory_of(job, topology, micro_batch=plan.micro_batch, teacher=teacher.config if teacher else None)
         held_bytes = memory.peak - memory.activations
-        one_pass(job, engine, plan, device=world.device, stand_in=stand_in, held_bytes=held_bytes)
+        one_pass(job, engine, plan, stand_in=stand_in, held_bytes=held_bytes, teacher=teacher)
 
     if world.device.type == "cuda":
         engine, plan = engine_that_fits(

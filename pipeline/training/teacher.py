@@ -10,13 +10,15 @@ Without a teacher, the mean of both heads' logits learns the labels, as when Dei
 mode; timm's deit.py).
 
 The teacher is no part of the engine: each rank has all its weights, whatever the ZeRO stage, and computes them without
-gradients. A host reads the file once from its disk, and its page cache serves the other ranks.
+gradients, once in each step: the second pass of SAM takes the logits of the first (gradients.py). A host reads the file
+once from its disk, and its page cache serves the other ranks.
 """
 
 import hashlib
+import json
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -24,6 +26,7 @@ import torch.nn.functional as F  # noqa: N812
 from pipeline.models.build import Model
 from pipeline.models.config import ModelConfig
 from pipeline.models.flops import forward_flops, num_parameters
+from pipeline.models.loss import classification_loss
 from pipeline.models.weights.folder import Weights, filled_model, refuse_no_head
 from pipeline.ranks.world import World
 from pipeline.training.kernels import set_up_blocks
@@ -34,14 +37,15 @@ from shards.errors import UserError
 from shards.output.quantities import short_count
 
 log = logging.getLogger(__name__)
-_FP32 = 4
+_OF_TRAINING = ("dropout", "stochastic_depth", "position_std", "layer_scale")
+_OF_SIZE = ("name", "patch", "depth", "width", "mlp_width", "num_heads", "resnet_units", "resnet_factor")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Teacher:
     """A frozen model that is ready to predict. `config`: the teacher's own, at the size of the images that it gets.
-    `columns`: the place among its classes of each of the trained model's, int64[K]. `sha256`: the digest of its tensors
-    in fp32, by our names."""
+    `columns`: the place among its classes of each of the trained model's, int64[K]. `sha256`: the digest of everything
+    that determines its predictions and their meaning; see `_began_digest`."""
 
     model: Model
     config: ModelConfig
@@ -52,11 +56,6 @@ class Teacher:
     def forward_flops(self) -> int:
         """The operations of its forward pass, per image."""
         return forward_flops(self.config)
-
-    @property
-    def num_bytes(self) -> int:
-        """The most bytes that its weights take on a device."""
-        return _FP32 * num_parameters(self.config)
 
     def on(self, world: World, job: TrainingJob, *, is_compiled: bool) -> "Teacher":
         """Returns the teacher on this rank's device, in the job's precision, which must be decided."""
@@ -96,10 +95,38 @@ def distilled_loss(logits_BK: torch.Tensor, teacher_BK: torch.Tensor, config: Te
     return F.kl_div(student_BK, teacher_BK, reduction="batchmean", log_target=True) * t**2
 
 
+def learned_loss(
+    job: TrainingJob,
+    logits_BK: torch.Tensor,
+    targets: torch.Tensor,
+    taught_BK: torch.Tensor | None,
+    *,
+    distilled_BK: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Returns the mean loss of a micro-batch with labels. `taught_BK`: the teacher's logits; None without a teacher.
+    `distilled_BK`: the logits that learn from it (the distillation token's); None: those that learn from labels."""
+    share = job.teacher.share
+    if taught_BK is None:
+        return classification_loss(logits_BK, targets, name=job.loss, smoothing=job.label_smoothing)
+    student_BK = logits_BK if distilled_BK is None else distilled_BK
+    distilled = share * distilled_loss(student_BK, taught_BK, job.teacher)
+    if share == 1:
+        return distilled
+    labelled = classification_loss(logits_BK, targets, name=job.loss, smoothing=job.label_smoothing)
+    return distilled + (1 - share) * labelled
+
+
+def teacher_config(job: TrainingJob) -> ModelConfig | None:
+    """Returns the configuration of the job's teacher, at the size of the images that it gets; None if the job has none.
+    Reads no tensors. Raises UserError if there are no such weights."""
+    return _at_size(_opened(job.teacher.weights, say=False).config, job) if job.teacher.weights else None
+
+
 def teacher_flops(job: TrainingJob) -> int:
-    """Returns the operations of the teacher's forward pass, per image; 0 without a teacher. Reads no tensors. Raises
-    UserError if there are no such weights."""
-    return forward_flops(_at_size(_opened(job.teacher.weights, say=False).config, job)) if job.teacher.weights else 0
+    """Returns the operations of the teacher's forward pass, per image; 0 without a teacher. Raises UserError if there
+    are no such weights."""
+    config = teacher_config(job)
+    return forward_flops(config) if config else 0
 
 
 def _at_size(config: ModelConfig, job: TrainingJob) -> ModelConfig:
@@ -109,15 +136,16 @@ def _at_size(config: ModelConfig, job: TrainingJob) -> ModelConfig:
 
 def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teacher | None:
     """Reads the job's teacher; None if it has none. `names`: the names of the data's classes. `say`: whether to log
-    what it is. Raises UserError if its classes are not the trained model's, or if its tensors have another digest than
-    the job names."""
+    what it is. Raises UserError if its classes are not the trained model's, or if it has another digest than the job
+    names."""
     config = job.teacher
     if not config.weights:
         return None
     weights = _opened(config.weights, say=say)
     refuse_no_head(weights)
     columns = columns_of(weights, names, num_classes=job.model.num_classes)
-    digest = hashlib.sha256()
+    fitting = _at_size(weights.config, job)
+    digest = _began_digest(fitting, weights.labels)
 
     def tensor(name: str) -> torch.Tensor:
         value = weights.tensor(name).float().contiguous()
@@ -129,14 +157,27 @@ def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teache
     found = digest.hexdigest()
     if config.sha256 not in ("", found):
         raise UserError(
-            f"the teacher at {config.weights!r} has other tensors, sha256 {found}, than teacher.sha256 "
-            f"{config.sha256} names",
+            f"the teacher at {config.weights!r} is not the one that teacher.sha256 {config.sha256} names: its "
+            f"sha256 is {found}, so its tensors, its model's settings (GELU, heads, ...) or its classes are others",
             todo='give the weights that the run began with as --teacher.weights, or --teacher.sha256 "" in a new run',
         )
-    teacher = Teacher(model=model, config=_at_size(weights.config, job), columns=columns, sha256=found)
+    teacher = Teacher(model=model, config=fitting, columns=columns, sha256=found)
     if say:
         log.info("%s", words_of(teacher, job))
     return teacher
+
+
+def _began_digest(config: ModelConfig, labels: Sequence[str]) -> "hashlib._Hash":
+    """Returns the sha256 of a teacher, to which its tensors are still to be added, in fp32 and by our names. It begins
+    with the model's configuration and the names of its classes in order. Left out are settings that only training or
+    initial values depend on; sizes count as they are, whether the name or a field gives them. So the digest is the same
+    in any format and folder. Means and deviations of pixels are part of the tensors (conversion/)."""
+    fields = {name: value for name, value in asdict(config).items() if name not in (*_OF_TRAINING, *_OF_SIZE)}
+    fields |= {
+        "size": None if config.is_bit else asdict(config.size),
+        "resnet": config.resnet and asdict(config.resnet),
+    }
+    return hashlib.sha256(json.dumps([fields, list(labels)], sort_keys=True).encode())
 
 
 def _opened(path: str, *, say: bool) -> Weights:

@@ -7,6 +7,7 @@ hold, which is chance, so the allocator's flag for counting the frees of all thr
 import ctypes
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ import torch
 from torch._C._profiler import _ExtraFields_Allocation
 from torch.profiler import ProfilerActivity, profile
 
-from pipeline.models.loss import classification_loss
+from pipeline.models.build import build_model
+from pipeline.models.config import ModelConfig
 from pipeline.ranks.world import World
 from pipeline.training.settings.job import TrainingJob
 from pipeline.training.start import starting_model
+from pipeline.training.teacher import Teacher, learned_loss
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from pipeline.training.zero.engine import Engine
 from tests.rigs.processes import run_ranks
@@ -26,14 +29,14 @@ from tests.rigs.random_weights import fill_randomly
 _STEPS = 2  # the first has no moments yet
 
 
-def peak_bytes(job: TrainingJob, *, micro_batch: int, num_ranks: int = 1) -> int:
-    """Of rank 0 of a CPU's ranks, training on images of zeros."""
+def peak_bytes(job: TrainingJob, *, micro_batch: int, num_ranks: int = 1, teacher: ModelConfig | None = None) -> int:
+    """Of rank 0 of a CPU's ranks, training on images of zeros, with a teacher of random weights if one is given."""
     plan = plan_batch(job.global_batch, micro_batch=micro_batch, num_ranks=num_ranks, lanes=1)
-    return int(run_ranks(_peak_of_a_rank, job, plan, num_ranks=num_ranks)[0])
+    return int(run_ranks(_peak_of_a_rank, job, plan, teacher, num_ranks=num_ranks)[0])
 
 
-def _peak_of_a_rank(_world: World, job: TrainingJob, plan: BatchPlan) -> int:
-    return peak_of(lambda: _train(job, plan))
+def _peak_of_a_rank(_world: World, job: TrainingJob, plan: BatchPlan, teacher: ModelConfig | None) -> int:
+    return peak_of(lambda: _train(job, plan, teacher))
 
 
 def peak_of(work: Callable[[], None]) -> int:
@@ -66,7 +69,11 @@ def _totals(events: Iterable[Any]) -> Iterator[int]:
             yield int(fields.total_allocated)
 
 
-def _train(job: TrainingJob, plan: BatchPlan) -> None:
+def _train(job: TrainingJob, plan: BatchPlan, taught_by: ModelConfig | None) -> None:
+    teacher = None
+    if taught_by:
+        model = build_model(taught_by).eval().requires_grad_(False)
+        teacher = Teacher(model=model, config=taught_by, columns=torch.arange(job.model.num_classes), sha256="")
     engine = Engine(
         starting_model(job, is_compiled=False),
         config=job.engine,
@@ -82,6 +89,18 @@ def _train(job: TrainingJob, plan: BatchPlan) -> None:
     engine.train(True)
     for _ in range(_STEPS):
         for _ in range(plan.accumulation):
-            engine.accumulate(lambda model: classification_loss(model(images), labels, name=job.loss))
+            taught = teacher.logits(images) if teacher else None
+            engine.accumulate(partial(_loss_of, job=job, images=images, labels=labels, taught=taught))
         if engine.update(learning_rate=0.0).was_skipped:
             raise AssertionError("an update that is skipped takes less memory")
+
+
+def _loss_of(
+    model: torch.nn.Module,
+    *,
+    job: TrainingJob,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    taught: torch.Tensor | None,
+) -> torch.Tensor:
+    return learned_loss(job, model(images), labels, taught)

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import torch
 
 from pipeline.models.build import Model
-from pipeline.models.loss import classification_loss
 from pipeline.models.masked import masked_loss, masked_targets
 from pipeline.ranks.collectives import all_agree, barrier
 from pipeline.ranks.world import World
 from pipeline.training.fitting.fit import halved
 from pipeline.training.settings.job import TrainingJob
+from pipeline.training.teacher import Teacher, learned_loss
 from pipeline.training.zero.batch_plan import BatchPlan
 from pipeline.training.zero.engine import Engine
 from shards.errors import TransientError, UserError, WillNotSucceedError
@@ -75,16 +75,18 @@ def one_pass(
     engine: Engine,
     plan: BatchPlan,
     *,
-    device: torch.device,
     stand_in: Callable[[], Model],
     held_bytes: int,
+    teacher: Teacher | None = None,
 ) -> None:
-    """Computes the forward and backward passes of one micro-batch of random images, without other ranks. It changes no
-    gradient and no weight. `stand_in`: makes the model to use under stage 3, where the engine's weights are spread over
-    the ranks. `held_bytes`: what training will hold on a GPU apart from activations; the part that the engine has not
-    yet allocated is allocated during the pass."""
+    """Computes the forward and backward passes of one micro-batch of random images, without other ranks, and the
+    teacher's forward pass before them. It changes no gradient and no weight. `stand_in`: makes the model to use under
+    stage 3, where the engine's weights are spread over the ranks. `held_bytes`: what training will hold on a GPU apart
+    from activations; the part that is not yet allocated is allocated during the pass. `teacher`: the job's, on the
+    device; None if it has none."""
     module = stand_in() if job.engine.zero_stage == 3 else engine.module
     module.train()
+    device = next(module.parameters()).device
     on_gpu = device.type == "cuda"
     missing = max(0, held_bytes - torch.cuda.memory_allocated(device)) if on_gpu else 0
     ballast = torch.empty(missing, dtype=torch.uint8, device=device)
@@ -101,8 +103,9 @@ def one_pass(
         num_stay = job.with_most_tokens.largest_phase.num_stay
         first = None if num_stay is None else torch.arange(num_stay, device=device).expand(plan.micro_batch, -1)
         given = {"stay_BS": first, "patch": min(job.tokens.patch_sizes, default=None)}
+        taught = teacher.logits(images) if teacher else None
         outputs = module(images, **{name: value for name, value in given.items() if value is not None})
-        loss = classification_loss(outputs, labels, name=job.loss, smoothing=job.label_smoothing)
+        loss = learned_loss(job, outputs, labels, taught)
     # Unlike `backward`, `grad` does not run the hooks that reduce gradients, which would wait for the other ranks.
     torch.autograd.grad(loss, [parameter for parameter in module.parameters() if parameter.requires_grad])
     if on_gpu:

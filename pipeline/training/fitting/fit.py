@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from pipeline.models.config import ModelConfig
 from pipeline.ranks.collectives import gather_json
 from pipeline.ranks.host import available_bytes
 from pipeline.ranks.world import World
@@ -42,11 +43,13 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class Budget:
     """The memory of a rank: its GPU's, or its share of the host's. `reserve_bytes`: the part that is not for tensors.
-    `where`: the name of the device."""
+    `where`: the name of the device. `teacher`: the configuration of the teacher that shares it with the run; None if
+    the job has none."""
 
     total_bytes: int
     reserve_bytes: int
     where: str
+    teacher: ModelConfig | None = None
 
     @property
     def bytes(self) -> int:
@@ -103,7 +106,7 @@ def fitted(job: TrainingJob, whole: BatchPlan, budget: Budget, *, is_on_gpu: boo
     topology = Topology(num_ranks=whole.num_ranks, is_on_gpu=is_on_gpu)
 
     def needs(micro_batch: int) -> Memory:
-        return memory_of(job, topology, micro_batch=micro_batch)
+        return memory_of(job, topology, micro_batch=micro_batch, teacher=budget.teacher)
 
     if job.micro_batch:
         return _as_demanded(whole, needs(whole.micro_batch), budget)
@@ -149,7 +152,8 @@ def least_recomputed(
     sizes = list(_micro_batches(whole, pairs=job.data.mixup.is_on))
 
     def fits(recomputed: Recomputed, size: int) -> bool:
-        return memory_of(with_recomputed(job, recomputed), topology, micro_batch=size).peak <= budget.bytes
+        recomputing = with_recomputed(job, recomputed)
+        return memory_of(recomputing, topology, micro_batch=size, teacher=budget.teacher).peak <= budget.bytes
 
     wanted = whole.micro_batch if job.micro_batch else recorded_micro_batch(recorded, whole)
     if wanted in sizes:
@@ -220,7 +224,8 @@ def _refusal(job: TrainingJob, whole: BatchPlan, budget: Budget, *, is_on_gpu: b
     images = "1 image" if not job.data.mixup.is_on else "2 images"
     return (
         f"a micro-batch of {images} needs {_gb(least.peak)} on each of {whole.num_ranks} ranks (weights and states "
-        f"{_gb(least.weights + least.state)}, gradients {_gb(least.gradients)}, activations {_gb(least.activations)}), "
+        f"{_gb(least.weights + least.state)}, gradients {_gb(least.gradients)}, activations {_gb(least.activations)}"
+        f"{f', teacher {_gb(least.teacher)}' if least.teacher else ''}), "
         f"but {budget.where} has {_gb(budget.bytes)} for it ({_gb(budget.total_bytes)} minus a reserve of "
         f"{_gb(budget.reserve_bytes)}); {advice}"
     )
@@ -265,7 +270,8 @@ def _others(job: TrainingJob, whole: BatchPlan, *, is_on_gpu: bool) -> Iterator[
 def _fits(job: TrainingJob, plan: BatchPlan, budget: Budget, *, is_on_gpu: bool) -> bool:
     topology = Topology(num_ranks=plan.num_ranks, is_on_gpu=is_on_gpu)
     sizes = list(_micro_batches(plan, pairs=job.data.mixup.is_on))
-    return any(memory_of(job, topology, micro_batch=size).peak <= budget.bytes for size in sizes)
+    needed = (memory_of(job, topology, micro_batch=size, teacher=budget.teacher).peak for size in sizes)
+    return any(num_bytes <= budget.bytes for num_bytes in needed)
 
 
 def _gb(num_bytes: int) -> str:
@@ -298,7 +304,7 @@ def _least_budget(budget: Budget, world: World) -> Budget:
     """Returns the smallest budget of all ranks. Collective."""
     own = {"total_bytes": budget.total_bytes, "reserve_bytes": budget.reserve_bytes, "where": budget.where}
     budgets = [Budget(**one) for one in gather_json(own, device=world.device)]
-    return min(budgets, key=lambda one: one.bytes)
+    return replace(min(budgets, key=lambda one: one.bytes), teacher=budget.teacher)
 
 
 def recorded_micro_batch(record: Mapping[str, Any], whole: BatchPlan) -> int | None:
@@ -330,4 +336,5 @@ def _parts(memory: Memory) -> str:
         "gradients": memory.gradients,
         "activations": memory.activations,
     }
+    parts |= {"teacher": memory.teacher} if memory.teacher else {}
     return ", ".join(f"{name} {num_bytes / 1e9:.1f}" for name, num_bytes in parts.items())

@@ -9,8 +9,11 @@ some of these recordings. P is the number of parameters, R of ranks, w of bytes 
                            moments         8 P / R        (with the first in bf16 6 P / R; SGD, and Muon of its
                                                           matrices, 4 P / R)
                            average         4 P / R        (EMA)
+                           teacher         w P_t          (with all its P_t parameters, under every stage)
                            gradients       w P / R        (stage 3; 4 P / R in bf16 with accumulation)
-    as a backward pass begins              activations, and the gradients of the micro-batches before it
+    as a backward pass begins              activations, and the gradients of the micro-batches before it; activations
+                                           are those of the teacher's forward pass if these are more, since a teacher
+                                           computes each micro-batch before the model does, and keeps only logits
     as the last one ends                   the gradients of all weights (stages 2 and 3: of this rank's), and copies
     in both, with stage 3                  the gathered weights of two blocks
     in the update                          copies of this rank's gradients (Muon: and of a few matrices)
@@ -50,7 +53,8 @@ class Topology:
 @dataclass(frozen=True, kw_only=True)
 class Memory:
     """Bytes on one rank's device at the peak. `gradients`: the gradients, and all buffers that reduce and copy them.
-    `saved`: what a checkpoint holds of this rank, with moments in bf16 widened to fp32."""
+    `activations`: those of the model or, if they are more, of its teacher. `teacher`: the teacher's weights. `saved`:
+    what a checkpoint holds of this rank, with moments in bf16 widened to fp32."""
 
     weights: int
     masters: int
@@ -59,6 +63,7 @@ class Memory:
     gradients: int
     images: int
     activations: int
+    teacher: int
     saved: int
 
     @property
@@ -69,17 +74,20 @@ class Memory:
     @property
     def peak(self) -> int:
         """The sum of all parts."""
-        return self.weights + self.state + self.gradients + self.images + self.activations
+        return self.weights + self.state + self.gradients + self.images + self.activations + self.teacher
 
 
-def memory_of(job: TrainingJob, topology: Topology, *, micro_batch: int) -> Memory:
+def memory_of(job: TrainingJob, topology: Topology, *, micro_batch: int, teacher: ModelConfig | None = None) -> Memory:
     """Returns the memory that passes of `micro_batch` images need; `micro_batch` must divide a rank's share of the
-    global batch.
+    global batch. `teacher`: the configuration of the job's teacher, at the size of the images that it gets; None if the
+    job has none.
 
-    Raises ValueError if the job's precision or number of classes is not decided.
+    Raises ValueError if the job's precision or number of classes is not decided, or if its teacher is missing.
     """
     if job.engine.precision == "auto" or not job.model.num_classes:
         raise ValueError("engine.precision is 'auto' or model.num_classes 0: decide them before memory is planned")
+    if (teacher is None) == bool(job.teacher.weights):
+        raise ValueError("memory is planned for a teacher if teacher.weights names one, and only then")
     ranks, share = topology.num_ranks, job.global_batch // topology.num_ranks
     number, is_bf16 = num_parameters(job.model), job.engine.precision == "bf16"
     weight = _BF16 if is_bf16 else _FP32
@@ -98,6 +106,9 @@ def memory_of(job: TrainingJob, topology: Topology, *, micro_batch: int) -> Memo
     densest = job.with_most_tokens
     kept = activations_of(densest.model, pass_of(densest, is_on_gpu=topology.is_on_gpu, element_bytes=weight))
     activations = _of_images(kept, micro_batch)
+    if teacher:
+        activations += micro_batch * _taught_bytes(job)
+        activations = max(activations, _teaching_bytes(job, teacher, topology, micro_batch=micro_batch))
     begins = gradients.as_backward_begins() + activations
     peak = max(begins, gradients.as_backward_ends(), gradients.in_update()) + gradients.too_large()
     average = _FP32 * trained_part if job.ema_decay else 0
@@ -110,6 +121,7 @@ def memory_of(job: TrainingJob, topology: Topology, *, micro_batch: int) -> Memo
         gradients=gradients.always() + peak - activations,
         images=_image_bytes(job, micro_batch, share),
         activations=activations,
+        teacher=weight * num_parameters(teacher) if teacher else 0,
         saved=_FP32 * part + -(-_moment_bytes(in_fp32, trained) // ranks) + average,
     )
 
@@ -319,6 +331,30 @@ def pass_of(job: TrainingJob, *, is_on_gpu: bool, element_bytes: int) -> Pass:
     )
 
 
+def _teaching_bytes(job: TrainingJob, teacher: ModelConfig, topology: Topology, *, micro_batch: int) -> int:
+    """Returns the bytes that the teacher's forward pass takes for a micro-batch. Images that are resized for it
+    (teacher.py) are held in fp32 meanwhile. Resizing them takes the original ones and those resized in one direction,
+    too."""
+    element_bytes = _BF16 if job.engine.precision == "bf16" else _FP32
+    how = Pass(element_bytes=element_bytes, is_frozen=True, is_on_gpu=topology.is_on_gpu)
+    passing, given, side = (
+        _of_images(activations_of(teacher, how), micro_batch),
+        job.model.image_size,
+        teacher.image_size,
+    )
+    if teacher.is_bit or side == given:
+        return passing
+    pixels = _FP32 * 3 * micro_batch
+    return max(passing, pixels * (given**2 + given * side)) + pixels * side**2
+
+
+def _taught_bytes(job: TrainingJob) -> int:
+    """Returns the bytes per image that a teacher adds to what the model's pass keeps: the teacher's logits; its
+    logarithms of probabilities, if the model learns those; and the model's, of which labels have their own."""
+    num_kept = 1 + (job.teacher.target == "soft") + (job.teacher.share < 1)
+    return num_kept * _FP32 * job.model.num_classes
+
+
 def _of_images(kept: Activations, num_images: int) -> int:
     fixed = kept.fixed_bytes + kept.fixed_working_bytes
     return num_images * (kept.image_bytes + kept.working_bytes) + fixed
@@ -326,8 +362,9 @@ def _of_images(kept: Activations, num_images: int) -> int:
 
 def _image_bytes(job: TrainingJob, micro_batch: int, share: int) -> int:
     """Returns the bytes of a rank's pixels, of a micro-batch's mixed images in fp32 (with mixup), and of its targets
-    (with mixup or weighted labels)."""
+    (with mixup or weighted labels). With SAM, also those of a teacher's logits, which the second pass takes again."""
     pixels = 3 * job.model.image_size**2
     is_mixed = job.data.mixup.is_on
     mixed = _FP32 * (is_mixed * pixels + (is_mixed or job.data.label_weights) * job.model.num_classes)
-    return _IMAGE_BUFFERS * share * pixels + micro_batch * mixed
+    taught_again = _FP32 * job.model.num_classes * bool(job.teacher.weights and job.optimizer.sam_rho)
+    return share * (_IMAGE_BUFFERS * pixels + taught_again) + micro_batch * mixed

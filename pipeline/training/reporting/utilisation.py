@@ -99,7 +99,7 @@ class Utilisation:
 
     def _mfu(self, step_seconds: float, peak: float, step: int) -> float:
         return mfu(
-            image_flops=self._image_flops(step) + self._job.optimizer.passes_per_step * self._teacher_flops,
+            image_flops=self._image_flops(step) + self._teacher_flops,
             global_batch=self._job.global_batch,
             step_seconds=step_seconds,
             num_ranks=self._world.num_ranks,

@@ -253,7 +253,8 @@ class TeacherConfig:
     temperature: Annotated[float, Range(above=0)] = 1.0
     """With soft: what the logits of both are divided by. The loss is multiplied by its square."""
     sha256: str = ""
-    """Digest of the teacher's tensors. A run fills it in, and continues with the same tensors only."""
+    """Digest of the teacher: of its tensors, of its model's settings and of the names of its classes. A run fills it
+    in, and continues with the same teacher only."""
 
     def __post_init__(self) -> None:
         refuse_wrong_values(self, where="teacher.")

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from jobs.models.export_weights import FILE_NAME, Exported, ExportJob, Training, card_text, run, training_of
 from jobs.models.import_weights import ImportJob
 from jobs.models.import_weights import run as run_import
+from jobs.recipes.pretrain import digits_smoke
 from jobs.record import read_record
 from jobs.reports.points import point_of
 from jobs.stages import job_class
@@ -28,6 +29,8 @@ from pipeline.models.conversion.config import Format
 from pipeline.models.weights.folder import open_weights, save_weights
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
 from pipeline.shared_settings import EvaluationTransform
+from pipeline.training.settings.job import TeacherConfig
+from pipeline.training.settings.tokens import TokensConfig
 from shards.config import HeldOutConfig
 from shards.errors import InvalidDataError, UserError
 from tests.jobs.models.test_evaluate import weights_that_say
@@ -292,6 +295,31 @@ def test_averaged_weights_have_only_their_own_accuracy(tmp_path: Path) -> None:
     card = card_text(EXPORTED, of_a_run(tmp_path / "b", raw, evaluation=on, ema_decay=0.9))
     assert "- Accuracy of the raw weights, not of these averaged ones, on `test`: 50.00 %" in card
     assert "model-index" not in front_matter(card)
+
+
+def test_a_card_names_the_teacher_sam_and_what_was_done_to_patches(tmp_path: Path) -> None:
+    teacher = TeacherConfig(
+        weights="/home/somebody/runs/large_`b`/weights", share=0.5, temperature=2.0, sha256="a" * 64
+    )
+    job = digits_smoke()
+    fields = {
+        "teacher": teacher,
+        "tokens": TokensConfig(patch_sizes=(4, 8, 16), patch_dropout=0.5, whole_steps=3),
+        "optimizer": replace(job.optimizer, sam_rho=0.2),
+    }
+    training = of_a_run(tmp_path / "a", {"test_accuracy": 0.5}, model={"distillation_token": True}, **fields)
+    card = card_text(EXPORTED, training)
+    for line in (
+        "- Teacher: `large_'b'`, whose probabilities at temperature 2.0 have a share of 0.5 of the loss, for the "
+        "distillation token (sha256 aaaaaaaaaaaa...)",
+        "- SAM: rho 0.2",
+        "- Patch sizes: 4, 8, 16 px, of which each step draws one",
+        "- Patch dropout: 0.5 of the patches of each image, but none in the last 3 steps",
+    ):
+        assert f"{line}\n" in card, card
+    assert "somebody" not in card
+    plain = card_text(EXPORTED, of_a_run(tmp_path / "b", {"test_accuracy": 0.5}))
+    assert not [word for word in ("Teacher", "SAM", "Patch") if f"- {word}" in plain]
 
 
 def test_a_model_that_was_changed_has_no_scores_of_the_run(tmp_path: Path) -> None:

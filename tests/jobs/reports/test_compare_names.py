@@ -6,10 +6,21 @@ from typing import Any
 import pytest
 
 from jobs.recipes.pretrain import digits_smoke
-from jobs.reports.compare_names import ScoredOn, dataset_names, fewshot_on, model_name, scored_on, sizes_of
+from jobs.record import leaves_of
+from jobs.reports.compare_names import (
+    ScoredOn,
+    dataset_names,
+    fewshot_on,
+    model_name,
+    scored_on,
+    sizes_of,
+    what_differs,
+)
 from pipeline.data.config import DataConfig
 from pipeline.evaluation.config import EvaluationConfig, FewshotInTraining
 from pipeline.models.config import NAMES, ModelConfig
+from pipeline.training.settings.job import TeacherConfig
+from pipeline.training.settings.tokens import TokensConfig
 from shards.config import HeldOutConfig, SubsetConfig
 
 
@@ -82,3 +93,17 @@ def test_what_is_scored() -> None:
     assert held_out == on("d/a", part="10 % of samples 5 to the end held out by seed 3")
     few = FewshotInTraining(url="d/few", held_out=HeldOutConfig(count=2000))
     assert fewshot_on(few) == on("d/few", part="2,000 images held out")
+
+
+def test_what_differs_is_said_in_words_that_stand_alone() -> None:
+    """A teacher's fields have vague names, and a list is one value. Its digest says no more than its weights."""
+    base = digits_smoke()
+    teacher = TeacherConfig(weights="runs/large/weights", target="hard", share=0.5, sha256="a" * 64)
+    tokens, optimizer = TokensConfig(patch_sizes=(4, 8), patch_dropout=0.5), replace(base.optimizer, sam_rho=0.1)
+    taught = replace(base, teacher=teacher, tokens=tokens, optimizer=optimizer)
+    plain, found = what_differs([leaves_of(base), leaves_of(taught)])
+    assert set(plain) == {"sam_rho 0.0", "patch_dropout 0.0"}
+    assert set(found) >= {
+        *("teacher.weights runs/large/weights", "teacher.target hard", "teacher.share 0.5"),
+        *("sam_rho 0.1", "patch_sizes 4 8", "patch_dropout 0.5"),
+    }

@@ -6,6 +6,7 @@ import signal
 import stat
 import threading
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from typing import Any
 import pytest
 
 from jobs.cli import main
+from jobs.recipes.sam import vit_b16_i1k_sam
+from jobs.record import write_record
 from jobs.reports.facts import gather
 from jobs.reports.report import render, summary
 from jobs.reports.worth import read_scores, worth_of
+from pipeline.training.settings.job import TeacherConfig
+from pipeline.training.settings.tokens import TokensConfig
 from tests.jobs.reports.test_ls import make
 from tests.rigs.browser import CHROMIUM, browser
 from tests.rigs.hostile import HOSTILE, assert_harmless
@@ -52,6 +57,26 @@ def test_what_is_no_run_gets_one_message(tmp_path: Path, record: str | None, mes
         (tmp_path / "job.yaml").write_text(record)
     assert message in fails(str(tmp_path))
     assert not (tmp_path / "report.html").exists()
+
+
+def test_the_page_names_the_methods_of_a_run_whose_recipe_has_them(tmp_path: Path) -> None:
+    """A setting of the recipe itself is no change."""
+    job = vit_b16_i1k_sam()
+    teacher = TeacherConfig(weights="/scratch/large <b>/weights", target="hard", sha256="a" * 64)
+    job = replace(job, loss="softmax", teacher=teacher, tokens=TokensConfig(patch_dropout=0.5))
+    write_record(tmp_path, stage="pretrain", job=job)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
+    facts = gather(tmp_path)
+    assert dict(facts.methods) == {
+        "Teacher": "large <b>, whose most probable classes have a share of 1.0 of the loss (sha256 aaaaaaaaaaaa...)",
+        "SAM": "rho 0.2",
+        "Patch dropout": "0.5 of the patches of each image",
+    }
+    assert not [name for name, *_ in facts.changes if "sam" in name]
+    page = render(facts, worth_of(tmp_path, running_seconds=1.0), read_scores(tmp_path)).decode()
+    assert "Trained with" in page
+    assert "large &lt;b&gt;, whose most probable classes" in page
+    assert "<dt>SAM</dt><dd>rho 0.2</dd>" in page
 
 
 def test_wrong_paths_get_one_message(tmp_path: Path) -> None:

@@ -8,11 +8,12 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from pipeline.models.activations import Pass, activations_of
-from pipeline.models.build import checkpoint_blocks, unfilled_model
+from pipeline.models.build import build_model, checkpoint_blocks, unfilled_model
 from pipeline.models.config import ModelConfig
 from pipeline.models.loss import classification_loss, targets_of
 from pipeline.models.masked import masked_loss, masked_targets
 from pipeline.models.recompute import recompute_selectively
+from tests.rigs.peaks import peak_of
 
 BF16 = Pass(element_bytes=2, loss="sigmoid", is_on_gpu=False)
 FP32 = replace(BF16, element_bytes=4)
@@ -190,6 +191,36 @@ def saved_bytes(config: ModelConfig, how: Pass, *, num_images: int) -> int:
                 given = [labels]
         own = {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *given)}
         return sum(int(storage.nbytes()) for key, storage in kept.items() if key not in own)
+
+
+SMALL: dict[str, Any] = {"image_size": 64, "depth": 2}
+UNITS: dict[str, Any] = {"image_size": 64, "resnet_units": (1, 1)}
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "most"),
+    [
+        pytest.param("vit_s16", SMALL, 1.01, id="the MLP"),
+        pytest.param("vit_s16", SMALL | {"mlp": "swiglu", "qk_norm": True}, 1.01, id="SwiGLU"),
+        pytest.param("vit_s16", SMALL | {"gelu": "quick"}, 1.01, id="quick GELU"),
+        pytest.param("vit_s16", SMALL | {"mlp_width": 64}, 1.01, id="attention, beside a narrow MLP"),
+        pytest.param("vit_s16", SMALL | {"width": 24, "num_heads": 2, "mlp_width": 24}, 1.05, id="pixels"),
+        pytest.param("vit_s16", SMALL | {"position": "relative", "image_size": 160}, 1.5, id="relative positions"),
+        pytest.param("r_vit_ti16", SMALL, 1.5, id="hybrid"),
+        pytest.param("bit_r50x1", UNITS, 2.0, id="bit"),
+    ],
+)
+def test_a_pass_without_gradients_takes_what_is_counted(name: str, changed: dict[str, Any], most: float) -> None:
+    """At least that, and at most `most` times that, by PyTorch's record of every allocation."""
+    config, num_images = ModelConfig(name=name, num_classes=10, **changed), 8
+    model = build_model(config).eval().requires_grad_(False)
+    side, kept = config.image_size, list[torch.Tensor]()
+    images = torch.zeros(num_images, side, side, 3, dtype=torch.uint8)
+    before = peak_of(lambda: kept.append(torch.zeros(16)))
+    needed = peak_of(lambda: kept.append(model(images))) - before
+    found = activations_of(config, replace(FP32, loss="softmax", is_frozen=True))
+    counted = num_images * (found.image_bytes + found.working_bytes) + found.fixed_bytes + found.fixed_working_bytes
+    assert needed <= counted <= most * needed
 
 
 def test_vit_h14_keeps_337_mb_an_image_on_a_gpu() -> None:

@@ -1,6 +1,7 @@
 """A student learns what its teacher says of the same mixed crops, on any topology, and only from that teacher."""
 
 import json
+import math
 import shutil
 from dataclasses import replace
 from itertools import islice
@@ -15,16 +16,28 @@ from scipy.special import log_softmax
 
 from jobs import exit_codes
 from jobs.recipes.pretrain import digits_smoke
+from jobs.reports.points import point_of
+from pipeline.data.batches import Batch
 from pipeline.data.config import DataConfig
 from pipeline.data.stream import train_batches
 from pipeline.models import ModelConfig, ViT, build_model
 from pipeline.models.build import shapes_of
+from pipeline.models.conversion.timm import save_timm
+from pipeline.models.flops import num_parameters
 from pipeline.models.weights.folder import filled_model, open_weights, save_weights
+from pipeline.planning.forecast import cost_of, forecast
+from pipeline.planning.rates import Rates
+from pipeline.training.fitting.fit import fitted
+from pipeline.training.prepare import prepare
+from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import TeacherConfig, TrainingJob
 from pipeline.training.teacher import columns_of, distilled_loss, open_teacher, teacher_flops
+from pipeline.training.zero.step_times import StepTimes
 from shards.errors import UserError
-from tests.rigs.processes import patchline
-from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, run
+from tests.jobs.reports.test_points import written
+from tests.rigs.kills import run_and_kill, step_at_least
+from tests.rigs.processes import one_world, patchline
+from tests.rigs.training import AT_ONCE, STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run
 
 NAMES = tuple(map(str, range(10)))
 SMALL = ModelConfig(
@@ -89,6 +102,72 @@ def test_classes_are_found_by_name_and_images_are_resized(tmp_path: Path) -> Non
     assert teacher.logits(large).shape == (2, 10), "a ViT has positions for one size"
     assert teacher_flops(job) == teacher.forward_flops > 0
     assert not any(parameter.requires_grad for parameter in teacher.model.parameters())
+
+
+CHANGED: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
+    "as it is": ({}, NAMES),
+    "what only training depends on": ({"dropout": 0.1, "stochastic_depth": 0.1, "position_std": 0.1}, NAMES),
+    "the name of its sizes": ({"name": "mine"}, NAMES),
+    "GELU": ({"gelu": "exact"}, NAMES),
+    "epsilon": ({"layer_norm_epsilon": 1e-12}, NAMES),
+    "heads": ({"num_heads": 4}, NAMES),
+    "where positions are added": ({"position_at": "layers_shared"}, NAMES),
+    "two classes exchanged": ({}, ("1", "0", *NAMES[2:])),
+}
+
+
+def test_the_digest_is_of_all_that_predictions_depend_on(tmp_path: Path) -> None:
+    """The tensors are the same in all rows; what a run has learned from one teacher would not go on with another."""
+    job = replace(digits_smoke(), model=replace(digits_smoke().model, num_classes=10))
+    digests = {}
+    for number, (name, (fields, labels)) in enumerate(CHANGED.items()):
+        folder = weights_at(tmp_path / str(number), labels=labels, config=replace(SMALL, **fields))  # type: ignore[arg-type]
+        teacher = open_teacher(replace(job, teacher=TeacherConfig(weights=str(folder))), NAMES, say=False)
+        assert teacher
+        digests[name] = teacher.sha256
+    alike = [name for name, digest in digests.items() if digest == digests["as it is"]]
+    assert alike == ["as it is", "what only training depends on", "the name of its sizes"]
+    assert len(set(digests.values())) == len(CHANGED) - 2
+    other = TeacherConfig(weights=str(tmp_path / "3"), sha256=digests["as it is"])
+    with pytest.raises(UserError, match=r"is not the one that teacher\.sha256 .* its model's settings \(GELU"):
+        open_teacher(replace(job, teacher=other), NAMES, say=False)
+
+
+def test_the_plan_and_the_start_count_the_same_memory(digits_url: str, tmp_path: Path) -> None:
+    """`patchline plan` shows the teacher's weights, and a start on the planned GPU takes the planned micro-batch."""
+    folder, base = weights_at(tmp_path / "teacher", config=replace(SMALL, width=512, mlp_width=2048)), digits_smoke()
+    engine = replace(base.engine, precision="bf16", compile="off")
+    job = replace(base, run_dir=str(tmp_path / "run"), data=replace(base.data, url=digits_url), engine=engine)
+    job = replace(job, teacher=TeacherConfig(weights=str(folder)))
+    prepared = prepare(job, one_world())
+    assert prepared.teacher
+    cost = cost_of(job, num_images=0, num_classes=10, days=1)
+    found = forecast(job, cost, gpu="h100", num_gpus=1, rates=Rates(mfu=0.5), num_classes=10)
+    assert prepared.budget.teacher == found.budget.teacher == prepared.teacher.config
+    budget = replace(found.budget, teacher=prepared.budget.teacher)
+    assert fitted(prepared.job, prepared.plan, budget, is_on_gpu=True) == found.fit
+    num_bytes = 2 * num_parameters(prepared.teacher.config)
+    assert found.fit.memory.teacher == num_bytes
+    flags = ("--gpu", "h100", "--num-gpus", "1", "--num-classes", "10", "--training.engine.precision", "bf16")
+    shown = patchline("plan", "digits_smoke", *flags, "--training.teacher.weights", str(folder))
+    assert f"teacher │ {num_bytes / 1e6:.1f} MB" in " ".join(shown.output.split()), shown.output
+    assert "; and the teacher's forward pass, once" in " ".join(shown.output.replace("│", " ").split())
+
+
+def test_sam_doubles_the_model_but_not_its_teacher(tmp_path: Path) -> None:
+    """In what `plan` counts, in MFU, and in what `compare` counts of a run of one step."""
+    base, teacher = digits_smoke(), TeacherConfig(weights=str(weights_at(tmp_path / "teacher")))
+    model, engine = replace(base.model, num_classes=10), replace(base.engine, precision="fp32")
+    job = replace(base, model=model, engine=engine, teacher=teacher)
+    once, taught = cost_of(job, num_images=0, num_classes=10, days=1).train_flops, teacher_flops(job)
+    job = replace(job, optimizer=replace(job.optimizer, sam_rho=0.1))
+    assert cost_of(job, num_images=0, num_classes=10, days=1).train_flops == 2 * (once - taught) + taught
+    utilisation = Utilisation(job, one_world(), StepTimes(), teacher_flops=taught)
+    utilisation.nominal_peak = 1e12
+    in_second = (2 * (once - taught) + taught) * job.global_batch
+    assert utilisation.values(1.0, step=1)["perf/mfu"] == pytest.approx(in_second / 1e12)
+    run_dir = written(tmp_path / "run", optimizer=job.optimizer, teacher=teacher)
+    assert point_of(run_dir, name="run").own_exaflops == pytest.approx(in_second / 1e18)
 
 
 @pytest.mark.parametrize(
@@ -225,6 +304,13 @@ def test_each_head_learns_from_its_own_source_as_in_deit(
         torch.testing.assert_close(filled_model(weights)(images), mean, atol=1e-5, rtol=0)
 
 
+def first_batch(url: str, folder: Path, *, image_size: int) -> Batch:
+    """That of a run, whose 32 images are the same at any size."""
+    data = replace(digits_smoke().data, url=url)
+    with train_batches(global_batch=32, image_size=image_size, config=data, quarantine=folder / "listed") as batches:
+        return next(iter(batches))
+
+
 @pytest.mark.parametrize(
     "stages",
     [
@@ -252,10 +338,22 @@ def test_both_heads_learn_the_same_on_any_topology(
 
     source = shutil.copytree(whole / "weights", tmp_path / "source")
     larger = ("--initial.weights", str(source), "--model.distillation-token", "--model.image-size", "48")
-    tuned = pretrain_words(digits_url, tmp_path / "tuned", *larger, "--initial.no-new-head")
+    more = ("--initial.no-new-head", "--engine.precision", "fp32")
+    tuned = pretrain_words(digits_url, tmp_path / "tuned", *larger, *more)
     assert run(tuned, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
-    found = losses(tmp_path / "tuned")
-    assert found[min(found)] < 1.5 * expected[max(expected)], "the mean of both heads predicts from the first step"
+    small, large = (first_batch(digits_url, tmp_path, image_size=side) for side in (32, 48))
+    model, taught_by = (filled_model(open_weights(str(path))) for path in (source, finished_runs.get(1)))
+    with torch.no_grad():
+        heads = model(small.images, heads_apart=True).unbind(dim=1)
+        sources = (small.labels[:, 0], taught_by(small.images).argmax(dim=1))
+        of_heads = [float(F.cross_entropy(*pair)) for pair in zip(heads, sources, strict=True)]
+        of_mean = float(F.cross_entropy(model(large.images), large.labels[:, 0]))
+    assert max(of_heads) < math.log(10) - 0.01, (
+        "a head whose loss is left out stays 0, and its loss the logarithm of 10"
+    )
+    assert losses(tmp_path / "tuned")[1] == pytest.approx(of_mean, rel=1e-5), (
+        "both heads are kept, and predict together"
+    )
 
     shutil.rmtree(whole / "weights")
     shutil.rmtree(whole / "checkpoints" / f"step-{STEPS:08d}")
@@ -263,3 +361,24 @@ def test_both_heads_learn_the_same_on_any_topology(
     assert run(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
     assert losses(whole) == expected
     assert (whole / "weights" / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+
+
+def test_an_imported_teacher_survives_a_kill(digits_url: str, tmp_path: Path) -> None:
+    """A folder of timm's, made a weights folder by `patchline import`, teaches a run that is killed and continued: the
+    losses and the weights are those of the unbroken run, to the bit."""
+    model, published, imported = replace(SMALL, image_size=32, gelu="exact"), tmp_path / "timm", tmp_path / "teacher"
+    shapes, draws = shapes_of(model), torch.Generator().manual_seed(1)
+    tensors = {name: 0.2 * torch.randn(shape, generator=draws) for name, shape in shapes.items()}
+    save_timm(published, config=model, labels=NAMES, tensor=tensors.__getitem__)
+    ended = patchline("import", str(published), "--out", str(imported))
+    assert ended.code == 0, ended.errors
+    taught = ("--teacher.weights", str(imported), "--teacher.share", "0.5", *MIXED, *AT_ONCE)
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert run(pretrain_words(digits_url, whole, *taught), num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+    words = pretrain_words(digits_url, broken, *taught)
+    assert run_and_kill(words, broken, moment=step_at_least(9), num_ranks=1, log_dir=tmp_path)
+    assert run(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
+    assert resumed_steps(broken) == [0, 8]
+    assert losses(broken) == losses(whole)
+    weights = [(folder / "weights" / "model.safetensors").read_bytes() for folder in (whole, broken)]
+    assert weights[0] == weights[1]

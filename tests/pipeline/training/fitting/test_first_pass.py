@@ -12,12 +12,14 @@ import torch
 from torch import nn
 
 from jobs.recipes.pretrain import digits_smoke
+from pipeline.models.build import build_model
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World
 from pipeline.shared_settings import Recomputed
 from pipeline.training.fitting.first_pass import FirstPass, engine_that_fits, one_pass
-from pipeline.training.settings.job import EngineConfig, TrainingJob
+from pipeline.training.settings.job import EngineConfig, TeacherConfig, TrainingJob
 from pipeline.training.start import stand_in_model, starting_model
+from pipeline.training.teacher import Teacher
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from pipeline.training.zero.engine import Engine
 from pipeline.training.zero.gradient_check import check_gradients
@@ -160,7 +162,7 @@ def tried_alone(world: World, stage: int, recomputed: Recomputed) -> tuple[float
         engine = build(job, plan)
         if is_tried and world.rank == 0:
             stand_in = partial(stand_in_model, job, is_compiled=False, device=CPU)
-            one_pass(job, engine, plan, device=CPU, stand_in=stand_in, held_bytes=10**6)
+            one_pass(job, engine, plan, stand_in=stand_in, held_bytes=10**6)
         norms.append(trained(job, engine, plan, world))
     return norms[0], norms[1]
 
@@ -169,6 +171,23 @@ def tried_alone(world: World, stage: int, recomputed: Recomputed) -> tuple[float
 def test_a_trial_waits_for_no_other_rank_and_leaves_no_trace(stage: int, recomputed: Recomputed) -> None:
     for found, reference in run_ranks(tried_alone, stage, recomputed, num_ranks=NUM_RANKS):
         assert found == reference > 0
+
+
+def images_of_a_trial(_world: World) -> list[tuple[int, ...]]:
+    """What a teacher is given in a trial, whose weights need no gradient."""
+    job = replace(job_of(), teacher=TeacherConfig(weights="w", share=0.5))
+    model, seen = build_model(job.model).eval().requires_grad_(False), list[tuple[int, ...]]()
+    model.register_forward_hook(lambda _, given, __: seen.append(tuple(given[0].shape)))
+    teacher = Teacher(model=model, config=job.model, columns=torch.arange(10), sha256="")
+    plan = plan_batch(SHARE, micro_batch=SHARE // 4, num_ranks=1, lanes=1)
+    stand_in = partial(stand_in_model, job, is_compiled=False, device=CPU)
+    one_pass(job, build(job, plan), plan, stand_in=stand_in, held_bytes=0, teacher=teacher)
+    return seen
+
+
+def test_a_trial_holds_the_teachers_forward_pass() -> None:
+    (seen,) = run_ranks(images_of_a_trial, num_ranks=1)
+    assert seen == [(SHARE // 4, 32, 32, 3)]
 
 
 def checked_beside(world: World, stage: int) -> tuple[float, float]:

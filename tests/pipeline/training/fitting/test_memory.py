@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from pipeline.models.config import ModelConfig
+from pipeline.models.flops import num_parameters
 from pipeline.ranks.world import bf16_of
 from pipeline.training.fitting.memory import Topology, memory_of
-from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TeacherConfig, TrainingJob
 from tests.rigs.peaks import peak_bytes
 
 NEEDS_BF16 = pytest.mark.skipif(
@@ -120,6 +121,52 @@ def test_it_is_what_training_allocates(job: TrainingJob, micro_batch: int, num_r
     topology = Topology(num_ranks=num_ranks, is_on_gpu=False)
     predicted = memory_of(job, topology, micro_batch=micro_batch).peak
     assert predicted == pytest.approx(peak_bytes(job, micro_batch=micro_batch, num_ranks=num_ranks), rel=0.1)
+
+
+TEACHERS = {
+    "large": ModelConfig(name="vit_s16", image_size=64, depth=4, num_classes=10),
+    "of a higher resolution": ModelConfig(name="vit_ti16", image_size=256, depth=2, num_classes=10),
+    "small": ModelConfig(name="vit_ti16", image_size=64, depth=1, num_classes=10),
+}
+
+
+def student(*, images: int, depth: int = 2, **changed: Any) -> TrainingJob:
+    """With 2 layers, a model so small that a large teacher's forward pass takes more memory than its own passes."""
+    model = ModelConfig(name="vit_ti16", image_size=64, depth=depth, num_classes=10)
+    job = replace(job_of(images=images), model=model, loss="softmax")
+    return replace(job, teacher=TeacherConfig(weights="w", share=0.5), **changed)
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_a_teacher_takes_what_training_allocates_for_it(name: str) -> None:
+    job, teacher = student(images=64, depth=6 if name == "small" else 1), TEACHERS[name]
+    topology = Topology(num_ranks=1, is_on_gpu=False)
+    predicted = memory_of(job, topology, micro_batch=32, teacher=teacher)
+    assert predicted.peak == pytest.approx(peak_bytes(job, micro_batch=32, teacher=teacher), rel=0.1)
+    assert predicted.teacher == 4 * num_parameters(teacher)
+    alone = memory_of(replace(job, teacher=TeacherConfig()), topology, micro_batch=32)
+    assert predicted.activations > alone.activations, "its pass, or at least its logits"
+
+
+def test_a_teachers_memory_grows_with_the_micro_batch_and_the_precision() -> None:
+    job, teacher = student(images=4096, engine=EngineConfig(precision="bf16")), TEACHERS["large"]
+    one, two, four = (memory_of(job, GPU, micro_batch=size, teacher=teacher) for size in (8, 16, 32))
+    assert four.peak - two.peak == 2 * (two.peak - one.peak) > 0
+    assert one.teacher == four.teacher == 2 * num_parameters(teacher), "each rank has all of it, in the run's precision"
+    sharded = replace(job, engine=replace(job.engine, zero_stage=3))
+    assert memory_of(sharded, GPU, micro_batch=8, teacher=teacher).teacher == one.teacher
+    sam = replace(job, optimizer=replace(job.optimizer, sam_rho=0.1))
+    again = memory_of(sam, GPU, micro_batch=8, teacher=teacher)
+    assert again.peak - one.peak == 4 * 10 * 4096 // 8, "the logits of a rank's share"
+
+
+def test_a_teacher_cannot_be_forgotten() -> None:
+    for job, teacher in (
+        (student(images=8), None),
+        (replace(student(images=8), teacher=TeacherConfig()), TEACHERS["small"]),
+    ):
+        with pytest.raises(ValueError, match="memory is planned for a teacher"):
+            memory_of(job, GPU, micro_batch=1, teacher=teacher)
 
 
 def test_the_parts_are_worked_out_by_hand() -> None:

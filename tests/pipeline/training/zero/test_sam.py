@@ -17,10 +17,12 @@ from pipeline.data.config import MixupConfig
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.loss import classification_loss
 from pipeline.ranks.world import World
-from pipeline.training.settings.job import EngineConfig, OptimizerConfig
+from pipeline.training.settings.job import EngineConfig, OptimizerConfig, TeacherConfig
+from pipeline.training.settings.tokens import TokensConfig
+from pipeline.training.teacher import Teacher
 from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.engine import Engine, UpdateResult
-from pipeline.training.zero.optimizer import decay_of
+from pipeline.training.zero.optimizer import decay_of, is_trained
 from tests.pipeline.training.test_step import JOB, SHARE, batch_of, gradients, model
 from tests.rigs.given_gradients import filled, largest_difference
 from tests.rigs.processes import one_world, run_ranks
@@ -83,14 +85,19 @@ def after_the_formula() -> tuple[dict[str, torch.Tensor], list[float]]:
 
 
 def engine_of(
-    world: World, *, accumulation: int, precision: Literal["fp32", "bf16"] = "fp32", ema_decay: float = 0.0
+    world: World,
+    *,
+    accumulation: int,
+    precision: Literal["fp32", "bf16"] = "fp32",
+    ema_decay: float = 0.0,
+    optimizer: OptimizerConfig = CONFIG,
 ) -> Engine:
     micro_batch = NUM_IMAGES // world.num_ranks // accumulation
     engine = Engine(
         build_model(MODEL),
         config=EngineConfig(zero_stage=1, precision=precision),
         plan=plan_batch(NUM_IMAGES, micro_batch=micro_batch, num_ranks=world.num_ranks, lanes=1),
-        optimizer=CONFIG,
+        optimizer=optimizer,
         clip_norm=CLIP,
         ema_decay=ema_decay,
     )
@@ -115,10 +122,12 @@ def pass_over(engine: Engine, world: World, step: int, *, accumulation: int, spo
     return torch.stack(found).mean()
 
 
-def after_our_updates(world: World, accumulation: int) -> tuple[dict[str, tuple[int, torch.Tensor]], list[float]]:
+def after_our_updates(
+    world: World, accumulation: int, config: OptimizerConfig = CONFIG, num_steps: int = NUM_STEPS
+) -> tuple[dict[str, tuple[int, torch.Tensor]], list[float]]:
     """This rank's fragments of the weights, and its part of the losses."""
-    engine, found = engine_of(world, accumulation=accumulation), []
-    for step in range(NUM_STEPS):
+    engine, found = engine_of(world, accumulation=accumulation, optimizer=config), []
+    for step in range(num_steps):
         found.append(float(pass_over(engine, world, step, accumulation=accumulation)))
         engine.climb()
         pass_over(engine, world, step, accumulation=accumulation)
@@ -137,6 +146,61 @@ def test_updates_are_the_formulas(num_ranks: int, accumulation: int) -> None:
     assert difference / largest < 1e-6, name
     means = [sum(each) / num_ranks for each in zip(*of_ranks, strict=True)]
     assert means == pytest.approx(expected_losses, rel=1e-6)
+
+
+FEW = 3  # steps of each of the other optimisers, on which an update with a given gradient is tested elsewhere
+
+
+def with_given_gradients(world: World, config: OptimizerConfig) -> dict[str, torch.Tensor]:
+    """The weights after an engine without SAM was given the formula's gradients, from plain PyTorch."""
+    engine = engine_of(world, accumulation=1, optimizer=replace(config, sam_rho=0.0))
+    for step in range(FEW):
+        plain = build_model(MODEL)
+        weights = {name: weight for name, weight in plain.named_parameters() if is_trained(name, config)}
+        masters = {each.name: each.slots[MASTER] for each in engine.fragments()}
+        with torch.no_grad():
+            for name, weight in plain.named_parameters():
+                weight.copy_(masters[name].view_as(weight))
+        images, labels = images_of(step)
+        found = list[dict[str, torch.Tensor]]()
+        for _ in range(2):
+            loss = classification_loss(plain(images), labels, name="softmax")
+            of_pass = torch.autograd.grad(loss, list(weights.values()))
+            found.append(dict(zip(weights, of_pass, strict=True)))
+            norm = torch.cat([one.double().flatten() for one in of_pass]).norm().float()
+            with torch.no_grad():
+                for name, weight in weights.items():
+                    weight.add_(config.sam_rho * (found[0][name] / norm))
+        pass_over(engine, world, step, accumulation=1)
+        for name, view in engine.gradients().items():
+            view.copy_(found[1][name].flatten())
+        engine.update(learning_rate=RATE)
+    return {each.name: each.slots[MASTER].clone() for each in engine.fragments()}
+
+
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"name": "sgd", "momentum": 0.9}, id="sgd"),
+        pytest.param({"name": "muon"}, id="muon, whose matrices are iterated"),
+        pytest.param({"name": "lamb"}, id="lamb, whose trust ratio is of the weights, not of those that passes use"),
+        pytest.param({"name": "adafactor"}, id="adafactor"),
+        pytest.param({"freeze_backbone": True}, id="frozen: the norm is that of the head's gradient"),
+    ],
+)
+def test_every_optimiser_gets_the_second_gradient(settings: dict[str, Any], num_ranks: int) -> None:
+    config = replace(CONFIG, **settings)
+    (expected,) = run_ranks(with_given_gradients, config, num_ranks=1)
+    found = [fragments for fragments, _ in run_ranks(after_our_updates, 2, config, FEW, num_ranks=num_ranks)]
+    largest = max(float(weights.abs().max()) for weights in expected.values())
+    if config.name == "adafactor":
+        # A bias of keys changes no softmax, so its gradient is rounding, which Adafactor makes as large as any other.
+        found = [{name: own for name, own in of_rank.items() if "qkv.bias" not in name} for of_rank in found]
+    difference, name = largest_difference(found, expected)
+    assert difference / largest < 1e-5, name
+    start = initial_weights()
+    assert all(torch.equal(start[name].flatten(), expected[name]) != is_trained(name, config) for name in expected)
 
 
 State = dict[tuple[str, str], torch.Tensor]
@@ -240,11 +304,35 @@ def test_the_second_pass_has_the_draws_of_the_first() -> None:
     assert loss.item() == pytest.approx((first + second) / 2)
 
 
+def test_a_teacher_computes_each_micro_batch_once() -> None:
+    """Its images, dropout and weights are the same in both passes, and so is the patch size that a step draws."""
+    tokens = TokensConfig(patch_sizes=(4, 8))
+    job = replace(JOB, tokens=tokens, optimizer=replace(JOB.optimizer, sam_rho=0.1), teacher=TeacherConfig(weights="w"))
+    taught_by, seen = build_model(JOB.model, seed=2).eval().requires_grad_(False), list[torch.Tensor]()
+    torch.nn.init.normal_(taught_by.head.weight)
+    taught_by.register_forward_hook(lambda _, given, __: seen.append(given[0]))
+    engine: Any = _Engine()
+    passes = gradients(job, engine, one_world(), micro_batch=SHARE // 2)
+    passes.teacher = Teacher(model=taught_by, config=JOB.model, columns=torch.arange(10), sha256="")
+    batch = batch_of()
+    passes.accumulate(batch)
+    assert [len(each) for each in seen] == [SHARE // 2] * 2
+    assert torch.equal(torch.cat(seen), batch.images)
+    first, second, climb, *again = engine.log
+    assert (climb, again) == ("climb", [first, second])
+    assert first != second
+    passes.accumulate(batch_of(step=6))
+    assert len(seen) == 4, "the next step has other images"
+
+
 def test_runs_are_the_same_on_any_topology_and_after_a_resume(
     digits_url: str, finished_runs: FinishedRuns, tmp_path: Path
 ) -> None:
-    """Ranks and micro-batches change losses to rounding, a continuation in the middle no bit."""
+    """Ranks and micro-batches change losses to rounding, a continuation in the middle no bit. Each step draws a patch
+    size and learns from a teacher, too."""
     more = (
+        *("--teacher.weights", str(finished_runs.get(1) / "weights"), "--teacher.share", "0.5"),
+        *("--tokens.patch-sizes", "4", "8", "16"),
         *("--optimizer.sam-rho", "0.1", "--ema-decay", "0.9", "--engine.precision", "fp32"),
         *("--data.mixup.alpha", "0.2", "--model.stochastic-depth", "0.2"),
     )
