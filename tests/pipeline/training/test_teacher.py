@@ -5,7 +5,7 @@ import shutil
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from scipy.special import log_softmax
 
 from jobs import exit_codes
 from jobs.recipes.pretrain import digits_smoke
+from jobs.record import read_record
 from pipeline.data.config import DataConfig
 from pipeline.data.stream import train_batches
 from pipeline.models import ModelConfig, ViT, build_model
@@ -23,6 +24,8 @@ from pipeline.models.weights.folder import filled_model, open_weights, save_weig
 from pipeline.training.settings.job import TeacherConfig, TrainingJob
 from pipeline.training.teacher import columns_of, distilled_loss, open_teacher, teacher_flops
 from shards.errors import UserError
+from tests.pipeline.models.conversion.published import of_timm
+from tests.pipeline.models.parity import imported, random_images
 from tests.rigs.processes import patchline
 from tests.rigs.training import STEPS, FinishedRuns, losses, pretrain_words, run
 
@@ -89,6 +92,31 @@ def test_classes_are_found_by_name_and_images_are_resized(tmp_path: Path) -> Non
     assert teacher.logits(large).shape == (2, 10), "a ViT has positions for one size"
     assert teacher_flops(job) == teacher.forward_flops > 0
     assert not any(parameter.requires_grad for parameter in teacher.model.parameters())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("vit_base_patch16_clip_quickgelu_224", id="CLIP"),
+        pytest.param("deit_tiny_distilled_patch16_224", id="both heads of a distilled DeiT"),
+    ],
+)
+def test_a_published_folder_is_a_teacher(tmp_path: Path, digits_url: str, name: str) -> None:
+    """Its classes have no names, so they are 0, 1, ..., as those of the digits."""
+    other = of_timm(imported("timm"), name, tmp_path / "teacher", num_classes=10)
+    taught = ("--teacher.weights", str(tmp_path / "teacher"), "--model.image-size", "48")
+    words = ("pretrain", "digits_smoke", "--data.url", digits_url, "--run-dir", str(tmp_path / "run"), *taught)
+    ended = patchline(*words, "--steps", "1", "--global-batch", "8", "--log-every-steps", "1", "--device", "cpu")
+    assert ended.code == 0, ended.errors
+    job = read_record(tmp_path / "run" / "job.yaml", stage="pretrain", kind=TrainingJob)
+    teacher = open_teacher(job, NAMES, say=False)
+    images_BHW3 = random_images(48, 48)
+    cfg: Any = other.pretrained_cfg
+    mean, deviation = torch.tensor(cfg["mean"]), torch.tensor(cfg["std"])
+    with torch.no_grad():
+        theirs_BK = other(((images_BHW3 / 255 - mean) / deviation).permute(0, 3, 1, 2))
+    assert teacher
+    torch.testing.assert_close(teacher.logits(images_BHW3), theirs_BK, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
