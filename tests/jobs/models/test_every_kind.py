@@ -5,8 +5,9 @@ Models are small and random. test_zoo.py compares what each computes with its li
 compared with its exports, which timm computes, too.
 """
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from jobs import exit_codes
 from jobs.data import pack
 from jobs.models import export_weights
 from jobs.settings.models import ExportJob
-from pipeline.models.conversion.config import Format, Hints
+from pipeline.models.build import shapes_of
+from pipeline.models.conversion.config import Change, Format, Hints
+from pipeline.models.conversion.convert import changed
 from pipeline.models.conversion.open_any import open_any
 from pipeline.models.weights.folder import Weights, filled_model, open_weights
 from shards.errors import UserError
@@ -30,6 +33,7 @@ from tests.pipeline.models.conversion.published import (
     DINOV3,
     FLEXIBLE,
     GATED,
+    GRID,
     SIZES,
     of_timm,
     of_transformers,
@@ -299,3 +303,32 @@ def test_kinds_learn_the_same_by_other_means(
     assert len(found[0]) == 3
     assert found[1] == pytest.approx(found[0], rel=bound)
     assert found[0][0] != found[0][2]
+
+
+@pytest.mark.long  # test_positions.py compares each way of resampling with its library's, and test_zoo.py each kind
+@every_fault
+def test_every_kind_has_timms_logits_at_another_size(tmp_path: Path) -> Iterator[str]:
+    """5 x 5 patches instead of 3 x 3, with positions that are resampled as timm does."""
+    timm = imported("timm")
+    for number, kind in enumerate(KINDS):
+        if kind.fields is not None or kind.name.startswith("naflex"):
+            continue
+        folder = tmp_path / str(number)
+        model: Any = of_timm(timm, kind.name, folder)
+        weights, state = open_any(str(folder), Hints()), model.state_dict()
+        side = weights.config.image_size + 2 * weights.config.stride
+        given = json.loads((folder / "config.json").read_text())["model_args"]
+        other = timm.create_model(kind.name, num_classes=3, **given | {"img_size": side}).eval()
+        if (table := state.get("pos_embed")) is not None:
+            num_prefix_tokens = table.shape[1] - GRID**2
+            state["pos_embed"] = timm.layers.resample_abs_pos_embed(
+                table, new_size=[GRID + 2] * 2, old_size=[GRID] * 2, num_prefix_tokens=num_prefix_tokens
+            )
+        other.load_state_dict(state)
+        config, tensor = changed(weights, Change(image_size=side, resample="timm"))
+        ours = filled_model(replace(weights, config=config, tensor=tensor, shapes=shapes_of(config)))
+        images_BHW3 = random_images(side, side)
+        mean, deviation = (torch.tensor(model.pretrained_cfg[key]) for key in ("mean", "std"))
+        with torch.no_grad():
+            theirs_BK = other.double()(((images_BHW3.double() / 255 - mean) / deviation).permute(0, 3, 1, 2))
+            yield from differing(ours.double()(images_BHW3), theirs_BK, kind.name)
