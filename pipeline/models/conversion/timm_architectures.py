@@ -187,6 +187,7 @@ _NAMES: dict[Architecture, str] = {
         deit3_large_patch16_224 deit3_large_patch16_224_in21ft1k deit3_large_patch16_384
         deit3_large_patch16_384_in21ft1k vit_intern300m_patch14_448 vit_large_patch14_dinov2
         vit_large_patch14_reg4_dinov2 vit_large_patch16_rope_224 vit_large_patch16_rope_ape_224
+        vit_large_patch16_sapiens2
     """,
     Architecture(width=1024, num_heads=16, pixels=_IMAGENET, epsilon=1e-5): """
         beit3_large_patch16_224 vit_large_patch16_dinov3 vit_large_patch16_dinov3_qkvb vit_large_patch16_lingbot
@@ -227,6 +228,7 @@ _NAMES: dict[Architecture, str] = {
     """,
     Architecture(width=1280, num_heads=16, pixels=_IMAGENET): """
         deit3_huge_patch14_224 deit3_huge_patch14_224_in21ft1k vit_huge_patch14_gap_224 vit_huge_patch16_gap_448
+        vit_huge_patch16_sapiens2
     """,
     Architecture(width=1280, num_heads=16, gelu="quick", pixels=_CLIP, epsilon=1e-5): """
         vit_huge_patch14_clip_quickgelu_224 vit_huge_patch14_clip_quickgelu_378
@@ -263,7 +265,7 @@ _NAMES: dict[Architecture, str] = {
         vit_giant_patch16_radio_v3
     """,
     Architecture(width=1536, num_heads=24, pixels=_IMAGENET): """
-        vit_giant_patch14_dinov2 vit_giant_patch14_reg4_dinov2
+        vit_giant_patch14_dinov2 vit_giant_patch14_reg4_dinov2 vit_giant_patch16_sapiens2
     """,
     Architecture(width=1536, num_heads=24, pixels=_IMAGENET, epsilon=1e-5): """
         vit_giant_patch16_lingbot
@@ -282,6 +284,9 @@ _NAMES: dict[Architecture, str] = {
     """,
     Architecture(width=2048, num_heads=16, pixels=_CLIP, epsilon=1e-5): """
         aimv2_1b_patch14_224 aimv2_1b_patch14_336 aimv2_1b_patch14_448
+    """,
+    Architecture(width=2432, num_heads=32, pixels=_IMAGENET): """
+        vit_5b_patch16_sapiens2
     """,
     Architecture(width=3072, num_heads=24, pixels=_CLIP, epsilon=1e-5): """
         aimv2_3b_patch14_224 aimv2_3b_patch14_336 aimv2_3b_patch14_448
@@ -338,7 +343,8 @@ _ARGUMENTS: tuple[tuple[Mapping[str, Any], str], ...] = (
     (
         _DINOV3 | {"global_pool": "token"},
         """
-        vit_base_patch16_lingbot vit_base_patch16_sapiens2 vit_giant_patch16_lingbot vit_large_patch16_lingbot
+        vit_5b_patch16_sapiens2 vit_base_patch16_lingbot vit_base_patch16_sapiens2 vit_giant_patch16_lingbot
+        vit_giant_patch16_sapiens2 vit_huge_patch16_sapiens2 vit_large_patch16_lingbot vit_large_patch16_sapiens2
         vit_small_patch16_lingbot
         """,
     ),

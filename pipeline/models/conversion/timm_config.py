@@ -199,10 +199,13 @@ def refuse_foreign(file: TensorFile) -> None:
                 raise UserError(f"{name} {list(file.shapes[name])} in {file.where!r} {reason}")
     for name, shape in file.shapes.items():
         keys = name.replace(".q_proj.", ".k_proj.")
-        if keys != name and name.endswith(".weight") and file.shapes.get(keys, shape) != shape:
+        has_heads = (
+            name.replace(".q_proj.", ".q_norm.") in file.shapes
+        )  # timm_tensors.py copies shared keys to each head
+        if keys != name and name.endswith(".weight") and file.shapes.get(keys, shape) != shape and not has_heads:
             raise UserError(
                 f"{keys} {list(file.shapes[keys])} in {file.where!r} has other sizes than {name} {list(shape)}: "
-                "several heads share their keys (grouped-query attention); here, each head has its own"
+                "several heads share their keys (grouped-query attention), and no q_norm says how wide a head is"
             )
 
 

@@ -40,7 +40,7 @@ class Made:
 def usual_tensors(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> TensorFile:
     """Returns the file in the form that `timm.table_of` maps. Raises UserError if parts of a layer do not fit."""
     file = with_names_of_today(_of_naflex(file), description)
-    file = _with_packed_layers(file)
+    file = _with_packed_layers(_with_keys_of_each_head(file))
     file = without_register_rows(file, description, hints)
     return _with_one_norm(_with_class_token_as_register(file, description, hints))
 
@@ -138,6 +138,32 @@ def _with_one_norm(file: TensorFile) -> TensorFile:
     if any(name.startswith("norm.") for name in file.shapes):
         return file
     return file.renamed({re.sub(r"^fc_norm\.", "norm.", name): name for name in file.shapes})
+
+
+def _with_keys_of_each_head(file: TensorFile) -> TensorFile:
+    """Returns the file with keys and values for each head, where several heads share them (grouped-query attention):
+    each of these heads gets a copy, which changes no logit. The norm of a head's queries says how wide a head is."""
+    made = dict[str, Made]()
+    for (number,) in numbers_in(file.shapes, _BLOCKS):
+        attention = f"blocks.{number}.attn."
+        if not {f"{attention}q_proj.weight", f"{attention}q_norm.weight"} <= file.shapes.keys():
+            continue
+        (width, _), (of_head,) = file.shape(f"{attention}q_proj.weight", 2), file.shape(f"{attention}q_norm.weight", 1)
+        for name in (f"{attention}{each}_proj.{kind}" for each in "kv" for kind in ("weight", "bias")):
+            shape = file.shapes.get(name, (width,))
+            if shape and shape[0] < width and shape[0] % of_head == 0 and width % shape[0] == 0:
+                made[name] = _copied(file, name, of_head=of_head, width=width)
+    return with_made(file, made)
+
+
+def _copied(file: TensorFile, name: str, *, of_head: int, width: int) -> Made:
+    shape = (width, *file.shapes[name][1:])
+
+    def make() -> torch.Tensor:
+        heads = file.read(name).unflatten(0, (-1, of_head))
+        return heads.repeat_interleave(width // file.shapes[name][0], dim=0).reshape(shape)
+
+    return Made(shape=shape, make=make)
 
 
 def _with_packed_layers(file: TensorFile) -> TensorFile:

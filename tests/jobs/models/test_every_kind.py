@@ -118,7 +118,7 @@ KINDS = (
     Kind(name="vit_pe_lang_large_patch14_448", what="places from 1, the mean of patches"),
     Kind(name="vit_base_patch16_radio_v3", what="no last norm, many registers", held_by=TIMM, has_head=False),
     Kind(name="vit_intern300m_patch14_448", what="no last norm, LayerScale", held_by=TIMM),
-    Kind(name="vit_base_patch16_sapiens2", what="RMSNorm of queries and keys, LayerScale of attention alone"),
+    Kind(name="vit_large_patch16_sapiens2", what="RMSNorms of queries and keys, which heads share in some blocks"),
     Kind(name="deit3_small_patch16_224", what="no row for the class token", held_by=ALL),
     Kind(name="deit_tiny_distilled_patch16_224", what="a distillation token", held_by=("timm", "hugging_face")),
     Kind(name="vit_small_patch16_rope_224", what="rotary positions", held_by=TIMM),

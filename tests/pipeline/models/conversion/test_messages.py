@@ -598,6 +598,16 @@ def timm_tensor_less(folder: Path, name: str) -> None:
     opened_timm(folder)
 
 
+def timm_keys_of_several_heads(folder: Path) -> None:
+    tensors = load_file(saved_timm(folder) / "model.safetensors")
+    of_qkv = tensors.pop("blocks.0.attn.qkv.weight")
+    tensors |= {
+        f"blocks.0.attn.{each}_proj.weight": of_qkv[:rows].clone() for each, rows in (("q", 12), ("k", 6), ("v", 6))
+    }
+    save_file(tensors, folder / "model.safetensors")
+    opened_timm(folder)
+
+
 def timm_config(folder: Path, change: dict[str, Any]) -> None:
     description = json.loads((saved_timm(folder) / "config.json").read_text()) | change
     (folder / "config.json").write_text(json.dumps(description))
@@ -1495,6 +1505,11 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
             "blocks.1.mlp.fc2.bias",
             "blocks.1.norm1.bias",
         )
+    ),
+    row("keys that heads of unknown width share", timm_keys_of_several_heads).says(
+        "blocks.0.attn.k_proj.weight [6, 12] in 'DIR/model.safetensors' has other sizes than "
+        "blocks.0.attn.q_proj.weight [12, 12]: several heads share their keys (grouped-query attention), and no q_norm "
+        "says how wide a head is"
     ),
     row("a distillation token without a second head", timm_tensor_more, "dist_token").says(
         "FlagNeededError: pos_embed in 'DIR/model.safetensors' has 17 rows, config.json or --grid-side says a grid of "

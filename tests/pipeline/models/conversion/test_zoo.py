@@ -36,6 +36,7 @@ READ = {
     "vit_pe_spatial_tiny_patch16_512": "places from 1",
     "aimv2_large_patch14_224": "RMSNorm, a norm of patches, no biases of dense layers",
     "vit_base_patch16_sapiens2": "RMSNorm of queries and keys, LayerScale of attention alone",
+    "vit_large_patch16_sapiens2": "heads that share keys in some blocks",
     "naflexvit_base_patch16_parfac_gap": "a table of rows and one of columns, flattened patches",
 }
 REFUSED = {
@@ -44,7 +45,6 @@ REFUSED = {
     "vit_dwee_patch16_reg1_gap_256": "differential attention",
     "vit_small_patch16_rope_mixed_224": "learned",
     "vit_pe_core_tiny_patch16_384": "attention pooling",
-    "vit_large_patch16_sapiens2": "grouped-query attention",
     "beit_base_patch16_224": "BEiT",
     "naflexvit_base_patch16_radio_v3": "cuts its positions",
 }
