@@ -149,10 +149,11 @@ def _with_keys_of_each_head(file: TensorFile) -> TensorFile:
         if not {f"{attention}q_proj.weight", f"{attention}q_norm.weight"} <= file.shapes.keys():
             continue
         (width, _), (of_head,) = file.shape(f"{attention}q_proj.weight", 2), file.shape(f"{attention}q_norm.weight", 1)
-        for name in (f"{attention}{each}_proj.{kind}" for each in "kv" for kind in ("weight", "bias")):
-            shape = file.shapes.get(name, (width,))
-            if shape and shape[0] < width and shape[0] % of_head == 0 and width % shape[0] == 0:
-                made[name] = _copied(file, name, of_head=of_head, width=width)
+        for kind, num_dims in (("weight", 2), ("bias", 1)):
+            for name in (f"{attention}{each}_proj.{kind}" for each in "kv"):
+                num_rows = file.shape(name, num_dims)[0] if name in file.shapes else width
+                if num_rows < width and num_rows % of_head == 0 and width % num_rows == 0:
+                    made[name] = _copied(file, name, of_head=of_head, width=width)
     return with_made(file, made)
 
 
@@ -160,7 +161,8 @@ def _copied(file: TensorFile, name: str, *, of_head: int, width: int) -> Made:
     shape = (width, *file.shapes[name][1:])
 
     def make() -> torch.Tensor:
-        heads = file.read(name).unflatten(0, (-1, of_head))
+        # (h d, ...) -> (h, d, ...), each head several times -> (D, ...)
+        heads = file.read(name).reshape(-1, of_head, *shape[1:])
         return heads.repeat_interleave(width // file.shapes[name][0], dim=0).reshape(shape)
 
     return Made(shape=shape, make=make)
