@@ -120,6 +120,8 @@ def sizes_of(model: ModelConfig) -> dict[str, str]:
             "attention": f"{model.attention} attention",
             "mlp": f"{model.mlp} MLP",
             "inner_norms": f"inner norms {model.inner_norms}",
+            "norm": "RMSNorm" if model.norm == "rmsnorm" else "LayerNorm",
+            "patch_norm": "norm of patches" if model.patch_norm else "no norm of patches",
             "first_norm": "first norm" if model.first_norm else "no first norm",
             "last_norm": f"last norm {model.last_norm}",
             "rotary_temperature": f"rotary temperature {model.rotary_temperature:g}",

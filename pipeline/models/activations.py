@@ -117,11 +117,13 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
         num_wide += 1 if config.qk_norm else -2
     has_mlp_norm, has_attention_norm = config.inner_norms != "none", config.inner_norms == "both"
     num_wide += has_attention_norm
-    num_statistics = 4 + (4 * size.num_heads if config.qk_norm else 0) + 2 * (has_mlp_norm + has_attention_norm)
+    num_norms = 2 + (2 * size.num_heads if config.qk_norm else 0) + has_mlp_norm + has_attention_norm
     num_hidden = _num_hidden(config) + has_mlp_norm
-    each_token = (
-        how.element_bytes * (num_wide * d + num_hidden * m) + num_statistics * _statistic_bytes(how) + sums + masks
+    inside = _inside_norms(
+        config, how, num_norms=num_norms, num_channels=(2 + has_attention_norm) * d + has_mlp_norm * m
     )
+    inside += _inside_norms(config, how, num_norms=0, num_channels=2 * d * config.qk_norm, is_input_kept=True)
+    each_token = how.element_bytes * (num_wide * d + num_hidden * m) + inside + sums + masks
     layer = _Kept(
         image_bytes=num_tokens * each_token + factors + relative.image_bytes,
         fixed_bytes=relative.fixed_bytes,
@@ -133,7 +135,10 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
     hidden, each = 0 if config.dropout and not has_mlp_norm else m, how.element_bytes * num_tokens
     # Attention reads the norms of q and k as they are, unless positions make new tensors of them.
     is_normed_last = config.qk_norm and not (config.is_rotary or is_relative)
-    lost = hidden + (2 + has_attention_norm + (2 if is_normed_last else 0)) * d
+    num_lost = 2 + has_attention_norm + (2 if is_normed_last else 0)
+    # An RMSNorm that keeps its input in fp32 is recomputed from its input in bf16, which is as large as its output.
+    is_widened = config.norm == "rmsnorm" and not how.is_on_gpu and how.element_bytes != _FP32
+    lost = hidden + (0 if is_widened else num_lost) * d
     by_row = replace(
         layer,
         image_bytes=layer.image_bytes - each * lost,
@@ -141,6 +146,22 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
     )
     by_column = replace(by_row, image_bytes=by_row.image_bytes + each * d) if config.attention == "axial" else by_row
     return [by_column if number % 2 else by_row for number in range(config.num_blocks)]
+
+
+def _inside_norms(
+    config: ModelConfig, how: Pass, *, num_norms: int, num_channels: int, is_input_kept: bool = False
+) -> int:
+    """Counts what norms of a token keep beside their inputs and outputs: two statistics each or, as RMSNorms, one.
+
+    On a CPU, PyTorch computes an RMSNorm in fp32 by several operations. They keep each channel as it is divided by the
+    root and, in bf16, the input in fp32 instead of bf16, unless another operation keeps it (`is_input_kept`).
+    """
+    if config.norm == "layernorm":
+        return 2 * num_norms * _statistic_bytes(how)
+    if how.is_on_gpu:
+        return num_norms * _FP32
+    widened = 0 if how.element_bytes == _FP32 else _FP32 - (0 if is_input_kept else how.element_bytes)
+    return num_norms * _FP32 + num_channels * (_FP32 + widened)
 
 
 def _num_hidden(config: ModelConfig) -> int:
@@ -209,8 +230,9 @@ def _embedding(config: ModelConfig, how: Pass) -> _Kept:
     # PatchDropout keeps the places of the tokens that stay.
     places = 0 if how.num_stay is None else _INT64 * _num_tokens(config, how)
     image = num_copies * how.element_bytes * patches + masks + sources + places
-    if config.first_norm:  # its input; its result is the first block's
-        image += _num_tokens(config, how) * (how.element_bytes * size.width + 2 * _statistic_bytes(how))
+    # The inputs of both norms. The result of the second is the first block's.
+    of_norm = how.element_bytes * size.width + _inside_norms(config, how, num_norms=1, num_channels=size.width)
+    image += of_norm * (config.patch_norm * height * width + config.first_norm * _num_tokens(config, how))
     return _Kept(image_bytes=image, fixed_bytes=turns)
 
 
@@ -229,7 +251,8 @@ def _last(config: ModelConfig, how: Pass) -> _Kept:
         width, num_tokens = config.size.width, _num_tokens(config, how)
         if config.masked_patches:
             num_patches = _area(config.grid)
-            kept = e * num_tokens * width + 2 * num_patches * _statistic_bytes(how) + _FP32 * num_patches * width
+            kept = e * num_tokens * width + _FP32 * num_patches * width
+            kept += num_patches * _inside_norms(config, how, num_norms=1, num_channels=width)
             return _Kept(image_bytes=kept, fixed_bytes=wide * _FP32 * width * config.num_classes)
         is_token, is_of_tokens = config.pooling == "token", config.last_norm == "tokens"
         num_normed = config.num_classifiers  # a mean is one token, and each head reads one
@@ -242,14 +265,14 @@ def _last(config: ModelConfig, how: Pass) -> _Kept:
         num_read = 1 if config.last_norm == "pooled" else num_tokens
         if config.last_norm == "none" and (wide or config.representation or not is_token):
             num_read = 0
-        kept = e * num_read * width + 2 * num_normed * _statistic_bytes(how)
+        kept = e * num_read * width + num_normed * _inside_norms(config, how, num_norms=1, num_channels=width)
         kept -= config.num_classifiers * e * width if num_read and not num_normed else 0  # heads read some of these
         kept += config.representation * (1 + wide) * e * width
         if config.pooling == "attention":
             # The patches after the norm, their keys and values; the results of attention, of `out` and of the norm; the
             # MLP's hidden layer, before and after its GELU. All images share the query.
             kept += e * (3 * _num_staying(config, how) * width + 3 * width + 2 * config.size.mlp_width)
-            kept += _FP32 * config.size.num_heads + 2 * _statistic_bytes(how)
+            kept += _FP32 * config.size.num_heads + _inside_norms(config, how, num_norms=1, num_channels=width)
             fixed = e * width + wide * _FP32 * width * config.num_classes
             return _Kept(image_bytes=kept + _FP32 * width, fixed_bytes=fixed)
     of_heads = config.num_classifiers * _FP32 * width

@@ -27,6 +27,9 @@ _TRUNCATED_STD = 0.87962566103423978
 # Standard deviations of DINOv2 and DeiT. Equal registers would have equal gradients and stay equal.
 _TOKEN_STDS: Mapping[str, float] = {"registers": 1e-6, "distillation_token": 0.02}
 Model = ViT | BiT
+_NORMS = frozenset(
+    ("norm", "norm1", "norm2", "norm3", "norm_root", "norm_proj", "norm_out", "q_norm", "k_norm", "patch_norm")
+)
 _DRAWS = frozenset({torch.Tensor.normal_, nn.init.kaiming_uniform_, nn.init.uniform_})
 
 
@@ -73,7 +76,7 @@ def initial_tensor(
     ModelConfig. Raises ValueError for an unknown name."""
     generator = torch.Generator().manual_seed(derive_key(seed, zlib.crc32(name.encode())) >> 1)
     layer, kind = name.split(".")[-2:] if "." in name else ("", name)
-    if layer in ("norm", "norm1", "norm2", "norm3", "norm_root", "norm_proj", "norm_out", "q_norm", "k_norm"):
+    if layer in _NORMS:
         is_one = kind == "weight" and layer != "norm_out"  # gn3 of a post-activation unit, which starts as the identity
         return torch.ones(shape) if is_one else torch.zeros(shape)
     if kind in ("position", "position_x", "position_y", "relative"):

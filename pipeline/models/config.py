@@ -7,8 +7,8 @@ R34 come from "Deep Residual Learning for Image Recognition" (He et al., 2016, T
 attention, come from "Scaling Vision Transformers" (Zhai et al., 2022, Table 2) and big_vision's vit.py. A hybrid's
 patch is measured in cells of the ResNet's feature map; it is 1 x 1 in the paper.
 
-The options that published weights of later models need (`mlp`, `inner_norms`, `first_norm`, `last_norm`, the rotary
-positions) name their source at the field.
+The options that published weights of later models need (`mlp`, the norms, the rotary positions) name their source at
+the field.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -22,6 +22,7 @@ Position = Literal["none", "learned_1d", "learned_2d", "relative", "sincos2d", "
 PositionAt = Literal["input", "layers", "layers_shared"]
 Gelu = Literal["tanh", "exact", "quick"]
 MlpKind = Literal["plain", "swiglu"]
+NormKind = Literal["layernorm", "rmsnorm"]
 InnerNorms = Literal["none", "mlp", "both"]
 LastNorm = Literal["tokens", "pooled", "none"]
 RotaryPlaces = Literal["from_zero", "from_one", "centred"]
@@ -188,7 +189,7 @@ class ModelConfig:
     """Standard deviation of the initial position embeddings, 0.02 in the paper; a run of a few hundred steps needs a
     larger one to learn where patches are."""
     layer_norm_epsilon: Annotated[float, Range(above=0)] = 1e-6
-    """Epsilon of every LayerNorm: 1e-6 in the paper's code and timm, 1e-12 for weights from Hugging Face."""
+    """Epsilon of every LayerNorm or RMSNorm: 1e-6 in the paper's code and timm, 1e-12 for weights from Hugging Face."""
     gelu: Gelu = "tanh"
     """Form of the GELU: tanh (the paper's code), exact (timm, Hugging Face), or quick (x times the sigmoid of 1.702 x:
     OpenAI's CLIP)."""
@@ -224,6 +225,11 @@ class ModelConfig:
     inner_norms: InnerNorms = "none"
     """A LayerNorm in front of the last dense layer of each MLP (mlp), and also of each attention (both), as in EVA-02
     and BEiT-3, after "Foundation Transformers" (Wang et al., 2022)."""
+    norm: NormKind = "layernorm"
+    """Every norm of the Transformer: layernorm, or rmsnorm, which divides by the root of the mean square and has a
+    scale alone ("Root Mean Square Layer Normalization", Zhang and Sennrich, 2019), as in AIMv2."""
+    patch_norm: bool = False
+    """A norm of each embedded patch, before positions are added, as in AIMv2."""
     first_norm: bool = False
     """A LayerNorm of all tokens in front of the first layer, as in CLIP."""
     last_norm: LastNorm = "tokens"

@@ -152,15 +152,16 @@ def num_parameters(config: ModelConfig, *, head: bool = True) -> int:
     size, (height, width) = config.size, config.grid
     d, m = size.width, size.mlp_width
     block = _num_matrix_weights(config) + 5 * d + (2 if config.mlp == "swiglu" else 1) * m  # with biases
-    block += 2 * 2 * d + (2 * d if config.layer_scale else 0)
-    block += 4 * d // size.num_heads if config.qk_norm else 0
-    block += 2 * m if config.inner_norms != "none" else 0
-    block += 2 * d if config.inner_norms == "both" else 0
+    of_norm = 1 if config.norm == "rmsnorm" else 2  # a scale, and a bias
+    block += of_norm * 2 * d + (2 * d if config.layer_scale else 0)
+    block += of_norm * 2 * d // size.num_heads if config.qk_norm else 0
+    block += of_norm * m if config.inner_norms != "none" else 0
+    block += of_norm * d if config.inner_norms == "both" else 0
     total += size.patch**2 * (resnet.width if resnet else 3) * d + d + config.num_blocks * block
-    total += 2 * d * (config.first_norm + (config.last_norm != "none"))
+    total += of_norm * d * (config.patch_norm + config.first_norm + (config.last_norm != "none"))
     total += config.num_prefix_tokens * d
     if config.pooling == "attention":  # the probe; query, key, value and out; the norm; the MLP
-        total += d + 4 * (d * d + d) + 2 * d + (d * m + m) + (m * d + d)
+        total += d + 4 * (d * d + d) + of_norm * d + (d * m + m) + (m * d + d)
     num_tokens, num_tables = (  # the tokens that have a position, and the tables of positions
         config.num_class_tokens + height * width,
         config.num_blocks if config.position_at == "layers" else 1,

@@ -25,6 +25,12 @@ def centred(images_BHW3: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return ((images_BHW3.float() - MIDDLE) / MIDDLE).to(dtype)
 
 
+def norm_layer(config: ModelConfig, width: int) -> nn.Module:
+    """Returns the model's norm of `width` channels."""
+    kind = nn.RMSNorm if config.norm == "rmsnorm" else nn.LayerNorm
+    return kind(width, eps=config.layer_norm_epsilon)
+
+
 class MLP(nn.Module):
     """Two dense layers with a GELU between them (in the JAX code, its tanh approximation), and dropout after each.
     `fused`: computes the MLP instead where gradients are needed, if it is given (fused_mlp.py).
@@ -37,7 +43,7 @@ class MLP(nn.Module):
         size = config.size
         is_gated, has_norm = config.mlp == "swiglu", config.inner_norms != "none"
         self.dense1 = nn.Linear(size.width, (1 + is_gated) * size.mlp_width)
-        self.norm = nn.LayerNorm(size.mlp_width, eps=config.layer_norm_epsilon) if has_norm else None
+        self.norm = norm_layer(config, size.mlp_width) if has_norm else None
         self.dense2 = nn.Linear(size.mlp_width, size.width)
         self.dropout = nn.Dropout(config.dropout)
         self.is_tanh = config.gelu == "tanh"
@@ -107,7 +113,7 @@ class AttentionPool(nn.Module):
         self.probe = nn.Parameter(torch.zeros(1, 1, width))
         self.query, self.key_value = nn.Linear(width, width), nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_epsilon)
+        self.norm = norm_layer(config, width)
         self.mlp = MLP(replace(config, dropout=0.0, mlp="plain", inner_norms="none"))
 
     def forward(self, x_BND: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,7 @@ class _Recomputation:
         self._made: dict[int, tuple[torch.Tensor, _Compute, tuple[torch.Tensor, ...]]] = {}
         self._hooks: saved_tensors_hooks | None = None
         for module in block.modules():
-            if isinstance(module, nn.LayerNorm):
+            if isinstance(module, nn.LayerNorm | nn.RMSNorm):
                 module.register_forward_hook(self._after_norm)
         block.mlp.gelu = partial(self._computed, block.mlp.gelu)
 
@@ -80,10 +80,12 @@ class _Recomputation:
         self._hooks = None
         self._made.clear()
 
-    def _after_norm(self, norm: nn.LayerNorm, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+    def _after_norm(self, norm: nn.LayerNorm | nn.RMSNorm, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
         if self._hooks is not None:
-            compute = partial(_normalised, tuple(norm.normalized_shape), norm.eps)
-            self._note(output, compute, (*inputs, norm.weight, norm.bias))
+            kind = F.layer_norm if isinstance(norm, nn.LayerNorm) else F.rms_norm
+            self._note(
+                output, partial(_normalised, kind, norm.normalized_shape, norm.eps), (*inputs, *norm.parameters())
+            )
 
     def _computed(self, compute: _Compute, x: torch.Tensor) -> torch.Tensor:
         result = compute(x)
@@ -113,9 +115,9 @@ def _unpacked(unpack: Callable[[Any], torch.Tensor], packed: Any) -> torch.Tenso
 
 
 def _normalised(
-    shape: tuple[int, ...], epsilon: float, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+    kind: _Compute, shape: tuple[int, ...], epsilon: float | None, x: torch.Tensor, *parameters: torch.Tensor
 ) -> torch.Tensor:
-    return F.layer_norm(x, shape, weight, bias, epsilon)
+    return kind(x, shape, *parameters, eps=epsilon)
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.models.attention import attend, joined_heads, packed_heads
 from pipeline.models.config import ModelConfig
-from pipeline.models.layers import MLP, AttentionPool, LinearHead, centred
+from pipeline.models.layers import MLP, AttentionPool, LinearHead, centred, norm_layer
 from pipeline.models.masked import ColourHead, Mask
 from pipeline.models.patches import PatchEmbedding
 from pipeline.models.positions import (
@@ -56,7 +56,7 @@ class ViT(nn.Module):
         self.embed = Embedding(config)
         self.blocks = nn.ModuleList(Block(config, number=number) for number in range(config.num_blocks))
         has_norm = config.last_norm != "none"
-        self.norm = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon) if has_norm else nn.Identity()
+        self.norm = norm_layer(config, size.width) if has_norm else nn.Identity()
         self.pool = AttentionPool(config) if config.pooling == "attention" else None
         self.representation = nn.Linear(size.width, size.width) if config.representation else None
         if config.masked_patches:
@@ -184,13 +184,14 @@ class Embedding(nn.Module):
         self.num_class_tokens, self.grid, self.stride = config.num_class_tokens, config.grid, config.stride
         self.resnet = HybridResNet(resnet, epsilons=config.resnet_epsilons) if resnet else None
         self.patch = PatchEmbedding(side=size.patch, channels=resnet.width if resnet else 3, width=size.width)
+        self.patch_norm = norm_layer(config, size.width) if config.patch_norm else None
         self.class_token = nn.Parameter(torch.zeros(1, 1, size.width)) if self.num_class_tokens else None
         self.distillation_token = nn.Parameter(torch.zeros(1, 1, size.width)) if config.distillation_token else None
         self.registers = nn.Parameter(torch.zeros(1, config.registers, size.width)) if config.registers else None
         self.position, self.position_x, self.position_y = position_tables(config)
         self.dropout, self.is_shared = nn.Dropout(config.dropout), config.position_at == "layers_shared"
         self.has_sines, self.num_prefix_tokens = config.position == "sincos2d", config.num_prefix_tokens
-        self.norm = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon) if config.first_norm else None
+        self.norm = norm_layer(config, size.width) if config.first_norm else None
 
     def forward(
         self,
@@ -217,6 +218,8 @@ class Embedding(nn.Module):
         # (B, H/P, P, W/P, P, C) -> (B, H/P * W/P, P * P * C)
         x_BNP = x_BHWC.reshape(batch, rows, p, columns, p, -1).transpose(2, 3).flatten(3).flatten(1, 2)
         z_BND: torch.Tensor = self.patch(x_BNP) if patch is None else self.patch(x_BNP, patch)
+        if self.patch_norm is not None:
+            z_BND = self.patch_norm(z_BND)
         if mask is not None:
             z_BND = mask(z_BND, sources_BN)
         if self.class_token is not None:
@@ -284,10 +287,10 @@ class Block(nn.Module):
         size = config.size
         self.recompute: AbstractContextManager[None] | None = None
         self.positions = Positions(config) if config.position_at == "layers" and number else None
-        self.norm1 = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
+        self.norm1 = norm_layer(config, size.width)
         is_axial = config.attention == "axial"
         self.attention = AxialAttention(config, by_column=number % 2 == 1) if is_axial else Attention(config)
-        self.norm2 = nn.LayerNorm(size.width, eps=config.layer_norm_epsilon)
+        self.norm2 = norm_layer(config, size.width)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
         self.scale1, self.scale2 = (LayerScale(size.width) if config.layer_scale else None for _ in range(2))
@@ -365,10 +368,10 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.relative = RelativePositions(config) if config.position == "relative" else None
-        head_width, epsilon = width // self.num_heads, config.layer_norm_epsilon
-        self.q_norm = nn.LayerNorm(head_width, eps=epsilon) if config.qk_norm else None
-        self.k_norm = nn.LayerNorm(head_width, eps=epsilon) if config.qk_norm else None
-        self.norm = nn.LayerNorm(width, eps=epsilon) if config.inner_norms == "both" else None
+        head_width = width // self.num_heads
+        self.q_norm = norm_layer(config, head_width) if config.qk_norm else None
+        self.k_norm = norm_layer(config, head_width) if config.qk_norm else None
+        self.norm = norm_layer(config, width) if config.inner_norms == "both" else None
 
     def forward(self, z_BND: torch.Tensor, rotation_2Nd: torch.Tensor | None = None) -> torch.Tensor:
         qkv_3BhNd = packed_heads(self.qkv(z_BND), self.num_heads)

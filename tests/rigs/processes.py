@@ -7,7 +7,7 @@ import ctypes
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -66,6 +66,21 @@ def _main(umask: int, words: list[str]) -> int:
     return main(words)
 
 
+def patchline_in_turn(*commands: Sequence[str]) -> Ended:
+    """Runs these commands in one process, one after another, until one fails, whose exit code is returned. Modules that
+    only some commands need are then imported once."""
+    seconds = ANSWER_SECONDS + 10 * len(commands)
+    return _ended(_main_in_turn, list(commands), {**ONE_THREAD, **os.environ}, seconds=seconds)
+
+
+def _main_in_turn(commands: Sequence[Sequence[str]]) -> int:
+    for words in commands:
+        if code := main(list(words)):
+            sys.stderr.write(f"{' '.join(words)} ended with {code}\n")
+            return code
+    return 0
+
+
 def patchline_of_a_colleague(*words: str, environ: Mapping[str, str] | None = None) -> Ended:
     """The same for a root that has given up its powers: to files of another user it is a user like any other."""
     return _ended(_powerless_main, list(words), {**ONE_THREAD, **os.environ, **(environ or {})})
@@ -96,15 +111,17 @@ def program_on_ranks(text: str, *words: str, num_ranks: int) -> list[Ended]:
         return list(pool.map(ended, range(num_ranks)))
 
 
-def _ended(command: Callable[[list[str]], int], words: list[str], environ: dict[str, str]) -> Ended:
+def _ended(
+    command: Callable[[Any], int], words: list[Any], environ: dict[str, str], *, seconds: float = ANSWER_SECONDS
+) -> Ended:
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder) / "output", Path(folder) / "errors"
         process = forks().Process(target=_as_command, args=(command, words, environ, output, errors))
         process.start()
-        process.join(ANSWER_SECONDS)
+        process.join(seconds)
         if process.exitcode is None:
             process.kill()
-            raise TimeoutError(f"{' '.join(words)} runs for {ANSWER_SECONDS:.0f} s: {errors.read_text()}")
+            raise TimeoutError(f"{words} runs for {seconds:.0f} s: {errors.read_text()}")
         return Ended(code=process.exitcode, output=output.read_bytes().decode(), errors=errors.read_bytes().decode())
 
 
@@ -123,7 +140,7 @@ def _as_rank(function: Callable[..., Any], world: World, arguments: tuple[object
 
 
 def _as_command(
-    command: Callable[[list[str]], int], words: list[str], environ: dict[str, str], output: Path, errors: Path
+    command: Callable[[Any], int], words: list[Any], environ: dict[str, str], output: Path, errors: Path
 ) -> None:
     for path, number in ((output, 1), (errors, 2)):
         with path.open("wb") as file:

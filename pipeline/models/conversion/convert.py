@@ -13,6 +13,7 @@ from pipeline.models.conversion.config import Change, Format
 from pipeline.models.conversion.hugging_face import save_hugging_face
 from pipeline.models.conversion.npz import save_npz
 from pipeline.models.conversion.sizes import refuse_absurd
+from pipeline.models.conversion.timm_config import EPSILON
 from pipeline.models.positions import from_axes, sines
 from pipeline.models.weights.fit import fit_weights
 from pipeline.models.weights.folder import (
@@ -116,8 +117,8 @@ def save_as(
 
 
 def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
-    """Raises UserError for parts of the model that the format does not have. In the table, parts that only our format
-    has come first, so that no other format is advised in vain."""
+    """Raises UserError for parts of the model that the format does not have. The message names the formats that have
+    all of the model's parts."""
     npz: tuple[Format, ...] = ("vision_transformer", "big_vision")
     is_vit, resnet = not config.is_bit, config.resnet
     parts: dict[str, tuple[bool, tuple[Format, ...]]] = {
@@ -130,6 +131,8 @@ def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
         ),
         "SwiGLU (model.mlp)": (is_vit and config.mlp != "plain", ()),
         "norms inside of attention or MLPs (model.inner_norms)": (is_vit and config.inner_norms != "none", ()),
+        "RMSNorms (model.norm)": (is_vit and config.norm != "layernorm", ()),
+        "a norm of its patches (model.patch_norm)": (is_vit and config.patch_norm, ()),
         # In timm and transformers, patches in front of such a norm have no bias, into which pixels of another range are
         # folded.
         "a norm before its layers (model.first_norm) and a bias of its patches": (is_vit and config.first_norm, ()),
@@ -140,6 +143,10 @@ def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
             ("timm", "hugging_face"),
         ),
         "norms of queries and keys (model.qk_norm)": (config.qk_norm, ("timm",)),
+        f"norms with an epsilon of {config.layer_norm_epsilon:g} (model.layer_norm_epsilon)": (
+            is_vit and config.layer_norm_epsilon != EPSILON,
+            (*npz, "hugging_face"),
+        ),
         "rotary positions (model.position)": (config.is_rotary, ("timm",)),
         "attention pooling (model.pooling)": (config.pooling == "attention", ("timm", "big_vision")),
         "a hidden layer before the head (model.representation, which --new-head drops)": (config.representation, npz),
@@ -147,13 +154,17 @@ def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
         "a ResNet before its layers": (is_vit and resnet is not None, ("vision_transformer", "timm")),
         "no transformer": (config.is_bit, (*npz, "timm")),
     }
-    for part, (is_there, formats) in parts.items():
-        if is_there and not formats:
+    there = {part: formats for part, (is_there, formats) in parts.items() if is_there}
+    for part, formats in there.items():
+        if not formats:
             raise UserError(f"the model has {part}, which no other format has; allowed: --format patchline")
-        if is_there and written not in formats:
+        if written not in formats:
+            of_all = [each for each in formats if all(each in others for others in there.values())]
+            advice = (
+                f": give --format {' or '.join(of_all)}, or" if of_all else ", and no other has all of its parts: give"
+            )
             raise UserError(
-                f"the model has {part}, which the format {written} does not have: give --format "
-                f"{' or '.join(formats)}, or --format patchline"
+                f"the model has {part}, which the format {written} does not have{advice} --format patchline"
             )
 
 

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from pipeline.models.build import shapes_of
 from pipeline.models.config import Gelu, ModelConfig
 from pipeline.models.conversion.config import Hints, Pair
@@ -30,6 +32,7 @@ from pipeline.models.conversion.layout import (
 )
 from pipeline.models.conversion.sizes import Declared, Found, Usual, grid_of, pair_of, transformer_in, weights_of
 from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.conversion.timm_tensors import Made, with_made
 from pipeline.models.weights.folder import Weights, write_folder
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, texts_of, unique_labels
@@ -40,6 +43,8 @@ from shards.errors import UserError
 log = logging.getLogger(__name__)
 _GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh", "quick_gelu": "quick"}
 _PATCH = "vit.embeddings.patch_embeddings.projection.weight"
+_TOKEN, _POSITIONS = "vit.embeddings.distillation_token", "vit.embeddings.position_embeddings"
+_REGISTER = "vit.embeddings.register"  # is in no file: see _with_unread_token_as_register
 _MULTI_LABEL = "multi_label_classification"  # a problem_type whose probabilities are sigmoids, not softmax
 _BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
 _MOST_SIDE = 1 << 16
@@ -61,13 +66,14 @@ _NEWER = (
 def open_hugging_face(
     file: TensorFile, description: Mapping[str, Any], hints: Hints, *, processor: Mapping[str, Any] | None = None
 ) -> Weights:
-    """Opens the weights of a ViTForImageClassification, a ViTModel or a DeiTForImageClassificationWithTeacher.
+    """Opens the weights of a ViTForImageClassification, a ViTModel or one of DeiT's classes of the same kinds.
     `processor`: the model's preprocessor_config.json, which says how images are prepared.
 
     Without a classifier, the pooler is the hidden tanh layer; with one, transformers does not use the pooler. Raises a
     UserError that says what does not fit, and why.
     """
     file = _without_idle_pooler(file.renamed({_published(name): name for name in file.shapes}))
+    file = _with_unread_token_as_register(file)
     found = _model(file, description, hints)
     return weights_of(
         file,
@@ -172,8 +178,9 @@ def table(patch: int) -> Table:
                 ("embed.patch.weight", _PATCH, {"": ("", patch_convolution(patch))}),
                 ("embed.patch.bias", f"{embeddings}patch_embeddings.projection.bias", TENSOR),
                 ("embed.class_token", f"{embeddings}cls_token", TENSOR),
-                ("embed.distillation_token", f"{embeddings}distillation_token", TENSOR),
-                ("embed.position", f"{embeddings}position_embeddings", TENSOR),
+                ("embed.distillation_token", _TOKEN, TENSOR),
+                ("embed.registers", _REGISTER, TENSOR),
+                ("embed.position", _POSITIONS, TENSOR),
             )
         ),
         Section(
@@ -223,6 +230,26 @@ def _without_idle_pooler(file: TensorFile) -> TensorFile:
         return file
     log.info("%s: %s left out: with a classifier, transformers does not use it", file.where, ", ".join(pooler))
     return file.renamed({name: name for name in file.shapes if name not in pooler})
+
+
+def _with_unread_token_as_register(file: TensorFile) -> TensorFile:
+    """Returns the file of a DeiTForImageClassification or a DeiTModel with its distillation token as a register, to
+    which its position is added. Blocks attend to the token, and no head reads it."""
+    heads = ("classifier.weight", "vit.pooler.dense.weight")
+    has_one_head = any(name in file.shapes for name in heads) and "distillation_classifier.weight" not in file.shapes
+    if not has_one_head or _TOKEN not in file.shapes:
+        return file
+    _, num_rows, width = file.shape(_POSITIONS, 3)
+
+    def table() -> torch.Tensor:
+        table_1ND = file.read(_POSITIONS)
+        return torch.cat([table_1ND[:, :1], table_1ND[:, 2:]], dim=1)
+
+    made = {
+        _POSITIONS: Made(shape=(1, num_rows - 1, width), make=table),
+        _REGISTER: Made(shape=(1, 1, width), make=lambda: file.read(_TOKEN) + file.read(_POSITIONS)[:, 1:2]),
+    }
+    return with_made(file, made, without=(_TOKEN,))
 
 
 def labels_of(given: Any, num_classes: int, where: str) -> tuple[str, ...]:

@@ -276,7 +276,7 @@ def open_plain(file: TensorFile, hints: Hints) -> Weights:
     else:
         (width, num_inputs), resnet = file.shape("embed.patch.weight", 2), hybrid_resnet(view)
         patch = math.isqrt(num_inputs // (resnet.width if resnet else 3))
-        declared = Declared(width=width, patch=patch, is_square=True, has_swiglu=True)
+        declared = Declared(width=width, patch=patch, is_square=True, has_later_parts=True)
         found = transformer_in(view, declared, usual=Usual(), hints=hints)
         found = replace(found, assumed=(*found.assumed, *_without_tensors(found.config)))
     return weights_of(file, (), found, advice=hints.advice())

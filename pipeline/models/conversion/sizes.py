@@ -15,6 +15,7 @@ from pipeline.models.config import (
     InnerNorms,
     MlpKind,
     ModelConfig,
+    NormKind,
     Position,
     ResNetEpsilons,
     ResNetSize,
@@ -64,9 +65,9 @@ class Declared:
 
     `width` and `patch` come from the patch embedding, whose shape differs between formats. `class_row`: whether the
     position table has a row for the class token. `grid`: height and width of the table's grid. `is_square`: whether the
-    format has only square grids. `layer_scale`: the initial value of LayerScale in a file that has it. `has_swiglu`:
-    whether the format has SwiGLU, whose first layer is twice as wide. `settings`: fields of the model that no tensor
-    shows.
+    format has only square grids. `layer_scale`: the initial value of LayerScale in a file that has it.
+    `has_later_parts`: whether the format has SwiGLU, whose first layer is twice as wide, and RMSNorms, which have no
+    bias. `settings`: fields of the model that no tensor shows.
     """
 
     width: int
@@ -76,7 +77,7 @@ class Declared:
     grid: Pair | None = None
     is_square: bool = False
     layer_scale: float = USUAL_LAYER_SCALE
-    has_swiglu: bool = False
+    has_later_parts: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -109,6 +110,8 @@ class TransformerShapes(Declared):
     position: Position | None = None
     mlp: MlpKind = "plain"
     inner_norms: InnerNorms = "none"
+    norm: NormKind = "layernorm"
+    patch_norm: bool = False
     first_norm: bool = False
 
     @property
@@ -140,16 +143,20 @@ def transformer_in(view: OurView, declared: Declared, *, usual: Usual, hints: Hi
     if view.has(POSITION):
         _, num_positions, _ = view.file.shape(position_name, 3)
     mlp_width = view.shape("blocks.0.mlp.dense1.weight", 2)[0]
-    is_gated = declared.has_swiglu and view.has("blocks.0.mlp.dense2.weight")
+    is_gated = declared.has_later_parts and view.has("blocks.0.mlp.dense2.weight")
     is_gated = is_gated and mlp_width == 2 * view.shape("blocks.0.mlp.dense2.weight", 2)[1]
     inner_norms = ("none", "mlp", "both")[
         view.has("blocks.0.mlp.norm.weight") + view.has("blocks.0.attention.norm.weight")
     ]
+    has_bias = view.has("blocks.0.norm1.bias") or not view.has("blocks.0.norm1.weight")
+    is_rms = declared.has_later_parts and not has_bias
     found = {
         "depth": len(view.numbers("blocks.{}.")),
         "mlp_width": mlp_width // (1 + is_gated),
         "mlp": "swiglu" if is_gated else "plain",
         "inner_norms": inner_norms,
+        "norm": "rmsnorm" if is_rms else "layernorm",
+        "patch_norm": view.has("embed.patch_norm.weight"),
         "first_norm": view.has("embed.norm.weight"),
         "num_classes": view.shape(HEAD[0], 2)[0] if view.has(HEAD[0]) else 0,
         "num_positions": num_positions,
@@ -172,8 +179,12 @@ def transformer_in(view: OurView, declared: Declared, *, usual: Usual, hints: Hi
         no_row = " without a row for the class token" if shapes.class_token and not class_row else ""
         square = f"embeddings of a square grid of {side} x {side} patches{no_row}"
         assumed = (*assumed, Assumption(field="position", value=square, flag="--grid-side"))
-    if is_gated and not (hints.layer_norm_epsilon or "layer_norm_epsilon" in usual.said):  # no architecture is named
-        assumed = (*assumed, Assumption(field="mlp", value="swiglu, whose gate is the first half of its first layer"))
+    if not (hints.layer_norm_epsilon or "layer_norm_epsilon" in usual.said):  # no architecture is named
+        by_shapes = {
+            "mlp": "swiglu, whose gate is the first half of its first layer" if is_gated else "",
+            "norm": "rmsnorm, as norms have no bias" if is_rms else "",
+        }
+        assumed = (*assumed, *(Assumption(field=name, value=value) for name, value in by_shapes.items() if value))
     return Found(config=config, class_row=class_row, assumed=assumed)
 
 
@@ -261,6 +272,8 @@ def transformer_config(
         qk_norm=shapes.qk_norm,
         mlp=shapes.mlp,
         inner_norms=shapes.inner_norms,
+        norm=shapes.norm,
+        patch_norm=shapes.patch_norm,
         first_norm=shapes.first_norm,
         **{"position": position, **shapes.settings},
     )

@@ -44,7 +44,6 @@ from pipeline.models.conversion.sizes import (
 from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile
 from pipeline.models.conversion.timm_architectures import AXIAL_ARGUMENTS
 from pipeline.models.conversion.timm_config import (
-    EPSILON,
     GELUS,
     ROOTS,
     Turns,
@@ -141,7 +140,7 @@ def model_in(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> 
         class_row=_class_row(file, no_row),
         grid=grid or declared_grid(description, (patch * stride, patch_width * stride), file.where),
         layer_scale=layer_scale(description),
-        has_swiglu=True,
+        has_later_parts=True,
         settings={**(turns.fields if turns else {}), "last_norm": last_norm},
     )
     found = transformer_in(view, declared, usual=usual, hints=hints)
@@ -231,6 +230,7 @@ def _vit_table(
             rows=(
                 ("embed.patch.weight", "patch_embed.proj.weight", {"": ("", patch_convolution(patch))}),
                 ("embed.patch.bias", "patch_embed.proj.bias", TENSOR),
+                ("embed.patch_norm.", "patch_embed.norm.", LAYER),
                 ("embed.class_token", "cls_token", TENSOR),
                 ("embed.distillation_token", "dist_token", TENSOR),
                 ("embed.registers", "reg_token", TENSOR),
@@ -344,11 +344,6 @@ def save_timm(
 ) -> None:
     """Writes a folder in timm's format. Raises UserError for parts that timm's models lack, and logs a warning if
     timm's arithmetic differs."""
-    if not config.is_bit and config.layer_norm_epsilon != EPSILON:
-        raise UserError(
-            f"model.layer_norm_epsilon is {config.layer_norm_epsilon}; timm's models have {EPSILON}; "
-            "export as hugging_face, whose config.json says it"
-        )
     _refuse_foreign_rotation(config)
     _refuse_foreign_distillation(config)
     architecture = _architecture(config)

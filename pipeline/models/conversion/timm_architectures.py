@@ -138,7 +138,7 @@ _NAMES: dict[Architecture, str] = {
         deit3_base_patch16_224 deit3_base_patch16_224_in21ft1k deit3_base_patch16_384 deit3_base_patch16_384_in21ft1k
         deit_base_distilled_patch16_224 deit_base_distilled_patch16_384 deit_base_patch16_224 deit_base_patch16_384
         vit_base_patch14_dinov2 vit_base_patch14_reg4_dinov2 vit_base_patch16_224_dino vit_base_patch16_rope_224
-        vit_base_patch16_rope_ape_224 vit_base_patch8_224_dino
+        vit_base_patch16_rope_ape_224 vit_base_patch16_sapiens2 vit_base_patch8_224_dino
     """,
     Architecture(width=768, num_heads=12, pixels=_IMAGENET, epsilon=1e-5): """
         beit3_base_patch16_224 vit_base_patch16_dinov3 vit_base_patch16_dinov3_qkvb vit_base_patch16_lingbot
@@ -166,6 +166,9 @@ _NAMES: dict[Architecture, str] = {
     Architecture(width=896, num_heads=14, pixels=_CLIP, epsilon=1e-5): """
         vit_base_patch16_plus_clip_240
     """,
+    Architecture(width=1024, num_heads=8, pixels=_CLIP, epsilon=1e-5): """
+        aimv2_large_patch14_224 aimv2_large_patch14_336 aimv2_large_patch14_448
+    """,
     Architecture(width=1024, num_heads=16): """
         flexivit_large vit_large_patch14_224 vit_large_patch16_224 vit_large_patch16_224_in21k vit_large_patch16_384
         vit_large_patch16_siglip_256 vit_large_patch16_siglip_384 vit_large_patch16_siglip_gap_256
@@ -184,6 +187,7 @@ _NAMES: dict[Architecture, str] = {
         deit3_large_patch16_224 deit3_large_patch16_224_in21ft1k deit3_large_patch16_384
         deit3_large_patch16_384_in21ft1k vit_intern300m_patch14_448 vit_large_patch14_dinov2
         vit_large_patch14_reg4_dinov2 vit_large_patch16_rope_224 vit_large_patch16_rope_ape_224
+        vit_large_patch16_sapiens2
     """,
     Architecture(width=1024, num_heads=16, pixels=_IMAGENET, epsilon=1e-5): """
         beit3_large_patch16_224 vit_large_patch16_dinov3 vit_large_patch16_dinov3_qkvb vit_large_patch16_lingbot
@@ -224,6 +228,7 @@ _NAMES: dict[Architecture, str] = {
     """,
     Architecture(width=1280, num_heads=16, pixels=_IMAGENET): """
         deit3_huge_patch14_224 deit3_huge_patch14_224_in21ft1k vit_huge_patch14_gap_224 vit_huge_patch16_gap_448
+        vit_huge_patch16_sapiens2
     """,
     Architecture(width=1280, num_heads=16, gelu="quick", pixels=_CLIP, epsilon=1e-5): """
         vit_huge_patch14_clip_quickgelu_224 vit_huge_patch14_clip_quickgelu_378
@@ -246,6 +251,9 @@ _NAMES: dict[Architecture, str] = {
     Architecture(width=1408, num_heads=16, pixels=_IMAGENET, epsilon=1e-5): """
         beit3_giant_patch14_224 beit3_giant_patch14_336
     """,
+    Architecture(width=1536, num_heads=12, pixels=_CLIP, epsilon=1e-5): """
+        aimv2_huge_patch14_224 aimv2_huge_patch14_336 aimv2_huge_patch14_448
+    """,
     Architecture(width=1536, num_heads=16, epsilon=1e-5): """
         vit_pe_lang_gigantic_patch14_448 vit_pe_spatial_gigantic_patch14_448
     """,
@@ -257,7 +265,7 @@ _NAMES: dict[Architecture, str] = {
         vit_giant_patch16_radio_v3
     """,
     Architecture(width=1536, num_heads=24, pixels=_IMAGENET): """
-        vit_giant_patch14_dinov2 vit_giant_patch14_reg4_dinov2
+        vit_giant_patch14_dinov2 vit_giant_patch14_reg4_dinov2 vit_giant_patch16_sapiens2
     """,
     Architecture(width=1536, num_heads=24, pixels=_IMAGENET, epsilon=1e-5): """
         vit_giant_patch16_lingbot
@@ -273,6 +281,15 @@ _NAMES: dict[Architecture, str] = {
     """,
     Architecture(width=1664, num_heads=16, gelu="quick", pixels=_CLIP, epsilon=1e-5): """
         vit_gigantic_patch14_clip_quickgelu_224
+    """,
+    Architecture(width=2048, num_heads=16, pixels=_CLIP, epsilon=1e-5): """
+        aimv2_1b_patch14_224 aimv2_1b_patch14_336 aimv2_1b_patch14_448
+    """,
+    Architecture(width=2432, num_heads=32, pixels=_IMAGENET): """
+        vit_5b_patch16_sapiens2
+    """,
+    Architecture(width=3072, num_heads=24, pixels=_CLIP, epsilon=1e-5): """
+        aimv2_3b_patch14_224 aimv2_3b_patch14_336 aimv2_3b_patch14_448
     """,
     Architecture(width=4096, num_heads=32, pixels=_IMAGENET, epsilon=1e-5): """
         vit_7b_patch16_dinov3
@@ -326,7 +343,9 @@ _ARGUMENTS: tuple[tuple[Mapping[str, Any], str], ...] = (
     (
         _DINOV3 | {"global_pool": "token"},
         """
-        vit_base_patch16_lingbot vit_giant_patch16_lingbot vit_large_patch16_lingbot vit_small_patch16_lingbot
+        vit_5b_patch16_sapiens2 vit_base_patch16_lingbot vit_base_patch16_sapiens2 vit_giant_patch16_lingbot
+        vit_giant_patch16_sapiens2 vit_huge_patch16_sapiens2 vit_large_patch16_lingbot vit_large_patch16_sapiens2
+        vit_small_patch16_lingbot
         """,
     ),
     (

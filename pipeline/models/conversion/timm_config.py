@@ -28,19 +28,23 @@ GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "q
 EPSILON = 1e-6
 # Parts of timm's models that ours lack: how their tensors' names begin, and what the message says about them.
 _FOREIGN = {
-    r"pre_logits\.": "is a hidden layer before the head, which timm itself leaves out; take the weights' .npz file, "
-    "whose hidden layer is kept",
-    r"patch_embed\.backbone\.(\d|conv1|bn1|layer\d)": "is of convolutions with batch norm before the blocks; those of "
-    "hybrids here have group norm and standardised weights: another architecture",
-    r"patch_embed\.norm\.": "is a norm of patches before positions are added (AIMv2): another architecture",
-    r"blocks\.\d+\.(attns|ffns)\.": "is of blocks with two attentions and two MLPs side by side: another architecture",
-    r"blocks\.\d+\.in_proj\.": "is of blocks whose attention and MLP are side by side: another architecture",
-    r"blocks\.\d+\.attn\.lambda_": "is of differential attention, a difference of two: another architecture",
-    r"blocks\.\d+\.attn\.gate\.": "is of attention whose result is gated: another architecture",
-    r"(blocks\.\d+\.attn\.relative_position_bias_table|rel_pos_bias\.)": "is a learned term of attention for each "
-    "distance of patches (BEiT), which no attention here adds: another architecture",
-    r"rope\.freqs": "are frequencies of rotary positions that each head of each layer learns (RoPE-Mixed); those here "
-    "are fixed: another architecture",
+    r"pre_logits\.": "is a hidden layer before the head, which timm itself ignores; give the .npz file of these "
+    "weights, whose hidden layer is kept",
+    r"patch_embed\.backbone\.(\d|conv1|bn1|layer\d)": "belongs to convolutions with batch norm in front of the blocks; "
+    "the ResNets in front of blocks here have group norm and standardised weights",
+    r"blocks\.\d+\.(attns|ffns)\.": "belongs to a block with two attentions in parallel, then two MLPs in parallel; "
+    "a block here has one attention, then one MLP",
+    r"blocks\.\d+\.in_proj\.": "belongs to a block whose attention and MLP read the same tokens in parallel; in a "
+    "block here, the MLP reads what attention returns",
+    r"blocks\.\d+\.attn\.lambda_": "belongs to differential attention, which subtracts one attention map from another; "
+    "attention here has one map",
+    r"blocks\.\d+\.attn\.gate\.": "belongs to attention that multiplies its result by a learned gate; attention here "
+    "has no gate",
+    r"(blocks\.\d+\.attn\.relative_position_bias_table|rel_pos_bias\.)": "is BEiT's learned bias for each offset "
+    "between two patches, which is added to the logits of attention; relative positions here are vectors that queries "
+    "are multiplied by",
+    r"rope\.freqs": "holds rotary frequencies that each head of each layer has learned (RoPE-Mixed); the rotary "
+    "frequencies here are fixed",
 }
 _PROBE = "attn_pool.latent"
 # The first convolution of a hybrid: with stages, and without.
@@ -193,18 +197,15 @@ def refuse_foreign(file: TensorFile) -> None:
         for name in file.shapes:
             if re.match(start, name):
                 raise UserError(f"{name} {list(file.shapes[name])} in {file.where!r} {reason}")
-    if "blocks.0.norm1.weight" in file.shapes and "blocks.0.norm1.bias" not in file.shapes:
-        raise UserError(
-            f"blocks.0.norm1 in {file.where!r} has a weight and no bias, as norms by the root of the mean square "
-            "(RMSNorm); those here are LayerNorms: another architecture"
-        )
-    for first, second in (("q_proj", "k_proj"), ("q_proj", "v_proj")):
-        shapes = [file.shapes.get(f"blocks.0.attn.{name}.weight", ()) for name in (first, second)]
-        if shapes[0] != shapes[1]:
+    for name, shape in file.shapes.items():
+        keys = name.replace(".q_proj.", ".k_proj.")
+        has_heads = (
+            name.replace(".q_proj.", ".q_norm.") in file.shapes
+        )  # timm_tensors.py copies shared keys to each head
+        if keys != name and name.endswith(".weight") and file.shapes.get(keys, shape) != shape and not has_heads:
             raise UserError(
-                f"blocks.0.attn.{second}.weight {list(shapes[1])} in {file.where!r} has other sizes than {first}.weight"
-                f" {list(shapes[0])}, as in grouped-query attention; here each query has its own key: another "
-                "architecture"
+                f"{keys} {list(file.shapes[keys])} in {file.where!r} has other sizes than {name} {list(shape)}: "
+                "several heads share their keys (grouped-query attention), and no q_norm says how wide a head is"
             )
 
 
@@ -259,8 +260,8 @@ def refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> N
     is_eva = bool(arguments.get("use_rot_pos_emb") or "blocks.0.attn.q_bias" in file.shapes)
     if is_vit and has_prefix and (arguments.get("pool_include_prefix") or (has_probe and is_eva)):
         raise UserError(
-            f"the pooling of {file.where!r} takes its class token or registers, too (pool_include_prefix, or attention "
-            "pooling of timm's eva.py); allowed: weights whose pooling takes patches alone"
+            f"the pooling of {file.where!r} reads the class token or registers beside the patches "
+            "(pool_include_prefix, or attention pooling of timm's eva.py); pooling here reads the patches alone"
         )
     allowed = ["map"] if has_probe else ["token", "avg"] if "cls_token" in file.shapes else ["avg"]
     said = str(arguments.get("global_pool") or pooled)
@@ -271,18 +272,19 @@ def refuse_other_settings(file: TensorFile, description: Mapping[str, Any]) -> N
         )
     if has_probe and arguments.get("attn_pool_num_heads"):
         raise UserError(
-            f"the attention pooling of {file.where!r} has a number of heads of its own (attn_pool_num_heads "
-            f"{shown_value(arguments['attn_pool_num_heads'])}); allowed: as many as its layers"
+            f"the attention pooling of {file.where!r} has {shown_value(arguments['attn_pool_num_heads'])} heads "
+            "(attn_pool_num_heads), a number of its own; attention pooling here has as many heads as a layer"
         )
     if "naflex" in architecture and "radio" in architecture:
         raise UserError(
-            f"{file.where!r} is of {shown_value(architecture)}, whose positions are cut out of an enlarged table at "
-            "each size of image; give the same weights for timm's VisionTransformer (without naflex in its name)"
+            f"{file.where!r} is of {shown_value(architecture)}, which cuts its positions out of an enlarged table, at "
+            "a place that depends on the image's size; give the same weights for timm's model without naflex in its "
+            "name"
         )
     if "_rpn_" in architecture or arguments.get("use_post_norm"):
         raise UserError(
-            f"{file.where!r} is of {shown_value(architecture)}, which has its norms after attention and MLP; allowed: "
-            "norms in front of them"
+            f"{file.where!r} is of {shown_value(architecture)}, which normalises what attention and MLP return; "
+            "blocks here normalise what attention and MLP read"
         )
 
 

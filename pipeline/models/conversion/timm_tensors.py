@@ -3,7 +3,7 @@
 timm has several forms of the same layer: q, k and v in one product or in three, with biases of all, of queries and
 values alone, or of none; the two halves of SwiGLU in one tensor or in two; NaFlexViT's embedding of flattened patches.
 Here a file is described as if it had the first of these forms. Tensors are made when they are read; biases that a model
-does not have are zeros, which change no logit.
+does not have are zeros, and scales that it does not have are ones, which change no logit.
 
 A class token that the pooling leaves out is a register, and becomes one. Sources: vision_transformer.py, eva.py and
 naflexvit.py of timm 1.0.31. Shape letters: D width, P patch, R registers, N tokens.
@@ -11,7 +11,7 @@ naflexvit.py of timm 1.0.31. Shape letters: D width, P patch, R registers, N tok
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,7 +40,7 @@ class Made:
 def usual_tensors(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> TensorFile:
     """Returns the file in the form that `timm.table_of` maps. Raises UserError if parts of a layer do not fit."""
     file = with_names_of_today(_of_naflex(file), description)
-    file = _with_packed_layers(file)
+    file = _with_packed_layers(_with_keys_of_each_head(file))
     file = without_register_rows(file, description, hints)
     return _with_one_norm(_with_class_token_as_register(file, description, hints))
 
@@ -140,17 +140,57 @@ def _with_one_norm(file: TensorFile) -> TensorFile:
     return file.renamed({re.sub(r"^fc_norm\.", "norm.", name): name for name in file.shapes})
 
 
+def _with_keys_of_each_head(file: TensorFile) -> TensorFile:
+    """Returns the file with keys and values for each head, where several heads share them (grouped-query attention):
+    each of these heads gets a copy, which changes no logit. The norm of a head's queries says how wide a head is."""
+    made = dict[str, Made]()
+    for (number,) in numbers_in(file.shapes, _BLOCKS):
+        attention = f"blocks.{number}.attn."
+        if not {f"{attention}q_proj.weight", f"{attention}q_norm.weight"} <= file.shapes.keys():
+            continue
+        (width, _), (of_head,) = file.shape(f"{attention}q_proj.weight", 2), file.shape(f"{attention}q_norm.weight", 1)
+        for kind, num_dims in (("weight", 2), ("bias", 1)):
+            for name in (f"{attention}{each}_proj.{kind}" for each in "kv"):
+                num_rows = file.shape(name, num_dims)[0] if name in file.shapes else width
+                if num_rows < width and num_rows % of_head == 0 and width % num_rows == 0:
+                    made[name] = _copied(file, name, of_head=of_head, width=width)
+    return with_made(file, made)
+
+
+def _copied(file: TensorFile, name: str, *, of_head: int, width: int) -> Made:
+    shape = (width, *file.shapes[name][1:])
+
+    def make() -> torch.Tensor:
+        # (h d, ...) -> (h, d, ...), each head several times -> (D, ...)
+        heads = file.read(name).reshape(-1, of_head, *shape[1:])
+        return heads.repeat_interleave(width // file.shapes[name][0], dim=0).reshape(shape)
+
+    return Made(shape=shape, make=make)
+
+
 def _with_packed_layers(file: TensorFile) -> TensorFile:
-    """Returns the file with one product for q, k and v and one for both parts of SwiGLU in each block, with all their
-    biases and that of the patches."""
+    """Returns the file with one product for q, k and v and one for both parts of SwiGLU in each block, with all biases
+    of dense layers and patches, and with LayerScale for both branches or none.
+
+    A bias or scale is made only if no block has it. One that is missing in some blocks is an error, as any tensor is.
+    """
     made, gone = dict[str, Made](), list[str]()
+    ends = {name.split(".", 2)[2] for name in file.shapes if re.match(r"blocks\.\d+\.", name)}
 
     def join(name: str, parts: tuple[str, ...], lengths: Iterable[int] = ()) -> None:
         made[name] = _joined(file, parts, tuple(lengths))
         gone.extend(part for part in parts if part in file.shapes)
 
+    def bias(block: str, name: str, parts: Sequence[str], lengths: Sequence[int]) -> None:
+        found = [part for part in parts if part in ends]
+        if name not in ends or found:
+            for part in found:
+                file.shape(f"{block}{part}", 1)  # raises UserError if this block lacks it
+            join(f"{block}{name}", tuple(f"{block}{part}" for part in parts), lengths)
+
     for (number,) in numbers_in(file.shapes, _BLOCKS):
-        attention, mlp = f"blocks.{number}.attn.", f"blocks.{number}.mlp."
+        block = f"blocks.{number}."
+        attention, mlp = f"{block}attn.", f"{block}mlp."
         is_apart = f"{attention}q_proj.weight" in file.shapes
         if is_apart:
             parts = tuple(f"{attention}{each}_proj.weight" for each in "qkv")
@@ -160,15 +200,23 @@ def _with_packed_layers(file: TensorFile) -> TensorFile:
             lengths = [file.shape(f"{attention}qkv.weight", 2)[0] // 3] * 3
         else:
             continue
-        if f"{attention}qkv.bias" not in file.shapes:
-            end = "_proj.bias" if is_apart else "_bias"
-            join(f"{attention}qkv.bias", tuple(f"{attention}{each}{end}" for each in "qkv"), lengths)
+        bias(block, "attn.qkv.bias", [f"attn.{each}{'_proj.bias' if is_apart else '_bias'}" for each in "qkv"], lengths)
         if f"{mlp}fc1_g.weight" in file.shapes:
-            for kind in ("weight", "bias"):
-                join(f"{mlp}fc1.{kind}", (f"{mlp}fc1_g.{kind}", f"{mlp}fc1_x.{kind}"))
+            join(f"{mlp}fc1.weight", (f"{mlp}fc1_g.weight", f"{mlp}fc1_x.weight"))
+            lengths = [file.shape(f"{mlp}fc1_g.weight", 2)[0]] * 2
+            bias(block, "mlp.fc1.bias", ("mlp.fc1_g.bias", "mlp.fc1_x.bias"), lengths)
+        for layer in ("attn.proj.", "mlp.fc2."):
+            if f"{layer}bias" not in ends and f"{block}{layer}weight" in file.shapes:
+                join(f"{block}{layer}bias", (f"{block}{layer}bias",), file.shape(f"{block}{layer}weight", 2)[:1])
+        if "blocks.0.ls1.gamma" in file.shapes and "ls2.gamma" not in ends:  # Sapiens 2 scales attention alone
+            made[f"{block}ls2.gamma"] = _ones(file.shape(f"{block}ls1.gamma", 1))
     if f"{_PATCH}weight" in file.shapes and f"{_PATCH}bias" not in file.shapes:
         join(f"{_PATCH}bias", (f"{_PATCH}bias",), (file.shape(f"{_PATCH}weight", 4)[0],))
     return with_made(file, made, without=gone)
+
+
+def _ones(shape: tuple[int, ...]) -> Made:
+    return Made(shape=shape, make=lambda: torch.ones(shape))
 
 
 def _joined(file: TensorFile, parts: tuple[str, ...], lengths: tuple[int, ...]) -> Made:

@@ -1,13 +1,14 @@
-"""Vision towers of transformers other than its ViT: DINOv2, DINOv3, SigLIP and SigLIP 2.
+"""Vision towers of transformers other than its ViT: CLIP, DINOv2, DINOv3, SigLIP and SigLIP 2.
 
 Each is the same model as one of timm's, so their tensors get timm's names, and their config.json becomes timm's
 arguments (timm.py reads both). The newer names are those of transformers 5, the others those of published files.
-Sources: modeling_dinov2.py, modeling_dinov2_with_registers.py, modeling_dinov3_vit.py, modeling_siglip.py and
-modeling_siglip2.py of transformers 5.23, and their configurations.
+Sources: modeling_clip.py, modeling_dinov2.py, modeling_dinov2_with_registers.py, modeling_dinov3_vit.py,
+modeling_siglip.py and modeling_siglip2.py of transformers 5.23, and their configurations.
 
-DINOv2's classifier reads the class token and the mean of the patches together; the models here pool one of the two, so
-it is left out. SigLIP's classifier reads the mean of the patches, and its towers pool by attention. Shape letters: N
-tokens, D width.
+DINOv2's classifier reads the class token and the mean of the patches together, and CLIP's the mean of the patches
+before the last norm, although its features are the class token after it. The models here pool one of the two, so both
+classifiers are left out. SigLIP's classifier reads the mean of the patches, and its towers pool by attention. Shape
+letters: N tokens, D width.
 """
 
 import logging
@@ -38,11 +39,13 @@ _IN_PROJECTION = f"{_POOL}in_proj_"
 @dataclass(frozen=True, kw_only=True)
 class _Tower:
     """One kind of model: its tensors as pairs of a pattern and timm's name, from first to last, the values of its
-    config.json that transformers leaves out where they are usual, and timm's arguments."""
+    config.json that transformers leaves out where they are usual, and timm's arguments. `classifier_reads`: what a
+    classifier reads that is left out for it."""
 
     names: tuple[tuple[str, str], ...]
     usual: Mapping[str, Any]
     arguments: Mapping[str, Any]
+    classifier_reads: str = ""
 
 
 _DINO_NAMES = (
@@ -61,15 +64,20 @@ _DINO_NAMES = (
     (r"\.mlp\.gate_proj\.", ".mlp.fc1_g."),
     (r"^layernorm\.", "norm."),
 )
-_SIGLIP_NAMES = (
+_CLIP_NAMES = (
     (r"^vision_model\.", ""),
+    (r"^embeddings\.class_embedding$", "cls_token"),
     (r"^embeddings\.patch_embedding\.", "patch_embed.proj."),
     (r"^embeddings\.position_embedding\.weight$", "pos_embed"),
     (r"^encoder\.layers\.(\d+)\.", r"blocks.\1."),
     (r"\.self_attn\.out_proj\.", ".attn.proj."),
     (r"\.self_attn\.", ".attn."),
     (r"\.layer_norm(\d)\.", r".norm\1."),
+    (r"^pre_layrnorm\.", "norm_pre."),
     (r"^post_layernorm\.", "norm."),
+)
+_SIGLIP_NAMES = (
+    *_CLIP_NAMES,
     (r"^head\.probe$", f"{_POOL}latent"),
     (r"^head\.attention\.out_proj\.", f"{_POOL}proj."),
     (r"^head\.attention\.in_proj_", _IN_PROJECTION),
@@ -79,8 +87,14 @@ _SIGLIP_NAMES = (
 )
 _DINO = {"num_attention_heads": 12, "hidden_act": "gelu", "layer_norm_eps": 1e-6, "image_size": 224, "patch_size": 14}
 _SIGLIP = {**_DINO, "hidden_act": "gelu_pytorch_tanh", "patch_size": 16}
+_CLIP = {**_DINO, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "patch_size": 32}
 _OF_TOKEN: Mapping[str, Any] = {"global_pool": "token", "use_rot_pos_emb": False}
-_DINOV2 = _Tower(names=_DINO_NAMES, usual=_DINO, arguments={**_OF_TOKEN, "no_embed_class": False})
+_DINOV2 = _Tower(
+    names=_DINO_NAMES,
+    usual=_DINO,
+    arguments={**_OF_TOKEN, "no_embed_class": False},
+    classifier_reads="the class token and the mean of all patches",
+)
 _TOWERS: Mapping[str, _Tower] = {
     "dinov2": _DINOV2,
     "dinov2_with_registers": _DINOV2,
@@ -94,13 +108,21 @@ _TOWERS: Mapping[str, _Tower] = {
             "rope_type": "dinov3",
             "rope_rotate_half": True,
         },
+        classifier_reads="the class token and the mean of all patches",
+    ),
+    "clip_vision_model": _Tower(
+        names=_CLIP_NAMES,
+        usual=_CLIP,
+        arguments={**_OF_TOKEN, "no_embed_class": False},
+        classifier_reads="the mean of all patches before the last norm",
     ),
     "siglip_vision_model": _Tower(names=_SIGLIP_NAMES, usual=_SIGLIP, arguments={"use_rot_pos_emb": False}),
     "siglip2_vision_model": _Tower(
         names=_SIGLIP_NAMES, usual={**_SIGLIP, "num_patches": 256}, arguments={"use_rot_pos_emb": False}
     ),
 }
-_WHOLE = {"siglip": "siglip_vision_model", "siglip2": "siglip2_vision_model"}  # with a tower for texts, left out here
+# Models with a tower for texts, which is left out.
+_WHOLE = {each: f"{each}_vision_model" for each in ("clip", "siglip", "siglip2")}
 MODEL_TYPES = (*_TOWERS, *_WHOLE)
 
 
@@ -147,7 +169,7 @@ def _with_timms_names(file: TensorFile, tower: _Tower) -> TensorFile:
     """Returns the file with timm's names, without the tensors that no image passes through."""
     names = dict[str, str]()
     for name in file.shapes:
-        if name.startswith(("text_model.", "logit_")):
+        if name.startswith(("text_", "visual_projection.", "logit_")) or name.endswith(".position_ids"):
             continue
         new = name
         for pattern, theirs in tower.names:
@@ -156,17 +178,18 @@ def _with_timms_names(file: TensorFile, tower: _Tower) -> TensorFile:
     # With a gate, up_proj is what it multiplies; without one, it is the whole first layer.
     up = "fc1_x" if "blocks.0.mlp.fc1_g.weight" in names else "fc1"
     names = {name.replace(".mlp.up_proj.", f".mlp.{up}."): old for name, old in names.items() if name != "mask_token"}
-    reads_both = tower.names is _DINO_NAMES and "classifier.weight" in names
     has_idle_pool = "head.weight" in names and f"{_POOL}latent" in names
-    if reads_both:
-        log.warning("%s: its classifier is left out: it reads the class token and the mean of all patches", file.where)
-    gone = ("classifier.",) if reads_both else (_POOL,) if has_idle_pool else ()
+    if is_left_out := tower.classifier_reads and "classifier.weight" in names:
+        log.warning("%s: its classifier is left out: it reads %s", file.where, tower.classifier_reads)
+    gone = ("classifier.",) if is_left_out else (_POOL,) if has_idle_pool else ()
     return _with_usual_shapes(file.renamed({name: old for name, old in names.items() if not name.startswith(gone)}))
 
 
 def _with_usual_shapes(file: TensorFile) -> TensorFile:
     """Returns the file with position embeddings, patches and the pooling's layers in timm's shapes."""
     made, gone = dict[str, Made](), list[str]()
+    if len(token := file.shapes.get("cls_token", ())) == 1:
+        made["cls_token"] = Made(shape=(1, 1, *token), make=lambda: file.read("cls_token")[None, None])
     if len(file.shapes.get("pos_embed", ())) == 2:
         made["pos_embed"] = Made(shape=(1, *file.shapes["pos_embed"]), make=lambda: file.read("pos_embed")[None])
     if len(patches := file.shapes.get("patch_embed.proj.weight", ())) == 2:  # rows before columns before channels

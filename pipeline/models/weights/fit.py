@@ -28,7 +28,7 @@ _REPRESENTATION = ("representation.weight", "representation.bias")
 _ROTARY = ("rotary_temperature", "rotary_places", "rotary_grid")
 _PARTS = (
     *("pooling", "position", "position_at", "registers", "distillation_token", "qk_norm", "attention", "mlp"),
-    *("inner_norms", "first_norm", "last_norm"),
+    *("inner_norms", "norm", "patch_norm", "first_norm", "last_norm"),
 )
 _OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at", "attention", "last_norm", *_ROTARY)
 

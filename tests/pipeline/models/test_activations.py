@@ -19,6 +19,8 @@ BF16 = Pass(element_bytes=2, loss="sigmoid", is_on_gpu=False)
 FP32 = replace(BF16, element_bytes=4)
 AXIAL: dict[str, Any] = {"attention": "axial", "pooling": "average"}
 MASKED = {"masked_patches": True}
+RMS: dict[str, Any] = {"norm": "rmsnorm"}
+AIMV2: dict[str, Any] = {**RMS, "patch_norm": True, "mlp": "swiglu", "pooling": "average"}
 TINY_BYTES = 64  # sums of the loss
 
 
@@ -77,6 +79,12 @@ TINY_BYTES = 64  # sums of the loss
         pytest.param("vit_s16", {"last_norm": "none"}, BF16, id="no last norm, bf16"),
         pytest.param("vit_s16", {"last_norm": "none"}, FP32, id="no last norm, fp32"),
         pytest.param("vit_s16", {"last_norm": "none", "pooling": "average"}, FP32, id="no last norm, mean"),
+        pytest.param("vit_s16", AIMV2, FP32, id="AIMv2"),
+        pytest.param("vit_s16", AIMV2, BF16, id="AIMv2, bf16"),
+        pytest.param("vit_s16", AIMV2, replace(BF16, recomputed="full"), id="AIMv2, recomputed"),
+        pytest.param("vit_s16", AIMV2 | {"pooling": "attention"}, FP32, id="RMSNorms and attention pooling"),
+        pytest.param("vit_s16", RMS | {"qk_norm": True, "first_norm": True}, FP32, id="RMSNorms, a class token"),
+        pytest.param("vit_s16", RMS | {"inner_norms": "both", "pooling": "average"}, BF16, id="RMSNorms inside"),
         pytest.param("vit_s16", {"position": "learned_rope2d"}, BF16, id="learned and rotary positions"),
         pytest.param("vit_s16", {"registers": 4}, BF16, id="registers"),
         pytest.param("vit_s16", {"distillation_token": True}, BF16, id="a distillation token, bf16"),
@@ -104,6 +112,8 @@ TINY_BYTES = 64  # sums of the loss
                 ("vit_s16", {"position": "relative", "qk_norm": True}, FP32, "relative positions after norms"),
                 ("vit_s16", {"position": "relative"}, BF16, "relative positions"),
                 ("vit_s16", {"pooling": "attention"}, BF16, "attention pooling keeps all"),
+                ("vit_s16", AIMV2, FP32, "AIMv2"),
+                ("vit_s16", AIMV2, BF16, "AIMv2, bf16"),
                 ("vit_s16", AXIAL, BF16, "axial"),
                 ("r50_vit_b16", {}, BF16, "a hybrid's ResNet keeps all"),
             ]

@@ -25,6 +25,7 @@ TRANSFORMER = SMALL | {"depth": 2, "width": 24, "mlp_width": 40, "num_heads": 3}
 VIT = ModelConfig(name="vit_b16", **TRANSFORMER)
 HYBRID = ModelConfig(name="r50_vit_b16", **TRANSFORMER, patch=2, resnet_units=(1, 2))
 ALL_OPTIONS: dict[str, Any] = {"layer_scale": 0.1, "registers": 2, "qk_norm": True, "position": "rope2d"}
+ALL_OPTIONS |= {"patch_norm": True}
 MODERN = ModelConfig(name="vit_b16", **TRANSFORMER, **ALL_OPTIONS, pooling="attention")
 BIT = ModelConfig(name="bit_r50x1", **SMALL, resnet_units=(1, 2))
 BASIC = ModelConfig(name="bit_r18x1", **SMALL, resnet_units=(1, 2))

@@ -158,6 +158,11 @@ def test_the_formulas_are_what_the_modules_do(name: str) -> None:
         pytest.param({"mlp": "swiglu", "inner_norms": "mlp"}, id="SwiGLU with a norm inside"),
         pytest.param({"inner_norms": "both", "last_norm": "none", "gelu": "quick"}, id="norms inside alone"),
         pytest.param({"first_norm": True, "last_norm": "pooled", "pooling": "average"}, id="a norm before the layers"),
+        pytest.param({"norm": "rmsnorm", "patch_norm": True, "mlp": "swiglu", "pooling": "average"}, id="AIMv2"),
+        pytest.param(
+            {"norm": "rmsnorm", "first_norm": True, "qk_norm": True, "inner_norms": "both", "pooling": "attention"},
+            id="RMSNorm in all places",
+        ),
         pytest.param({"mlp": "swiglu", "pooling": "attention", "last_norm": "none"}, id="attention pooling has a GELU"),
         pytest.param({"name": "vit_b16", "registers": 4}, id="registers"),
         pytest.param({"name": "vit_b16", "distillation_token": True}, id="a distillation token"),

@@ -24,6 +24,7 @@ from tests.pipeline.models.test_build import AXIAL, HYBRID, MODERN, VIT, images,
         pytest.param(HYBRID, id="hybrid"),
         pytest.param(AXIAL, id="axial"),
         pytest.param(MODERN, id="LayerScale, registers, norms of q and k, rotary positions, attention pooling"),
+        pytest.param(replace(MODERN, norm="rmsnorm"), id="the same with RMSNorms"),
         pytest.param(replace(MODERN, position="learned_1d"), id="norms of q and k are what attention reads"),
     ],
 )

@@ -22,6 +22,7 @@ TINY: dict[str, Any] = {"name": "vit", "image_size": 12, "num_classes": 5, "patc
 EVERY_BYTE = torch.arange(256, dtype=torch.uint8).reshape(1, 16, 16, 1).expand(-1, -1, -1, 3)
 TINY |= {"mlp_width": 40, "num_heads": 3}
 AXIAL: dict[str, Any] = {"attention": "axial", "pooling": "average"}
+RMS: dict[str, Any] = {"norm": "rmsnorm", "layer_norm_epsilon": 1e-2}  # an epsilon that changes the logits
 EVA02: dict[str, Any] = {"position": "learned_rope2d", "rotary_temperature": 10_000.0}
 
 
@@ -40,9 +41,12 @@ def random_images(num: int = 3, size: int = 12) -> torch.Tensor:
 
 
 def layer_norm(p: dict[str, Array], name: str, x: Array) -> Array:
-    centred: Array = x - x.mean(-1, keepdims=True)
+    """A LayerNorm or, without a bias, an RMSNorm."""
+    bias = p.get(f"{name}.bias")
+    centred: Array = x if bias is None else x - x.mean(-1, keepdims=True)
     normal: Array = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + p["epsilon"])
-    return normal * p[f"{name}.weight"] + p[f"{name}.bias"]
+    scaled: Array = normal * p[f"{name}.weight"]
+    return scaled if bias is None else scaled + bias
 
 
 def sigmoid(x: Array) -> Array:
@@ -80,7 +84,8 @@ def reference_logits(model: ViT, images: NDArray[np.uint8]) -> Array:
             for left in range(0, image.shape[1], size.patch):
                 patch = image[top : top + size.patch, left : left + size.patch].astype(np.float64)
                 flat = ((patch - 127.5) / 127.5).reshape(-1)  # rows, columns, colours
-                tokens.append(p["embed.patch.weight"] @ flat + p["embed.patch.bias"])
+                token = p["embed.patch.weight"] @ flat + p["embed.patch.bias"]
+                tokens.append(layer_norm(p, "embed.patch_norm", token) if model.config.patch_norm else token)
         z = np.stack(tokens) + reference_positions(model, p)  # equation 1
         first, num_prefix = model.config.num_class_tokens, model.config.num_prefix_tokens
         if model.config.registers:
@@ -275,6 +280,12 @@ def attention(p: dict[str, Array], block: str, z: Array, *, num_heads: int, turn
         pytest.param(
             {"pooling": "attention", "registers": 2, "representation": True, "gelu": "exact"},
             id="attention pooling of patches alone",
+        ),
+        pytest.param({"patch_norm": True}, id="a norm of patches, not of the class token"),
+        pytest.param(RMS | {"patch_norm": True, "mlp": "swiglu", "pooling": "average"}, id="AIMv2"),
+        pytest.param(
+            RMS | {"qk_norm": True, "inner_norms": "both", "first_norm": True, "pooling": "attention"},
+            id="RMSNorms in all places",
         ),
         pytest.param({"qk_norm": True}, id="norms of queries and keys"),
         pytest.param({"qk_norm": True, "position": "relative"}, id="norms of queries and keys, relative positions"),

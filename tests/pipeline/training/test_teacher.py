@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from scipy.special import log_softmax
 
 from jobs import exit_codes
 from jobs.recipes.pretrain import digits_smoke
+from jobs.record import read_record
 from jobs.reports.points import point_of
 from pipeline.data.batches import Batch
 from pipeline.data.config import DataConfig
@@ -35,6 +36,8 @@ from pipeline.training.teacher import columns_of, distilled_loss, open_teacher, 
 from pipeline.training.zero.step_times import StepTimes
 from shards.errors import UserError
 from tests.jobs.reports.test_points import written
+from tests.pipeline.models.conversion.published import of_timm
+from tests.pipeline.models.parity import imported, random_images
 from tests.rigs.kills import run_and_kill, step_at_least
 from tests.rigs.processes import one_world, patchline
 from tests.rigs.training import AT_ONCE, STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run
@@ -168,6 +171,31 @@ def test_sam_doubles_the_model_but_not_its_teacher(tmp_path: Path) -> None:
     assert utilisation.values(1.0, step=1)["perf/mfu"] == pytest.approx(in_second / 1e12)
     run_dir = written(tmp_path / "run", optimizer=job.optimizer, teacher=teacher)
     assert point_of(run_dir, name="run").own_exaflops == pytest.approx(in_second / 1e18)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("vit_base_patch16_clip_quickgelu_224", id="CLIP"),
+        pytest.param("deit_tiny_distilled_patch16_224", id="both heads of a distilled DeiT"),
+    ],
+)
+def test_a_published_folder_is_a_teacher(tmp_path: Path, digits_url: str, name: str) -> None:
+    """Its classes have no names, so they are 0, 1, ..., as those of the digits."""
+    other = of_timm(imported("timm"), name, tmp_path / "teacher", num_classes=10)
+    taught = ("--teacher.weights", str(tmp_path / "teacher"), "--model.image-size", "48")
+    words = ("pretrain", "digits_smoke", "--data.url", digits_url, "--run-dir", str(tmp_path / "run"), *taught)
+    ended = patchline(*words, "--steps", "1", "--global-batch", "8", "--log-every-steps", "1", "--device", "cpu")
+    assert ended.code == 0, ended.errors
+    job = read_record(tmp_path / "run" / "job.yaml", stage="pretrain", kind=TrainingJob)
+    teacher = open_teacher(job, NAMES, say=False)
+    images_BHW3 = random_images(48, 48)
+    cfg: Any = other.pretrained_cfg
+    mean, deviation = torch.tensor(cfg["mean"]), torch.tensor(cfg["std"])
+    with torch.no_grad():
+        theirs_BK = other(((images_BHW3 / 255 - mean) / deviation).permute(0, 3, 1, 2))
+    assert teacher
+    torch.testing.assert_close(teacher.logits(images_BHW3), theirs_BK, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,11 @@ from tests.rigs.messages import Row, row, table
 OTHER_FORMATS: tuple[Format, ...] = ("vision_transformer", "big_vision", "timm", "hugging_face")
 NPZ: tuple[Format, ...] = ("vision_transformer", "big_vision")
 AXIAL_NORMED = replace(AVERAGE, attention="axial", qk_norm=True)
+DINOV3 = replace(VIT, position="rope2d", num_heads=3, layer_norm_epsilon=1e-5)
+OF_DINOV3: dict[Format, str] = {
+    "timm": "norms with an epsilon of 1e-05 (model.layer_norm_epsilon)",
+    "hugging_face": "rotary positions (model.position)",
+}
 BASIC_UNITS = (
     "basic units with group norm and standardised weights (timm's resnetv2_18 and resnetv2_34 have batch norm)"
 )
@@ -85,6 +90,8 @@ NOWHERE = {
     "SwiGLU (model.mlp)": replace(VIT, mlp="swiglu"),
     "norms inside of attention or MLPs (model.inner_norms)": replace(VIT, inner_norms="mlp"),
     "a norm before its layers (model.first_norm) and a bias of its patches": replace(VIT, first_norm=True),
+    "RMSNorms (model.norm)": replace(VIT, norm="rmsnorm"),
+    "a norm of its patches (model.patch_norm)": replace(VIT, patch_norm=True),
     "relative positions": replace(VIT, position="relative"),
     "positions at every layer": replace(VIT, position_at="layers_shared"),
     BASIC_UNITS: replace(BIT, name="bit_r18x1"),
@@ -101,6 +108,10 @@ ELSEWHERE: dict[str, tuple[ModelConfig, tuple[Format, ...]]] = {
     "registers": (replace(VIT, registers=2), ("timm",)),
     "a distillation token (model.distillation_token)": (DISTILLED, ("timm", "hugging_face")),
     "norms of queries and keys (model.qk_norm)": (replace(VIT, qk_norm=True), ("timm",)),
+    "norms with an epsilon of 1e-12 (model.layer_norm_epsilon)": (
+        replace(VIT, layer_norm_epsilon=1e-12),
+        (*NPZ, "hugging_face"),
+    ),
     "rotary positions (model.position)": (replace(VIT, position="rope2d", num_heads=3), ("timm",)),
     "attention pooling (model.pooling)": (MAP, ("timm", "big_vision")),
     "a hidden layer before the head (model.representation, which --new-head drops)": (REPRESENTATION, NPZ),
@@ -580,6 +591,23 @@ def timm_tensor_more(folder: Path, name: str) -> None:
     opened_timm(folder)
 
 
+def timm_tensor_less(folder: Path, name: str) -> None:
+    tensors = load_file(saved_timm(folder) / "model.safetensors")
+    del tensors[name]
+    save_file(tensors, folder / "model.safetensors")
+    opened_timm(folder)
+
+
+def timm_keys_of_several_heads(folder: Path) -> None:
+    tensors = load_file(saved_timm(folder) / "model.safetensors")
+    of_qkv = tensors.pop("blocks.0.attn.qkv.weight")
+    tensors |= {
+        f"blocks.0.attn.{each}_proj.weight": of_qkv[:rows].clone() for each, rows in (("q", 12), ("k", 6), ("v", 6))
+    }
+    save_file(tensors, folder / "model.safetensors")
+    opened_timm(folder)
+
+
 def timm_config(folder: Path, change: dict[str, Any]) -> None:
     description = json.loads((saved_timm(folder) / "config.json").read_text()) | change
     (folder / "config.json").write_text(json.dumps(description))
@@ -946,6 +974,13 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         for part, (config, formats) in ELSEWHERE.items()
         for written in OTHER_FORMATS
         if written not in formats
+    ),
+    *(
+        row(f"DINOv3's epsilon and positions, as {written}", export_refused, DINOV3, written).says(
+            f"the model has {part}, which the format {written} does not have, and no other has all of its parts: give "
+            "--format patchline"
+        )
+        for written, part in OF_DINOV3.items()
     ),
     # Hugging Face's folders
     row("ReLU", hugging_face_config, {"hidden_act": "relu"}).says(
@@ -1459,9 +1494,6 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         )
         for share in (0.05, 1.5, "0.9", True, float("nan"))
     ),
-    row("epsilon", exported_to_timm, ModelConfig(**TINY | {"layer_norm_epsilon": 1e-12})).says(
-        "model.layer_norm_epsilon is 1e-12; timm's models have 1e-06; export as hugging_face, whose config.json says it"
-    ),
     row("rotary positions", exported_to_timm, replace(ROTARY, gelu="tanh", pooling="attention", registers=2)).says(
         "model.position is 'rope2d', and timm's models with rotary positions cannot have the tanh GELU "
         "(model.gelu) or registers that attention pooling leaves out; give --format patchline"
@@ -1485,7 +1517,7 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
     ),
     row("pre_logits", timm_tensor_more, "pre_logits.fc.weight").says(
         "pre_logits.fc.weight [12] in 'DIR/model.safetensors' is a hidden layer before the head, which timm "
-        "itself leaves out; take the weights' .npz file, whose hidden layer is kept"
+        "itself ignores; give the .npz file of these weights, whose hidden layer is kept"
     ),
     row("two last norms", timm_tensor_more, "fc_norm.bias").says(
         "the weights at 'DIR/model.safetensors' do not fit the model: …fc_norm.bias [12] is not in the model…"
@@ -1493,6 +1525,23 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
     row("LayerScale of one block alone", timm_tensor_more, "blocks.1.ls1.gamma").says(
         "the weights at 'DIR/model.safetensors' do not fit the model: blocks.1.ls1.gamma [12] is not in the "
         "model. Give the file of another model, or leave out --num-heads 2"
+    ),
+    *(
+        row(f"without {name}", timm_tensor_less, name).says(
+            f"the weights at 'DIR/model.safetensors' do not fit the model: {name} […] is not there. Give the file of "
+            "another model, or leave out --num-heads 2"
+        )
+        for name in (
+            "blocks.1.attn.qkv.bias",
+            "blocks.1.attn.proj.bias",
+            "blocks.1.mlp.fc2.bias",
+            "blocks.1.norm1.bias",
+        )
+    ),
+    row("keys that heads of unknown width share", timm_keys_of_several_heads).says(
+        "blocks.0.attn.k_proj.weight [6, 12] in 'DIR/model.safetensors' has other sizes than "
+        "blocks.0.attn.q_proj.weight [12, 12]: several heads share their keys (grouped-query attention), and no q_norm "
+        "says how wide a head is"
     ),
     row("a distillation token without a second head", timm_tensor_more, "dist_token").says(
         "FlagNeededError: pos_embed in 'DIR/model.safetensors' has 17 rows, config.json or --grid-side says a grid of "
@@ -1541,8 +1590,8 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         "pos_embed in 'DIR/model.safetensors' has 17 rows, which is the grid of no square image; allowed: a square"
     ),
     row("attention pooling over registers", pooling_of_registers).says(
-        "the pooling of 'DIR/model.safetensors' takes its class token or registers, too (pool_include_prefix, or "
-        "attention pooling of timm's eva.py); allowed: weights whose pooling takes patches alone"
+        "the pooling of 'DIR/model.safetensors' reads the class token or registers beside the patches "
+        "(pool_include_prefix, or attention pooling of timm's eva.py); pooling here reads the patches alone"
     ),
     row(
         "{'architecture': 'vit_base_patch16_rope_mixed_224', 'model_args': {}}",
@@ -1601,16 +1650,16 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         "tensors are 768 wide; give --num-heads"
     ),
     row("batch norm", other_architecture, "vit_base_resnet50d_224").says(
-        "patch_embed.backbone.conv1.0.weight [32, 3, 3, 3] in 'w' is of convolutions with batch norm before "
-        "the blocks; those of hybrids here have group norm and standardised weights: another architecture"
+        "patch_embed.backbone.conv1.0.weight [32, 3, 3, 3] in 'w' belongs to convolutions with batch norm in front of "
+        "the blocks; the ResNets in front of blocks here have group norm and standardised weights"
     ),
     row("folder", norms_behind, False).says(
-        "'DIR/w.pth/model.safetensors' is of 'vit_base_patch16_rpn_224', which has its norms after attention and "
-        "MLP; allowed: norms in front of them"
+        "'DIR/w.pth/model.safetensors' is of 'vit_base_patch16_rpn_224', which normalises what attention and MLP "
+        "return; blocks here normalise what attention and MLP read"
     ),
     row("file", norms_behind, True).says(
-        "'DIR/w.pth' is of 'vit_base_patch16_rpn_224', which has its norms after attention and MLP; allowed: "
-        "norms in front of them"
+        "'DIR/w.pth' is of 'vit_base_patch16_rpn_224', which normalises what attention and MLP return; blocks here "
+        "normalise what attention and MLP read"
     ),
     row("32 x 128 px, a row for the class token", table_of_rows, 17).says(
         "FlagNeededError: pos_embed in 'w' has 17 rows, which would be a square image of 64 px, an unusual size; "

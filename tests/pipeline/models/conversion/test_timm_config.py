@@ -24,6 +24,7 @@ from pipeline.models.conversion.timm_architectures import ARCHITECTURES
 from pipeline.models.conversion.timm_config import EPSILON
 from pipeline.models.weights.folder import Weights, filled_model
 from shards.errors import UserError
+from tests.pipeline.models.conversion.published import heads_of_keys
 from tests.pipeline.models.conversion.random_weights import VIT, assumed_of, random_model, tensors_of
 from tests.pipeline.models.parity import random_images
 from tests.rigs.faults import differs, every_fault
@@ -46,7 +47,7 @@ ONE_OF_EACH = {
 def shrunk(timm: ModuleType, name: str, **more: Any) -> tuple[torch.nn.Module, dict[str, Any]]:
     """timm's architecture with one narrow layer on four patches, noise in every tensor, and the arguments for it."""
     width, grid = 8 * ARCHITECTURES[name].num_heads, 2
-    arguments = {"embed_dim": width, "depth": 1, **more}
+    arguments = {"embed_dim": width, "depth": 1, **heads_of_keys(name, ARCHITECTURES[name].num_heads), **more}
     arguments |= (
         {"pos_embed_grid_size": (grid, grid)} if "naflex" in name else {"img_size": grid * patch_of(timm, name)}
     )
@@ -60,7 +61,7 @@ def shrunk(timm: ModuleType, name: str, **more: Any) -> tuple[torch.nn.Module, d
 
 def patch_of(timm: ModuleType, name: str) -> int:
     with torch.device("meta"):
-        return int(timm.create_model(name, depth=0).patch_embed.patch_size[0])
+        return int(timm.create_model(name, depth=0, **heads_of_keys(name)).patch_embed.patch_size[0])
 
 
 def written(folder: Path, model: torch.nn.Module, description: dict[str, Any]) -> str:
@@ -84,7 +85,7 @@ def difference(weights: Weights, model: torch.nn.Module, pixels: Any = PAPER) ->
 def test_the_table_is_what_timms_models_are(timm: ModuleType) -> Iterator[str]:
     for name, known in ARCHITECTURES.items():
         with torch.device("meta"):
-            model = timm.create_model(name, depth=1)
+            model = timm.create_model(name, depth=1, **heads_of_keys(name, known.num_heads))
         block, published = model.blocks[0], model.pretrained_cfg
         yield from differs(f"{name}: width", known.width, model.embed_dim)
         yield from differs(f"{name}: heads", known.num_heads, block.attn.num_heads)

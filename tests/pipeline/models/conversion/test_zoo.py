@@ -1,4 +1,4 @@
-"""timm's Vision Transformers of today are read with timm's logits, or refused with a reason."""
+"""Vision Transformers of timm and transformers are read with the library's own results, or refused with a reason."""
 
 from collections.abc import Iterator
 from types import ModuleType
@@ -6,7 +6,16 @@ from types import ModuleType
 import pytest
 
 from pipeline.models.conversion.timm_architectures import ARCHITECTURES
-from tests.pipeline.models.conversion.zoo import BOUND, PAGE, names_in, outcomes, page, row
+from tests.pipeline.models.conversion.zoo import (
+    BOUND,
+    PAGE,
+    TOWERS,
+    names_in,
+    outcomes,
+    outcomes_of_towers,
+    page,
+    row,
+)
 from tests.rigs.faults import every_fault
 
 # One of each kind, with what it has that the paper's models do not have.
@@ -25,17 +34,19 @@ READ = {
     "vit_small_patch16_rope_ape_224": "learned and rotary positions",
     "vit_mediumd_patch16_rope_reg1_gap_256": "rows before columns",
     "vit_pe_spatial_tiny_patch16_512": "places from 1",
+    "aimv2_large_patch14_224": "RMSNorm, a norm of patches, no biases of dense layers",
+    "vit_base_patch16_sapiens2": "RMSNorm of queries and keys, LayerScale of attention alone",
+    "vit_large_patch16_sapiens2": "heads that share keys in some blocks",
     "naflexvit_base_patch16_parfac_gap": "a table of rows and one of columns, flattened patches",
 }
 REFUSED = {
-    "vit_base_patch16_18x2_224": "side by side",
-    "vit_base_patch16_rpn_224": "norms after attention",
+    "vit_base_patch16_18x2_224": "in parallel",
+    "vit_base_patch16_rpn_224": "normalises what attention and MLP return",
     "vit_dwee_patch16_reg1_gap_256": "differential attention",
-    "vit_small_patch16_rope_mixed_224": "learns",
+    "vit_small_patch16_rope_mixed_224": "learned",
     "vit_pe_core_tiny_patch16_384": "attention pooling",
-    "vit_base_patch16_sapiens2": "RMSNorm",
     "beit_base_patch16_224": "BEiT",
-    "naflexvit_base_patch16_radio_v3": "cut out",
+    "naflexvit_base_patch16_radio_v3": "cuts its positions",
 }
 
 
@@ -57,13 +68,23 @@ def test_another_architecture_is_refused_with_its_reason(timm: ModuleType) -> It
             yield f"the page has no such row: {row(found)}"
 
 
+@every_fault
+def test_towers_have_transformers_features_or_logits(transformers: ModuleType) -> Iterator[str]:
+    for found in outcomes_of_towers(transformers, TOWERS):
+        if found.difference is None or found.difference > BOUND:
+            yield f"{found.name}: {found.words}"
+        if row(found) not in PAGE.read_text():
+            yield f"the page has no such row: {row(found)}"
+
+
 @pytest.mark.long
 @every_fault
-def test_every_model_is_read_or_refused_with_a_reason(timm: ModuleType) -> Iterator[str]:
+def test_every_model_is_read_or_refused_with_a_reason(timm: ModuleType, transformers: ModuleType) -> Iterator[str]:
     found = [*outcomes(timm, names_in(timm))]
     yield from (f"{each.name}: {each.words}" for each in found if each.reason == "not refused")
     yield from (f"{each.name}: {each.words}" for each in found if each.difference and each.difference > BOUND)
     left_out = [each.name for each in found if each.difference is None and each.name in ARCHITECTURES]
     yield from (f"{name} is in the table of architectures, and is refused" for name in left_out)
-    if page(found, version=timm.__version__) != PAGE.read_text():
+    versions = {"timm": timm.__version__, "transformers": transformers.__version__}
+    if page(found, [*outcomes_of_towers(transformers, TOWERS)], versions=versions) != PAGE.read_text():
         yield f"{PAGE} is older than the code (run: python -m tests.pipeline.models.conversion.zoo)"

@@ -1,5 +1,6 @@
-"""Which of timm's Vision Transformers can be read: builds each of them, small and with random weights, writes the
-folder that timm publishes, imports it, and compares the logits, computed in fp64, so that rounding decides nothing.
+"""Which Vision Transformers of timm and transformers can be read: builds each of them, small and with random weights,
+writes the folder that the library publishes, imports it, and compares the logits or, without a head, the features. Both
+are computed in fp64, so that rounding decides nothing.
 
 python -m tests.pipeline.models.conversion.zoo [NAME ...]    prints the rows of these models, or writes the page
                                                               docs/reference/timm_weights.md of all (minutes)
@@ -7,46 +8,70 @@ python -m tests.pipeline.models.conversion.zoo [NAME ...]    prints the rows of 
 test_zoo.py checks one of each kind and, in the long part, all, with the page.
 """
 
-import json
 import logging
 import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
+from pipeline.models import ViT
 from pipeline.models.conversion.config import Hints
 from pipeline.models.conversion.open_any import open_any
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.timm import open_timm
 from pipeline.models.weights.folder import filled_model
 from shards.errors import UserError
-from tests.pipeline.models.parity import imported, random_images
+from tests.pipeline.models.conversion.published import (
+    BOTH,
+    DINOV2,
+    DINOV3,
+    FLEXIBLE,
+    GATED,
+    GRID,
+    SIZES,
+    of_timm,
+    of_transformers,
+)
+from tests.pipeline.models.parity import imported, random_images, theirs_of
 
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit", "naflexvit")
 BOUND = 1e-5
-GRID = 3  # patches down and across: an odd number, at which no two forms of rotary positions agree
-HEAD_WIDTH = 8
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "reference" / "timm_weights.md"
 _HEAD = """\
-# timm's weights
+# Weights of timm and transformers
 
-Which Vision Transformers of timm {version} can be read: {num_read} of {num_all} names. Each is built by timm, small
-and with random weights in every tensor, written as timm publishes it, and read as
-`patchline finetune --initial.weights FOLDER` reads it. Its logits for random images, computed in fp64, must equal
-timm's: "equal to {bound:g}" is the bound on the largest difference, as a share of the largest logit. The others are
-refused, with the reason that is shown. A name stands for all published weights of its architecture.
+Which Vision Transformers of timm {timm} and of transformers {transformers} can be read. Each is built by its library,
+small and with random weights in every tensor, written as the library publishes it, and read as
+`patchline finetune --initial.weights FOLDER` reads it. Its logits for random images or, without a classifier, its
+features, computed in fp64, must equal the library's: "equal to {bound:g}" is the bound on the largest difference, as a
+share of the largest value. The others are refused, and the table shows the reason that the message gives.
 
 `python -m tests.pipeline.models.conversion.zoo` writes this page; a long test compares it.
 
+"""
+_OF_TIMM = """\
+## timm
+
+{num_read} of {num_all} names can be read. A name stands for all published weights of its architecture.
+
 | Model | Logits, or why it is refused |
+|---|---|
+"""
+_OF_TRANSFORMERS = """
+## transformers
+
+The classes whose folders can be read, with the options that change their tensors. A folder of CLIP, SigLIP or SigLIP 2
+may also hold the tower for texts, which is left out.
+
+| Class | Logits or features, or why it is refused |
 |---|---|
 """
 
@@ -54,18 +79,20 @@ refused, with the reason that is shown. A name stands for all published weights 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What came of one model. `difference`: of the logits, as a share of the largest; None if it was refused, for the
-    `reason`."""
+    `reason`. `left_out`: which part of it is not read, and why."""
 
     name: str
     difference: float | None = None
     reason: str = ""
+    left_out: str = ""
 
     @property
     def words(self) -> str:
         """The result in words that depend on no rounding and on no sizes of tensors."""
         if self.difference is not None:
-            return f"equal to {BOUND:g}" if self.difference <= BOUND else f"differs by {self.difference:.0e}"
-        return re.sub(r"'FOLDER[^']*'", "the file", re.sub(r" \[[\d, ]+\]", "", self.reason))
+            words = f"equal to {BOUND:g}" if self.difference <= BOUND else f"differs by {self.difference:.0e}"
+            return f"{words}, {self.left_out}" if self.left_out else words
+        return re.sub(r"'FOLDER[^']*'", "the file", re.sub(r" \[[\d, ]*\]", "", self.reason))
 
 
 def names_in(timm: ModuleType) -> list[str]:
@@ -77,33 +104,13 @@ def names_in(timm: ModuleType) -> list[str]:
     return [name for name in found if not name.startswith("test_") and name not in deprecated]
 
 
-def small(timm: ModuleType, name: str) -> tuple[torch.nn.Module, dict[str, Any]]:
-    """timm's architecture with two narrow layers on few patches, noise in every tensor, and the arguments for it."""
-    with torch.device("meta"):
-        whole = timm.create_model(name, depth=1)
-    arguments: dict[str, Any] = {"embed_dim": HEAD_WIDTH * whole.blocks[0].attn.num_heads, "depth": 2}
-    if hasattr(whole, "embeds"):
-        arguments["pos_embed_grid_size"] = (GRID, GRID)
-    else:
-        arguments["img_size"] = GRID * whole.patch_embed.feat_ratio()
-    model = timm.create_model(name, num_classes=3, **arguments).eval()
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator) * (parameter.dim() != 4))
-    return model, arguments
-
-
 def outcome(timm: ModuleType, name: str) -> Outcome:
     """Reads one model, or says why not."""
-    try:
-        model, arguments = small(timm, name)
-    except (AttributeError, AssertionError, TypeError):  # a block of another kind, or a depth that cannot be changed
-        return Outcome(name=name, reason=refusal(timm, name))
-    description = {"architecture": f"{name}.tag", "model_args": arguments}
     with tempfile.TemporaryDirectory() as folder:
-        save_file({key: value.contiguous() for key, value in model.state_dict().items()}, f"{folder}/model.safetensors")
-        (Path(folder) / "config.json").write_text(json.dumps(description))
+        try:
+            model = of_timm(timm, name, Path(folder))
+        except (AttributeError, AssertionError, TypeError):  # a block of another kind, or a depth that is fixed
+            return Outcome(name=name, reason=refusal(timm, name))
         try:
             weights = open_any(folder, Hints())
         except UserError as error:
@@ -132,42 +139,134 @@ def refusal(timm: ModuleType, name: str) -> str:
 
 
 def outcomes(timm: ModuleType, names: Iterable[str]) -> Iterator[Outcome]:
-    """Reads each of the models, without what reading them logs."""
+    """Reads each of timm's models, without what reading them logs."""
     for name in names:
-        logging.disable()
+        yield _quietly(partial(outcome, timm, name))
+
+
+def _quietly(read: Callable[[], Outcome]) -> Outcome:
+    logging.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return read()
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tower:
+    """A class of transformers with the fields of its configuration, and in words what they change. `left_out`: why the
+    classifier of the class is not read."""
+
+    name: str
+    fields: dict[str, Any]
+    what: str = ""
+    left_out: str = ""
+
+    @property
+    def title(self) -> str:
+        """The words in the table's first column."""
+        return f"`{self.name}`" + (f", {self.what}" if self.what else "")
+
+
+_CLASSES = {"num_labels": 3}
+_OF_DINOV2 = "without its classifier, which reads the class token and the mean of the patches together"
+_OF_CLIP = "without its classifier, which reads the mean of the patches before the last norm"
+TOWERS = (
+    Tower(name="ViTModel", fields=SIZES),
+    Tower(name="ViTForImageClassification", fields=SIZES | _CLASSES),
+    Tower(name="DeiTForImageClassificationWithTeacher", fields=SIZES | _CLASSES),
+    Tower(name="DeiTModel", fields=SIZES),
+    Tower(name="DeiTForImageClassification", fields=SIZES | _CLASSES),
+    Tower(name="CLIPVisionModel", fields=SIZES),
+    Tower(name="CLIPModel", fields=BOTH),
+    Tower(name="CLIPForImageClassification", fields=BOTH, left_out=_OF_CLIP),
+    Tower(name="Dinov2Model", fields=DINOV2),
+    Tower(name="Dinov2Model", fields=DINOV2 | {"use_swiglu_ffn": True}, what="`use_swiglu_ffn`"),
+    Tower(name="Dinov2ForImageClassification", fields=DINOV2 | _CLASSES, left_out=_OF_DINOV2),
+    Tower(name="Dinov2WithRegistersModel", fields=DINOV2 | {"num_register_tokens": 2}),
+    Tower(name="Dinov2WithRegistersForImageClassification", fields=DINOV2 | _CLASSES, left_out=_OF_DINOV2),
+    Tower(name="DINOv3ViTModel", fields=DINOV3),
+    Tower(name="DINOv3ViTModel", fields=DINOV3 | GATED, what="`use_gated_mlp`"),
+    Tower(name="SiglipVisionModel", fields=SIZES),
+    Tower(name="SiglipModel", fields=BOTH),
+    Tower(name="SiglipForImageClassification", fields=BOTH),
+    Tower(name="Siglip2VisionModel", fields=FLEXIBLE),
+    Tower(name="Siglip2Model", fields=BOTH | {"vision_config": FLEXIBLE}),
+    Tower(name="Siglip2ForImageClassification", fields=BOTH | {"vision_config": FLEXIBLE}),
+)
+
+
+def outcome_of_tower(transformers: ModuleType, tower: Tower) -> Outcome:
+    """Reads one model of transformers, or says why not."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = of_transformers(transformers, tower.name, Path(folder), tower.fields).double()
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                found = outcome(timm, name)
-        finally:
-            logging.disable(logging.NOTSET)
-        yield found
+            weights = open_any(folder, Hints())
+        except UserError as error:
+            return Outcome(name=tower.title, reason=str(error).replace(repr(folder)[1:-1], "FOLDER"))
+        images_BHW3 = random_images(weights.config.image_size, weights.config.image_size)
+        inputs = (
+            flattened(images_BHW3) if "Siglip2" in tower.name else {"pixel_values": theirs_of(images_BHW3).double()}
+        )
+        has_head = weights.config.num_classes > 0
+        with torch.no_grad():
+            if has_head:
+                theirs_BX = model(**inputs).logits
+            else:
+                inner = [part for name, part in model.named_children() if name.startswith(("vision_model", "dinov2"))]
+                theirs_BX = (*inner, model)[0](**inputs).pooler_output
+            ours = filled_model(weights).double()
+            ours_BX = ours(images_BHW3) if has_head or not isinstance(ours, ViT) else ours.features(images_BHW3)
+    difference = float((ours_BX - theirs_BX).abs().max() / theirs_BX.abs().max())
+    return Outcome(name=tower.title, difference=difference, left_out=tower.left_out)
+
+
+def flattened(images_BHW3: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What SigLIP 2 takes: patches, rows before columns before channels."""
+    pixels, side = theirs_of(images_BHW3).double().permute(0, 2, 3, 1), images_BHW3.shape[1] // GRID
+    patches = pixels.reshape(len(pixels), GRID, side, GRID, side, 3).transpose(2, 3).reshape(len(pixels), GRID**2, -1)
+    shapes = torch.tensor([[GRID, GRID]]).expand(len(pixels), -1)
+    return {"pixel_values": patches, "spatial_shapes": shapes, "pixel_attention_mask": torch.ones(patches.shape[:2])}
+
+
+def outcomes_of_towers(transformers: ModuleType, towers: Iterable[Tower]) -> Iterator[Outcome]:
+    """Reads each of transformers' models, without what the library and reading them log."""
+    for tower in towers:
+        yield _quietly(partial(outcome_of_tower, transformers, tower))
 
 
 def row(found: Outcome) -> str:
     """The row of the page's table."""
     words = found.words.replace("|", r"\|")
-    return f"| `{found.name}` | {words} |\n"
+    name = found.name if "`" in found.name else f"`{found.name}`"
+    return f"| {name} | {words} |\n"
 
 
-def page(found: Sequence[Outcome], *, version: str) -> str:
+def page(of_timm: Sequence[Outcome], of_transformers: Sequence[Outcome], *, versions: Mapping[str, str]) -> str:
     """The whole page."""
-    num_read = sum(each.difference is not None for each in found)
-    head = _HEAD.format(num_read=num_read, num_all=len(found), version=version, bound=BOUND)
-    return head + "".join(map(row, found))
+    num_read = sum(each.difference is not None for each in of_timm)
+    first = _HEAD.format(bound=BOUND, **versions) + _OF_TIMM.format(num_read=num_read, num_all=len(of_timm))
+    return first + "".join(map(row, of_timm)) + _OF_TRANSFORMERS + "".join(map(row, of_transformers))
 
 
 def main() -> None:
     """Prints the rows of the models on the command line, or writes the page of all of them."""
-    timm = imported("timm")
-    names = sys.argv[1:] or names_in(timm)
-    found = []
-    for each in outcomes(timm, names):
-        found.append(each)
-        sys.stdout.write(row(each))
-        sys.stdout.flush()
-    if not sys.argv[1:]:
-        PAGE.write_text(page(found, version=timm.__version__))
+    timm, transformers = imported("timm"), imported("transformers")
+    given = sys.argv[1:]
+    towers = [tower for tower in TOWERS if not given or tower.name in given]
+    names = [name for name in names_in(timm) if not given or name in given]
+    found = list[list[Outcome]]()
+    for parts in (outcomes(timm, names), outcomes_of_towers(transformers, towers)):
+        found.append([])
+        for each in parts:
+            found[-1].append(each)
+            sys.stdout.write(row(each))
+            sys.stdout.flush()
+    if not given:
+        versions = {"timm": timm.__version__, "transformers": transformers.__version__}
+        PAGE.write_text(page(*found, versions=versions))
 
 
 if __name__ == "__main__":
