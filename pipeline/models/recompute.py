@@ -82,10 +82,12 @@ class _Recomputation:
 
     def _after_norm(self, norm: nn.LayerNorm | nn.RMSNorm, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
         if self._hooks is not None:
-            kind = F.layer_norm if isinstance(norm, nn.LayerNorm) else F.rms_norm
-            self._note(
-                output, partial(_normalised, kind, norm.normalized_shape, norm.eps), (*inputs, *norm.parameters())
-            )
+            # By name: in a flat block (flat_blocks.py), they are views of its one tensor and no parameters of the norm.
+            kind: _Compute = F.rms_norm
+            scaled_by: tuple[torch.Tensor, ...] = (norm.weight,)
+            if isinstance(norm, nn.LayerNorm):
+                kind, scaled_by = F.layer_norm, (norm.weight, norm.bias)
+            self._note(output, partial(_normalised, kind, norm.normalized_shape, norm.eps), (*inputs, *scaled_by))
 
     def _computed(self, compute: _Compute, x: torch.Tensor) -> torch.Tensor:
         result = compute(x)

@@ -10,6 +10,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.models import ModelConfig, build_model, shapes_of
+from pipeline.models.config import NormKind
+from pipeline.models.recompute import recompute_selectively
 from pipeline.training.settings.job import OptimizerConfig
 from pipeline.training.zero.flat_blocks import flatten_blocks, layout_of, views_of
 from pipeline.training.zero.optimizer import ways_of
@@ -46,11 +48,24 @@ BIT = ModelConfig(name="bit_r50x1", image_size=32, num_classes=3, resnet_units=(
     ],
 )
 def test_results_and_gradients_are_equal_to_the_bit(config: ModelConfig, dtype: torch.dtype) -> None:
+    compare_with_flat(config, dtype)
+
+
+@pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
+def test_selective_recomputation_finds_the_scales_of_norms_in_flat_tensors(norm: NormKind) -> None:
+    """They are no parameters of the norm any more, and a norm that is recomputed without them changes gradients."""
+    compare_with_flat(replace(EVERY, norm=norm), torch.float32, is_recomputed=True)
+
+
+def compare_with_flat(config: ModelConfig, dtype: torch.dtype, *, is_recomputed: bool = False) -> None:
+    """Compares a model of random weights, its norms' among them, with the same in flat tensors."""
     plain = build_model(config).to(dtype)
     with torch.no_grad():
         for number, tensor in enumerate(plain.parameters()):
             tensor.add_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(number)), alpha=0.05)
     flat = copy.deepcopy(plain)
+    if is_recomputed:
+        recompute_selectively(flat)
     layout = layout_of(shapes_of(config), ways_of(shapes_of(config), ADAMW))
     flatten_blocks(flat, layout)
     assert len(list(flat.parameters())) == len(layout) < len(list(plain.parameters()))
