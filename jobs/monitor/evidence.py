@@ -34,7 +34,7 @@ _LOG_BYTES = 4 << 20
 _MOST_RANKS, _MOST_LINE, _MOST_CODE_BYTES = 4096, 4096, 16
 _BEGIN = re.compile(rb"^stage\.sbatch: job \d+, start \d+, try \d+: ")
 _EXITS = re.compile(r"exits-\d+-\d+-\d+")
-_PLACES = ("job.data.url", "job.evaluation.url", "job.initial.weights")
+_PLACES = ("job.data.url", "job.evaluation.url", "job.initial.weights", "job.teacher.weights")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ _READING = (
     "huffman_decoder",
 )
 _HOW_READ = tuple(f"data.{name}" for name in _READING)
-_PATHS = ("initial.weights", "evaluation.url", "fewshot.url", "fewshot.test_url")
+_PATHS = ("initial.weights", "teacher.weights", "evaluation.url", "fewshot.url", "fewshot.test_url")
 log = logging.getLogger(__name__)
 Metric = Literal["accuracy", "mean_per_class"]
 METRICS: tuple[Metric, ...] = get_args(Metric)

@@ -184,7 +184,11 @@ def _opened(path: str, *, say: bool) -> Weights:
     """Opens weights of any format. A job without a teacher does not load the readers of other libraries' formats."""
     from pipeline.models.conversion.open_any import open_for_use  # noqa: PLC0415
 
-    return open_for_use(path, say=say)
+    try:
+        return open_for_use(path, say=say)
+    except UserError as error:
+        what = f"--teacher.weights: {error.what}"
+        raise UserError(what, allowed=error.allowed, todo=error.todo, flags=error.flags) from error
 
 
 def columns_of(weights: Weights, names: Sequence[str], *, num_classes: int) -> torch.Tensor:

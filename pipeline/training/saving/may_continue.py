@@ -24,10 +24,11 @@ from shards.errors import UserError
 _IMAGE_SIZE = "image_size"  # a field of the position; not compared, because the model has it, too
 WARMUP = "schedule.warmup_steps"
 OF_POSITION = ("seed", "global_batch", "data.")
+_TEACHER, _DIGEST = "teacher.weights", "teacher.sha256"
 _WHERE_AND_HOW = (
     *("run_dir", "device", "threads", "micro_batch", "log_every_steps", "max_skipped_updates"),
     *("norms_every_steps", "similarity_every_steps"),
-    "teacher.weights",  # they may move; teacher.sha256 must stay
+    _TEACHER,  # may move; its digest must stay
     *("checkpoint.", "engine.", "guard.", "hang.", "loggers."),
 )
 _MEASURED = ("evaluation.", "fewshot.")
@@ -139,7 +140,8 @@ def _refuse_other_steps(
 
 def other_values(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: bool) -> list[Difference]:
     """Returns the fields, apart from `steps`, that must stay the same but differ between a run's recorded job and
-    another job. `is_done`: whether the run is done."""
+    another job. `is_done`: whether the run is done. A teacher is compared by its digest or, if one of the jobs has none
+    because no run has filled it in or because it has no teacher, by its path."""
     was, is_now = flattened(before), flattened(now)
     free = (*OF_POSITION, *_WHERE_AND_HOW, *(() if is_done else _MEASURED))
     is_precision_fixed = is_done and is_now[_PRECISION] != _UNDECIDED
@@ -151,7 +153,11 @@ def other_values(before: Mapping[str, Any], now: Mapping[str, Any], *, is_done: 
             if (name != STEPS and not name.startswith(free)) or (name == _PRECISION and is_precision_fixed)
         }
 
-    return differences(compared(was), compared(is_now))
+    found = differences(compared(was), compared(is_now))
+    if _DIGEST in (each.field for each in found) and not (was.get(_DIGEST) and is_now.get(_DIGEST)):
+        paths = ({_TEACHER: values.get(_TEACHER, "")} for values in (was, is_now))
+        found = [each for each in found if each.field != _DIGEST] + differences(*paths)
+    return found
 
 
 def extension(before: Mapping[str, Any], job: TrainingJob, *, step: int) -> str:

@@ -11,7 +11,7 @@ from jobs.recipes.pretrain import digits_smoke
 from jobs.train.trials import run_changes
 from pipeline.data.config import AugmentConfig, DataConfig
 from pipeline.evaluation.config import EvaluationConfig
-from pipeline.training.settings.job import InitialConfig, TrainingJob
+from pipeline.training.settings.job import InitialConfig, TeacherConfig, TrainingJob
 from shards.config import ReadConfig
 
 DATA = DataConfig(url="d", lanes=8)
@@ -102,6 +102,23 @@ def test_a_path_may_be_written_differently(before: str, now: str, is_same: bool)
     assert changed(other, run=run) == ([] if is_same else ["initial.weights"])
     run, other = (replace(RUN, evaluation=EvaluationConfig(url=path)) for path in (before, now))
     assert changed(other, run=run) == ([] if is_same else ["evaluation.url"])
+
+
+@pytest.mark.parametrize(
+    ("now", "fields"),
+    [
+        pytest.param(TeacherConfig(weights="w"), [], id="planned: a run fills in the digest"),
+        pytest.param(TeacherConfig(weights="./w"), [], id="the same path, spelled differently"),
+        pytest.param(TeacherConfig(weights="moved", sha256=64 * "a"), [], id="moved"),
+        pytest.param(TeacherConfig(weights="w", sha256=64 * "b"), ["teacher.sha256"], id="other tensors"),
+        pytest.param(TeacherConfig(weights="other"), ["teacher.weights"], id="another path, whose digest nobody knows"),
+        pytest.param(TeacherConfig(), ["teacher.weights"], id="left out"),
+    ],
+)
+def test_a_teacher_is_compared_by_its_digest_or_else_by_its_path(now: TeacherConfig, fields: list[str]) -> None:
+    run = replace(RUN, teacher=TeacherConfig(weights="w", sha256=64 * "a"))
+    assert changed(replace(RUN, teacher=now), run=run) == fields
+    assert changed(replace(run, teacher=run.teacher), run=replace(RUN, teacher=now)) == fields
 
 
 def test_what_is_measured_may_change_until_the_run_is_done() -> None:

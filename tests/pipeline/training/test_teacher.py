@@ -227,6 +227,11 @@ def test_settings_without_an_effect_are_refused(settings: dict[str, object], sai
         TeacherConfig(**settings)  # type: ignore[arg-type]
 
 
+def test_a_missing_teacher_is_called_so() -> None:
+    with pytest.raises(UserError, match=r"--teacher\.weights: no weights at 'gone'"):
+        teacher_flops(replace(digits_smoke(), teacher=TeacherConfig(weights="gone")))
+
+
 def test_a_sigmoid_has_no_teacher() -> None:
     with pytest.raises(UserError, match="give --loss softmax"):
         TrainingJob(loss="sigmoid", teacher=TeacherConfig(weights="w"))
@@ -269,6 +274,8 @@ def test_a_student_learns_the_same_on_any_topology_and_from_that_teacher_only(
     weights_at(other)
     ended = patchline(*pretrain_words(digits_url, whole, "--teacher.weights", str(other), *taught))
     assert (ended.code, "teacher.sha256" in ended.errors) == (2, True), ended.errors
+    ended = patchline(*pretrain_words(digits_url, whole))
+    assert (ended.code, "teacher.weights: before " in ended.errors, ", now ''" in ended.errors) == (2, True, True)
     words = pretrain_words(digits_url, whole, "--teacher.weights", str(moved), *taught)
     assert run(words, num_ranks=1, log_dir=tmp_path) == exit_codes.DONE
     assert losses(whole) == expected
