@@ -34,7 +34,7 @@ from pipeline.training.settings.job import TrainingJob
 from pipeline.training.settings.tokens import TokensConfig
 
 EVALUATIONS = 6  # in each run
-TEACHER_EPOCHS = 6
+TEACHER_EPOCHS = 3
 NUM_IMAGES = 50_000
 WHOLE_SHARE, SIZE_SHARES = 10, (0.5, 0.8)  # the last tenth has all patches; ends of the steps at 16 and 24 px
 
