@@ -895,6 +895,22 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "nothing, and predictions are the mean of both heads'; give --teacher.share below 1, such as 0.5 (DeiT), or "
         "--model.no-distillation-token"
     ),
+    *(
+        row("labels that nothing is learned from", refusals, {"teacher": TeacherConfig(weights="w"), **fields}).says(
+            f"teacher.share is 1, so the loss is the teacher's alone, and {given} would have no effect; give {flags}, "
+            "or --teacher.share below 1, such as 0.5 (DeiT)"
+        )
+        for fields, given, flags in (
+            ({"label_smoothing": 0.1}, "label_smoothing 0.1", "--label-smoothing 0"),
+            ({"class_weights": "balanced"}, "class_weights 'balanced'", "--class-weights equal"),
+            ({"data": DataConfig(label_weights=True)}, "data.label_weights", "--data.no-label-weights"),
+            (
+                {"label_smoothing": 0.1, "class_weights": "balanced", "data": DataConfig(label_weights=True)},
+                "label_smoothing 0.1 and class_weights 'balanced' and data.label_weights",
+                "--label-smoothing 0 --class-weights equal --data.no-label-weights",
+            ),
+        )
+    ),
     row("scores beside nothing", refusals, {"evaluation": EvaluationConfig(also=("a",))}).says(
         "evaluation.also says nothing without evaluation.url or data.held_out; give one, too"
     ),

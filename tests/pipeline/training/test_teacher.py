@@ -21,6 +21,7 @@ from jobs.reports.points import point_of
 from pipeline.data.batches import Batch
 from pipeline.data.config import DataConfig
 from pipeline.data.stream import train_batches
+from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models import ModelConfig, ViT, build_model
 from pipeline.models.build import shapes_of
 from pipeline.models.conversion.timm import save_timm
@@ -230,6 +231,13 @@ def test_settings_without_an_effect_are_refused(settings: dict[str, object], sai
 def test_a_sigmoid_has_no_teacher() -> None:
     with pytest.raises(UserError, match="give --loss softmax"):
         TrainingJob(loss="sigmoid", teacher=TeacherConfig(weights="w"))
+
+
+def test_weights_of_labels_score_a_student_that_learns_from_its_teacher_alone() -> None:
+    data, evaluation = DataConfig(label_weights=True), EvaluationConfig(url="data/digits-test")
+    assert TrainingJob(data=data, evaluation=evaluation, teacher=TeacherConfig(weights="w")).is_scored
+    with pytest.raises(UserError):
+        TrainingJob(data=data, teacher=TeacherConfig(weights="w"))
 
 
 def test_a_copy_of_the_teacher_has_nothing_to_learn(
