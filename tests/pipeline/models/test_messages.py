@@ -319,6 +319,10 @@ def images_of(_: Path, height: int, width: int) -> None:
         "model.masked_target is 'pixels' and model.masked_share 0.5 without model.masked_patches, which alone "
         "uses them; give --model.masked-patches, or leave them out"
     ),
+    row("rates of nothing", lambda _: ModelConfig(name="vit_b16", stochastic_depth_rates="uniform")).says(
+        "model.stochastic_depth_rates is 'uniform' with model.stochastic_depth 0, with which no block leaves out "
+        "anything; give --model.stochastic-depth above 0, or --model.stochastic-depth-rates rising"
+    ),
     row(
         "a ResNet, which has no patches to mask",
         lambda _: ModelConfig(name="bit_r50x1", masked_patches=True, num_classes=512),

@@ -19,7 +19,7 @@ from pipeline.ranks.streams import HostStreams
 from pipeline.training import kernels
 from pipeline.training.fitting.first_pass import refuse_lack_of_memory
 from pipeline.training.fitting.fit import fitted
-from pipeline.training.gradients import Gradients, patch_sources, staying_patches
+from pipeline.training.gradients import Gradients, branch_factors, patch_sources, staying_patches
 from pipeline.training.reporting.loggers import MlflowLogger, logger_id, read_logger_id
 from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.reporting.utilisation import Utilisation
@@ -45,7 +45,6 @@ from tests.pipeline.training.test_gradients import PLACES
 from tests.pipeline.training.test_guard import NAN, guard
 from tests.pipeline.training.test_step import JOB as JOB_STEP
 from tests.pipeline.training.test_step import launched_on_meta
-from tests.pipeline.training.test_stochastic_depth import factors
 from tests.rigs.messages import Row, row, table
 from tests.rigs.processes import one_world
 
@@ -235,8 +234,8 @@ def bad_update_at_the_end(_: Path) -> None:
     found.refuse(12, last_saved=lambda: 8)
 
 
-def stochastic_depth(_: Path, rate: float, depth: int) -> None:
-    factors(rate=rate, depth=depth)
+def stochastic_depth(_: Path, *rates: float) -> None:
+    branch_factors(3, PLACES, seed=1, rates=rates)
 
 
 def rank_without_float8(_: Path) -> None:
@@ -1027,15 +1026,13 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "--guard.spike-window"
     ),
     # stochastic_depth
-    row("stochastic depth: 1.0 2", stochastic_depth, 1.0, 2).says(
-        "ValueError: rate is 1.0 and depth 2; allowed: 0 to below 1, and 1 or more"
+    row("branches that are never kept", stochastic_depth, 0.0, 1.0).says(
+        "ValueError: rates are (0.0, 1.0); allowed: one for each block, from 0 to below 1"
     ),
-    row("stochastic depth: -0.1 2", stochastic_depth, -0.1, 2).says(
-        "ValueError: rate is -0.1 and depth 2; allowed: 0 to below 1, and 1 or more"
+    row("a negative rate", stochastic_depth, -0.1).says(
+        "ValueError: rates are (-0.1,); allowed: one for each block, from 0 to below 1"
     ),
-    row("stochastic depth: 0.5 0", stochastic_depth, 0.5, 0).says(
-        "ValueError: rate is 0.5 and depth 0; allowed: 0 to below 1, and 1 or more"
-    ),
+    row("no blocks", stochastic_depth).says("ValueError: rates are (); allowed: one for each block, from 0 to below 1"),
     # float8
     row("a rank without float8", rank_without_float8).says(
         "engine.float8 is 'rowwise', which ranks 2-4 of 5 cannot compute: A100 is too old; no torchao; allowed "

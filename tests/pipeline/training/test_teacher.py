@@ -110,7 +110,10 @@ def test_classes_are_found_by_name_and_images_are_resized(tmp_path: Path) -> Non
 
 CHANGED: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "as it is": ({}, NAMES),
-    "what only training depends on": ({"dropout": 0.1, "stochastic_depth": 0.1, "position_std": 0.1}, NAMES),
+    "what only training depends on": (
+        {"dropout": 0.1, "stochastic_depth": 0.1, "stochastic_depth_rates": "uniform", "position_std": 0.1},
+        NAMES,
+    ),
     "the name of its sizes": ({"name": "mine"}, NAMES),
     "GELU": ({"gelu": "exact"}, NAMES),
     "epsilon": ({"layer_norm_epsilon": 1e-12}, NAMES),
