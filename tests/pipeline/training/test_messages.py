@@ -612,20 +612,18 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "--tokens.patch-dropout 0"
     ),
     row("sizes without steps", fewer_tokens, {}, {"image_sizes": (160,)}).says(
-        "tokens.image_sizes is (160,) and tokens.size_steps (); allowed: a last step for each size, in rising order, "
+        "tokens.image_sizes is 160 and tokens.size_steps none; allowed: a last step for each size, in rising order, "
         "such as --tokens.image-sizes 160 192 --tokens.size-steps 40000 80000"
     ),
     row("sizes with falling steps", fewer_tokens, {}, {"image_sizes": (160, 192), "size_steps": (9, 8)}).says(
-        "tokens.image_sizes is (160, 192) and tokens.size_steps (9, 8); allowed: a last step for each size, in rising "
+        "tokens.image_sizes is 160 192 and tokens.size_steps 9 8; allowed: a last step for each size, in rising "
         "order, such as --tokens.image-sizes 160 192 --tokens.size-steps 40000 80000"
     ),
     row(
         "a size that is not a multiple of the patch", fewer_tokens, {}, {"image_sizes": (150,), "size_steps": (9,)}
-    ).says(
-        "tokens.image_sizes is (150,); allowed: multiples of the patch (16 px), up to model.image_size, which is 224"
-    ),
+    ).says("tokens.image_sizes is 150; allowed: multiples of the patch (16 px), up to model.image_size, which is 224"),
     row("a size to the end", fewer_tokens, {}, {"image_sizes": (160,), "size_steps": (100,)}).says(
-        "tokens.size_steps is (100,); allowed: below the 100 steps of the run, so that it ends with the model's image "
+        "tokens.size_steps is 100; allowed: below the 100 steps of the run, so that it ends with the model's image "
         "size; lower --tokens.size-steps or raise --steps"
     ),
     row(
@@ -634,19 +632,19 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         {"position_at": "layers"},
         {"image_sizes": (160,), "size_steps": (9,)},
     ).says(
-        "tokens.image_sizes is (160,) with model.position_at 'layers', whose tables have one size; allowed: models "
+        "tokens.image_sizes is 160 with model.position_at 'layers', whose tables have one size; allowed: models "
         "that take images of any size; leave out --tokens.image-sizes and --tokens.size-steps"
     ),
     row("one patch size", fewer_tokens, {}, {"patch_sizes": (16,)}).says(
-        "tokens.patch_sizes is (16,); allowed: 2 to 16 different sizes, such as --tokens.patch-sizes 8 16 32; for one "
+        "tokens.patch_sizes is 16; allowed: 2 to 16 different sizes, such as --tokens.patch-sizes 8 16 32; for one "
         "size, give --model.patch instead"
     ),
     row("a patch size twice", fewer_tokens, {}, {"patch_sizes": (8, 16, 8)}).says(
-        "tokens.patch_sizes is (8, 16, 8); allowed: 2 to 16 different sizes, such as --tokens.patch-sizes 8 16 32; for "
+        "tokens.patch_sizes is 8 16 8; allowed: 2 to 16 different sizes, such as --tokens.patch-sizes 8 16 32; for "
         "one size, give --model.patch instead"
     ),
     row("patches that do not divide the image", fewer_tokens, {}, {"patch_sizes": (16, 30)}).says(
-        "tokens.patch_sizes is (16, 30); allowed: sizes that divide images of 224 px: 1, 2, 4, 7, 8, 14, 16, 28, 32, "
+        "tokens.patch_sizes is 16 30; allowed: sizes that divide images of 224 px: 1, 2, 4, 7, 8, 14, 16, 28, 32, "
         "56, 112, 224"
     ),
     row(
@@ -654,9 +652,9 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         fewer_tokens,
         {},
         {"patch_sizes": (16, 28), "image_sizes": (160,), "size_steps": (9,)},
-    ).says("tokens.patch_sizes is (16, 28); allowed: sizes that divide images of 160 and 224 px: 1, 2, 4, 8, 16, 32"),
+    ).says("tokens.patch_sizes is 16 28; allowed: sizes that divide images of 160 and 224 px: 1, 2, 4, 8, 16, 32"),
     row("patch sizes of sines", fewer_tokens, {"position": "sincos2d"}, {"patch_sizes": (16, 32)}).says(
-        "tokens.patch_sizes is (16, 32) with model.position 'sincos2d', which counts patches, so that a place has "
+        "tokens.patch_sizes is 16 32 with model.position 'sincos2d', which counts patches, so that a place has "
         "another position with each size; allowed: Transformers without a ResNet that take grids of any size; leave "
         "out --tokens.patch-sizes"
     ),
@@ -666,16 +664,16 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         {"image_size": 240},
         {"patch_sizes": (8, 10, 12, 15, 16, 20, 24), "image_sizes": (240, 240, 240), "size_steps": (2, 4, 6)},
     ).says(
-        "tokens.patch_sizes is (8, 10, 12, 15, 16, 20, 24) with 4 image sizes: 28 numbers of tokens; allowed: 24, "
+        "tokens.patch_sizes is 8 10 12 15 16 20 24 with 4 image sizes: 28 numbers of tokens; allowed: 24, "
         "since blocks are compiled for each; give fewer sizes"
     ),
     row("patch sizes of a hybrid", fewer_tokens, {"name": "r26_vit_s32"}, {"patch_sizes": (16, 32)}).says(
-        "tokens.patch_sizes is (16, 32) with model.name 'r26_vit_s32', whose patches are not pixels of the image but "
+        "tokens.patch_sizes is 16 32 with model.name 'r26_vit_s32', whose patches are not pixels of the image but "
         "cells of a ResNet; allowed: Transformers without a ResNet that take grids of any size; leave out "
         "--tokens.patch-sizes"
     ),
     row("patch sizes of a ResNet", fewer_tokens, {"name": "bit_r50x1"}, {"patch_sizes": (16, 32)}).says(
-        "tokens.patch_sizes is (16, 32) with model.name 'bit_r50x1', whose patches are not pixels of the image but "
+        "tokens.patch_sizes is 16 32 with model.name 'bit_r50x1', whose patches are not pixels of the image but "
         "cells of a ResNet; allowed: Transformers without a ResNet that take grids of any size; leave out "
         "--tokens.patch-sizes"
     ),
@@ -685,7 +683,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         {"masked_patches": True, "num_classes": 512},
         {"patch_sizes": (16, 32)},
     ).says(
-        "tokens.patch_sizes is (16, 32) with model.masked_patches, whose targets have one size; allowed: Transformers "
+        "tokens.patch_sizes is 16 32 with model.masked_patches, whose targets have one size; allowed: Transformers "
         "without a ResNet that take grids of any size; leave out --tokens.patch-sizes"
     ),
     row(
@@ -694,7 +692,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         {"position": "relative"},
         {"patch_sizes": (16, 32)},
     ).says(
-        "tokens.patch_sizes is (16, 32) with model.position 'relative', which is of one sequence; allowed: "
+        "tokens.patch_sizes is 16 32 with model.position 'relative', which is of one sequence; allowed: "
         "Transformers without a ResNet that take grids of any size; leave out --tokens.patch-sizes"
     ),
     row(
@@ -703,7 +701,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         {"position_at": "layers"},
         {"patch_sizes": (16, 32)},
     ).says(
-        "tokens.patch_sizes is (16, 32) with model.position_at 'layers', whose tables have one size; allowed: "
+        "tokens.patch_sizes is 16 32 with model.position_at 'layers', whose tables have one size; allowed: "
         "Transformers without a ResNet that take grids of any size; leave out --tokens.patch-sizes"
     ),
     row("sizes with a crop of one size", crops_of_one_size).says(
@@ -731,7 +729,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         schedule_with,
         {"stair_steps": (3,)},
     ).says(
-        "schedule.stair_steps is (3,) with schedule.decay 'cosine'; a staircase needs them and no other decay has "
+        "schedule.stair_steps is 3 with schedule.decay 'cosine'; a staircase needs them and no other decay has "
         "them: give --schedule.decay staircase --schedule.stair-steps 6000 12000 18000, or neither"
     ),
     row(
@@ -739,19 +737,19 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         schedule_with,
         {"decay": "staircase"},
     ).says(
-        "schedule.stair_steps is () with schedule.decay 'staircase'; a staircase needs them and no other decay "
+        "schedule.stair_steps is none with schedule.decay 'staircase'; a staircase needs them and no other decay "
         "has them: give --schedule.decay staircase --schedule.stair-steps 6000 12000 18000, or neither"
     ),
     row(
         "schedule: decay: staircase, stair_steps: (9, 3)",
         schedule_with,
         {"decay": "staircase", "stair_steps": (9, 3)},
-    ).says("schedule.stair_steps is (9, 3); allowed: rising steps, such as 6000 12000"),
+    ).says("schedule.stair_steps is 9 3; allowed: rising steps, such as 6000 12000"),
     row(
         "schedule: decay: staircase, stair_steps: (3, 3)",
         schedule_with,
         {"decay": "staircase", "stair_steps": (3, 3)},
-    ).says("schedule.stair_steps is (3, 3); allowed: rising steps, such as 6000 12000"),
+    ).says("schedule.stair_steps is 3 3; allowed: rising steps, such as 6000 12000"),
     row(
         "schedule: decay: staircase, stair_steps: (0,)",
         schedule_with,
@@ -861,10 +859,10 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
             f"whose memory no plan counts; allowed: one number: leave out {flags}, or give --engine.no-cuda-graphs"
         )
         for tokens, given, flags in (
-            (TokensConfig(patch_sizes=(16, 32)), "tokens.patch_sizes (16, 32)", "--tokens.patch-sizes"),
+            (TokensConfig(patch_sizes=(16, 32)), "tokens.patch_sizes 16 32", "--tokens.patch-sizes"),
             (
                 TokensConfig(image_sizes=(160,), size_steps=(9,)),
-                "tokens.image_sizes (160,)",
+                "tokens.image_sizes 160",
                 "--tokens.image-sizes",
             ),
             (TokensConfig(patch_dropout=0.5, whole_steps=9), "tokens.whole_steps 9", "--tokens.whole-steps"),
