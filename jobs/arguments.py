@@ -4,13 +4,15 @@ Run flags are not fields of a job. They say where this command runs and what it 
 tool has no job, so it declares its flags as the fields of a dataclass.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from jobs.flags import Flag, flags_of
 from jobs.mistakes import unexpected_word, unknown_flag
 from jobs.stages import STAGES, job_class
+from pipeline.training.settings.job import TrainingJob
 from shards.config_values import (
     allowed_instead,
     shown_text,
@@ -25,6 +27,7 @@ Own = TypeVar("Own")
 _MOST_PROFILED = 100  # a trace of ViT-B takes about 2 MB per step, and Perfetto keeps all of it in memory
 _TRAINING = ("pretrain", "finetune")
 SHARED = "--shared"
+_FLAG = re.compile(r"(?<![\w-])--([\w.-]*\w)")  # a flag in a sentence, without the stop that may follow it
 _KINDS = {"INT": "a whole number", "FLOAT": "a number", "TEXT": "a text", "URL": "a folder or s3://bucket/prefix"}
 
 
@@ -236,7 +239,26 @@ def with_values(job: Any, values: Mapping[str, Any]) -> Any:
             inside.setdefault(group, {})[rest] = value
         else:
             own[group] = value
-    return replace(job, **own, **{group: with_values(getattr(job, group), inner) for group, inner in inside.items()})
+    groups = {name: _group_with(getattr(job, name), name, inner) for name, inner in inside.items()}
+    return replace(job, **own, **groups)
+
+
+def _group_with(group: Any, name: str, values: Mapping[str, Any]) -> Any:
+    """Returns a group of a job with the values of some of its flags. If the group is itself a training job, as in
+    `plan`, its messages name the flags that this command has."""
+    try:
+        return with_values(group, values)
+    except UserError as error:
+        if not isinstance(group, TrainingJob):
+            raise
+        raise UserError(with_flags_of_group(str(error), flags_of(group), group=name)) from None
+
+
+def with_flags_of_group(message: str, flags: Iterable[Flag], *, group: str) -> str:
+    """Returns a message that names flags of a group as if it were the whole job, with the group's name in each of these
+    flags: `--steps` becomes `--training.steps`."""
+    names = {name for flag in flags for name in flag.names}
+    return _FLAG.sub(lambda found: f"--{group}.{found[1]}" if found[0] in names else found[0], message)
 
 
 def _value(flag: Flag, texts: list[str], *, name: str) -> Any:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from pipeline.models.weights.folder import Weights
 
 _OF_HEADS = (
-    *("num_classes", "representation", "head_bias", "dropout", "stochastic_depth"),
+    *("num_classes", "representation", "head_bias", "dropout"),
+    *("stochastic_depth", "stochastic_depth_rates"),
     *("masked_patches", "masked_target", "masked_share"),
 )
 _MANIFEST = "manifest.json"

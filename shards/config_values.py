@@ -94,15 +94,22 @@ def allowed_instead(value: Any, kind: Any) -> str:
 
 
 def shown_value(value: Any) -> str:
-    """Returns a wrong value as messages show it, cut after 200 characters."""
+    """Returns a wrong value as messages show it, cut after 200 characters. A tuple of numbers or texts is shown as it
+    is typed on a command line, such as `4 8 16`."""
     if is_dataclass(value):
         return f"{type(value).__name__}(...)"
     try:
+        if isinstance(value, tuple) and all(type(item) in (int, float, str) for item in value):
+            return shown_text(" ".join(map(_typed, value)) or "none")
         return shown_text(repr(value))
     except ValueError:  # Python does not print numbers of more than 4,300 digits
         return "a number of thousands of digits"
     except RecursionError:
         return "deeply nested"
+
+
+def _typed(item: float | str) -> str:
+    return item if isinstance(item, str) and item.isprintable() and _PLAIN.fullmatch(item) else repr(item)
 
 
 def shown_text(text: str) -> str:

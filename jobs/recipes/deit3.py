@@ -1,20 +1,20 @@
 """DeiT III: "DeiT III: Revenge of the ViT" (Touvron et al., 2022), README_revenge.md of facebookresearch/deit.
 
-The recipes take the following from the README's command lines: model sizes, LayerScale, image size, steps (its sampler
-makes 625 steps of an epoch of ImageNet-1k), batch 2048, LAMB with its learning rate and weight decay, repeated
-augmentation on ImageNet-1k, 3-Augment, colour jitter 0.3, the crop, mixup and CutMix, the loss and its targets, label
-smoothing, and the final rate of 1e-5. apex's FusedLAMB clips the gradient's norm at 1 by default. DeiT III's
-BCEWithLogitsLoss is the mean over K classes, and our loss is the sum, K times as much. LAMB's updates do not depend on
-that factor, except for epsilon and clipping: DeiT III's 1e-8 and 1 become K x 1e-8 and K here, which are 1e-5 and 1000
-with the 1000 classes of ImageNet-1k.
-The following differs. An image's three views are in one lane, thus on one rank, and three epochs have every image three
-times; in DeiT III's sampler, they are on different GPUs, and every epoch draws another third of the images. Pixels are
-normalised to [-1, 1], where DeiT III has ImageNet's mean and deviation. In DeiT III, the class token has no position
-embedding; here it has one, which only adds a second vector to the same token. Stochastic depth rises to the rate of the
-last block, where DeiT III has this rate in every block. The learning rate follows the step and warms up from 0, where
-timm's follows the epoch and warms up from 1e-6. Mixup and CutMix have one weight or box per pair, where DeiT III has
-one per step. Matrices start as in the ViT paper's code, and the class token and the head at zero, where DeiT III starts
-all of them with a deviation of 0.02. The recipes have not been trained to their end here.
+The recipes take the following from the README's command lines: model sizes, LayerScale, stochastic depth at the same
+rate in every block, image size, steps (its sampler makes 625 steps of an epoch of ImageNet-1k), batch 2048, LAMB with
+its learning rate and weight decay, repeated augmentation on ImageNet-1k, 3-Augment, colour jitter 0.3, the crop, mixup
+and CutMix, the loss and its targets, label smoothing, and the final rate of 1e-5. apex's FusedLAMB clips the gradient's
+norm at 1 by default. DeiT III's BCEWithLogitsLoss is the mean over K classes, and our loss is the sum, K times as much.
+LAMB's updates do not depend on that factor, except for epsilon and clipping: DeiT III's 1e-8 and 1 become K x 1e-8 and
+K here, which are 1e-5 and 1000 with the 1000 classes of ImageNet-1k.
+The following stays different. An image's three views are in one lane, thus on one rank, and three epochs have every
+image three times; in DeiT III's sampler, they are on different GPUs, and every epoch draws another third of the images.
+Pixels are normalised to [-1, 1], where DeiT III has ImageNet's mean and deviation. In DeiT III, the class token has no
+position embedding; here it has one, which only adds a second vector to the same token. The learning rate follows the
+step and warms up from 0, where timm's follows the epoch and warms up from 1e-6. Mixup and CutMix have one weight or box
+per pair, where DeiT III has one per step. Matrices start as in the ViT paper's code, and the class token and the head
+at zero, where DeiT III starts all of them with a deviation of 0.02. The recipes have not been trained to their end
+here.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
@@ -112,6 +112,7 @@ def _job(name: str, *, image_size: int, stochastic_depth: float) -> TrainingJob:
             image_size=image_size,
             num_classes=0,
             stochastic_depth=stochastic_depth,
+            stochastic_depth_rates="uniform",
             gelu="exact",
             layer_scale=1e-4,
         ),

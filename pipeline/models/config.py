@@ -20,6 +20,7 @@ from shards.errors import UserError
 Pooling = Literal["token", "average", "attention"]
 Position = Literal["none", "learned_1d", "learned_2d", "relative", "sincos2d", "rope2d", "learned_rope2d"]
 PositionAt = Literal["input", "layers", "layers_shared"]
+BranchRates = Literal["rising", "uniform"]
 Gelu = Literal["tanh", "exact", "quick"]
 MlpKind = Literal["plain", "swiglu"]
 NormKind = Literal["layernorm", "rmsnorm"]
@@ -180,8 +181,10 @@ class ModelConfig:
     dropout: Annotated[float, Range(0, below=1)] = 0.0
     """Dropout rate, from 0 to below 1."""
     stochastic_depth: Annotated[float, Range(0, below=1, zero="off")] = 0.0
-    """Rate at which images leave out the branches of the last block in training; it rises from 0 at the first block in
-    a straight line (timm's drop_path_rate)."""
+    """Rate at which images leave out the branches of the last block in training (timm's drop_path_rate)."""
+    stochastic_depth_rates: BranchRates = "rising"
+    """With stochastic depth, the rates of the other blocks: rising (in a straight line from 0 at the first block, as in
+    timm) or uniform (that of the last block, as in DeiT III)."""
     head_bias: float = 0.0
     """Constant added to every logit in fp32, outside the trained bias (-10 for multi-label pre-training, where bf16
     steps are too wide)."""
@@ -322,6 +325,8 @@ class ModelConfig:
     @property
     def branch_rates(self) -> tuple[float, ...]:
         """For each block, the share of images that skip a branch in training (stochastic depth)."""
+        if self.stochastic_depth_rates == "uniform":
+            return (self.stochastic_depth,) * self.num_blocks
         last = max(1, self.num_blocks - 1)
         return tuple(self.stochastic_depth * number / last for number in range(self.num_blocks))
 
@@ -376,6 +381,12 @@ class ModelConfig:
             raise UserError(
                 f"model.last_norm is {self.last_norm!r} with model.masked_patches, whose head reads the norm of each "
                 "patch; give --model.last-norm tokens"
+            )
+        if self.stochastic_depth_rates != "rising" and not self.stochastic_depth:
+            raise UserError(
+                f"model.stochastic_depth_rates is {self.stochastic_depth_rates!r} with model.stochastic_depth 0, with "
+                "which no block leaves out anything; give --model.stochastic-depth above 0, or "
+                "--model.stochastic-depth-rates rising"
             )
         if self.distillation_token:
             self._refuse_distillation_token()

@@ -48,8 +48,8 @@ KINDS = ("step", "rank", "determinism")
 _MOST_FILE_BYTES = 16 << 20
 _NUM_CLASSES = 1000  # of the models that `patchline doctor --gpu` measures
 _MENTIONED = (
-    *("pooling", "registers", "dropout", "stochastic_depth", "layer_scale", "qk_norm", "gelu", "position_at"),
-    *("distillation_token", "inner_norms", "norm", "patch_norm", "first_norm", "last_norm"),
+    *("pooling", "registers", "dropout", "stochastic_depth", "stochastic_depth_rates", "layer_scale", "qk_norm"),
+    *("gelu", "position_at", "distillation_token", "inner_norms", "norm", "patch_norm", "first_norm", "last_norm"),
 )
 # Settings of the engine that are said or counted apart, or that cost nothing on one rank. All others choose kernels.
 _NO_KERNELS = (

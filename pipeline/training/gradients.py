@@ -49,15 +49,16 @@ _MASKED, _MASKED_OR_OTHER = 0.8, 0.9
 
 
 def branch_factors(
-    step: int, positions_in_batch: NDArray[np.int64], *, seed: int, rate: float, depth: int
+    step: int, positions_in_batch: NDArray[np.int64], *, seed: int, rates: Sequence[float]
 ) -> NDArray[np.float32]:
-    """Returns what each branch is multiplied by, 0 or 1 / (1 - its rate): float32[depth, n, 2], attention first.
+    """Returns what each branch is multiplied by, 0 or 1 / (1 - its rate): float32[L, n, 2], attention first.
 
-    `positions_in_batch`, int64[n]: places in the global batch. `rate`: the last block's rate, from 0 to below 1.
+    `positions_in_batch`, int64[n]: places in the global batch. `rates`: each block's rate, from 0 to below 1.
     """
-    if not 0 <= rate < 1 or depth < 1:
-        raise ValueError(f"rate is {rate} and depth {depth}; allowed: 0 to below 1, and 1 or more")
-    rates_L11 = (rate * np.arange(depth) / max(1, depth - 1)).reshape(-1, 1, 1)
+    depth = len(rates)
+    if not rates or not 0 <= min(rates) <= max(rates) < 1:
+        raise ValueError(f"rates are {rates}; allowed: one for each block, from 0 to below 1")
+    rates_L11 = np.array(rates).reshape(-1, 1, 1)
     draws = uniforms(positions_in_batch, _BRANCHES * depth, key=STOCHASTIC_DEPTH.key(seed, step))
     # (n, L * 2) -> (L, n, 2)
     draws_Ln2 = draws.reshape(-1, depth, _BRANCHES).transpose(1, 0, 2)
@@ -248,8 +249,7 @@ class Gradients:
         model = self.job.model
         if not model.stochastic_depth:
             return None, ()
-        rate, depth = model.stochastic_depth, model.num_blocks
-        factors = branch_factors(step, self._places(chosen), seed=self.job.seed, rate=rate, depth=depth)
+        factors = branch_factors(step, self._places(chosen), seed=self.job.seed, rates=model.branch_rates)
         skipping = [block for block, rate in enumerate(model.skipped_rates) if rate and self.job.engine.skip_branches]
         if not skipping:
             return self._on_device(factors), ()
@@ -257,7 +257,7 @@ class Gradients:
         sizes = [len(images) for images in kept]
         on_device = iter(torch.split(self._on_device(np.concatenate(kept)), sizes))  # a single copy, then views of it
         pairs = dict(zip(skipping, zip(on_device, on_device, strict=True), strict=True))
-        return self._on_device(factors), tuple(pairs.get(block) for block in range(depth))
+        return self._on_device(factors), tuple(pairs.get(block) for block in range(len(factors)))
 
     def staying(self, step: int, chosen: slice) -> torch.Tensor | None:
         """Returns the patches of each image that stay in a step, int64[n, S]. Returns None if all do."""

@@ -16,12 +16,15 @@ from jobs.arguments import (
     value_in,
     values_of,
     with_flags,
+    with_flags_of_group,
     with_values,
 )
 from jobs.flags import flags_of
 from jobs.recipes import pack
 from jobs.recipes.pretrain import digits_smoke
+from jobs.resolve import default_job
 from jobs.stages import STAGES
+from pipeline.training.settings.job import TrainingJob
 from shards.config_values import Range, differences
 from shards.errors import UserError
 
@@ -229,6 +232,28 @@ def test_a_job_with_other_values() -> None:
     assert with_values(recipe, {}) == recipe
     with pytest.raises(UserError, match=r"schedule\.warmup_steps is 30, not below the 7 steps of the run"):
         with_values(recipe, {"--steps": 7})
+
+
+def test_a_plans_message_names_the_plans_flags() -> None:
+    """Every flag of a training job, as a word of a sentence; other flags and longer words stay as they are."""
+    flags = list(flags_of(TrainingJob()))
+    for name in (name for flag in flags for name in flag.names):
+        said = "give {0}, `{0} 1`, or {0}. Not --gpu, {0}-x, {0}.x, x{0} or --training.x"
+        expected = said.replace("{0}-x", f"{name}-x").replace("{0}.x", f"{name}.x").replace("x{0}", f"x{name}")
+        given = with_flags_of_group(said.format(name), flags, group="training")
+        assert given == expected.format(f"--training.{name.removeprefix('--')}")
+
+
+def test_the_flags_that_a_plans_message_names_are_the_plans() -> None:
+    job = default_job("plan", "vit_b16_i1k")
+    values = {"--training.optimizer.sam-rho": 0.2, "--training.engine.zero-stage": 3}
+    with pytest.raises(UserError) as refused:
+        with_values(job, values)
+    for words in (("--training.engine.zero-stage", "1"), ("--training.optimizer.sam-rho", "0")):
+        assert " ".join(words) in str(refused.value)
+        with_values(job, values | values_of(words, list(flags_of(job)), command=("plan", "vit_b16_i1k")))
+    with pytest.raises(UserError, match="add --gpu h100"):
+        with_values(job, {"--num-gpus": 4})
 
 
 def test_a_source_keeps_its_kind() -> None:

@@ -380,8 +380,8 @@ SQUEUE_SAYS = (
     ),
     row("an empty job of: import", job_of_stage, "import").says(
         "--path is missing: Weights to import: a published .npz file (vision_transformer's, big_vision's or "
-        "big_transfer's), a timm or Hugging Face folder, or a bare .safetensors, .bin, .pth, .pth.tar, .pt or "
-        ".ckpt file; --out is missing: Weights folder to write"
+        "big_transfer's), a timm or Hugging Face folder, a run (RUN) or its weights folder, or a bare .safetensors, "
+        ".bin, .pth, .pth.tar, .pt or .ckpt file; --out is missing: Weights folder to write"
     ),
     row("an empty job of: export", job_of_stage, "export").says(
         "--path is missing: Weights folder to export (RUN/weights); --out is missing: File (.npz formats) or "

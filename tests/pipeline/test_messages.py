@@ -164,10 +164,10 @@ def times_of(_: Path, changes: dict[str, float]) -> None:
     ),
     # fewshot
     row("few-shot shots: ()", fewshot_settings, {"shots": ()}).says(
-        "--shots is (); allowed: one or more different numbers, such as --shots 1 5 10"
+        "--shots is none; allowed: one or more different numbers, such as --shots 1 5 10"
     ),
     row("few-shot shots: (5, 5)", fewshot_settings, {"shots": (5, 5)}).says(
-        "--shots is (5, 5); allowed: one or more different numbers, such as --shots 1 5 10"
+        "--shots is 5 5; allowed: one or more different numbers, such as --shots 1 5 10"
     ),
     row("few-shot shots: (0,)", fewshot_settings, {"shots": (0,)}).says("shots.0 is 0; allowed: 1 or more"),
     row("few-shot l2: 0.0", fewshot_settings, {"l2": 0.0}).says("l2 is 0.0; allowed: above 0"),

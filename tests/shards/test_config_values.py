@@ -57,12 +57,31 @@ def test_values_of_their_type_pass(fields: dict[str, Any]) -> None:
     refuse_wrong_values(Example(**fields), where="x.")
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        pytest.param((165,), "165", id="one number"),
+        pytest.param((4, 8.5, -1), "4 8.5 -1", id="numbers"),
+        pytest.param((), "none", id="empty"),
+        pytest.param(("a", "b.tar"), "a b.tar", id="texts"),
+        pytest.param(("a b", "", "c\x1b[0m", "d\n"), r"'a b' '' 'c\x1b[0m' 'd\n'", id="quoted and escaped"),
+        pytest.param(tuple(range(200)), " ".join(map(str, range(200)))[:200] + "...", id="cut"),
+        pytest.param((True,), "(True,)", id="what is no list of a command line"),
+        pytest.param([1, 2], "[1, 2]", id="a wrong type"),
+        pytest.param("adamw", "'adamw'", id="a text"),
+    ],
+)
+def test_a_list_is_shown_as_it_is_typed(value: object, text: str) -> None:
+    assert shown_value(value) == text
+
+
 def test_values_that_cannot_be_spelt_are_shown() -> None:
     nested: list[object] = []
     for _ in range(100_000):
         nested = [nested]
     assert shown_value(nested) == "deeply nested"
     assert shown_value([10**5000]) == "a number of thousands of digits"
+    assert shown_value((10**5000,)) == "a number of thousands of digits"
 
 
 @pytest.mark.parametrize(

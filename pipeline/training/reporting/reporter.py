@@ -37,7 +37,8 @@ _MOST_RECORD_BYTES = 16 << 20
 _SIZES = ("model.patch", "model.depth", "model.width")
 _OF_ONE_DECAY = {"rsqrt": ("schedule.timescale",), "staircase": ("schedule.stair_steps", "schedule.stair_factor")}
 _COMPARED = (
-    *("data.url", "model.name", "model.image_size", *_SIZES, "model.dropout", "model.stochastic_depth"),
+    *("data.url", "model.name", "model.image_size", *_SIZES, "model.dropout"),
+    *("model.stochastic_depth", "model.stochastic_depth_rates"),
     *("tokens.patch_dropout", "tokens.whole_steps", "tokens.image_sizes", "tokens.size_steps", "tokens.patch_sizes"),
     *("optimizer.sam_rho", "model.distillation_token", "teacher.weights", "teacher.target", "teacher.share"),
     "teacher.temperature",

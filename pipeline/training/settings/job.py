@@ -248,8 +248,9 @@ class TeacherConfig:
     """What the model learns of it: its probabilities (soft, as big_vision), or its most probable class (hard, as
     DeiT)."""
     share: Annotated[float, Range(above=0, most=1)] = 1.0
-    """The teacher's share of the loss, above 0 to 1; labels have the rest. It is 1 in big_vision, 0.5 in DeiT. With
-    model.distillation_token, each teaches its own head, so it must be below 1."""
+    """The teacher's share of the loss, above 0 to 1; labels have the rest. It is 1 in big_vision, 0.5 in DeiT. It must
+    be below 1 with model.distillation_token, where each teaches its own head, and with label smoothing or class
+    weights."""
     temperature: Annotated[float, Range(above=0)] = 1.0
     """With soft: what the logits of both are divided by. The loss is multiplied by its square."""
     sha256: str = ""
@@ -533,6 +534,17 @@ class TrainingJob:
                 "teacher.share is 1 with model.distillation_token: the class token's head, which labels teach, would "
                 "learn nothing, and predictions are the mean of both heads'; give --teacher.share below 1, such as "
                 "0.5 (DeiT), or --model.no-distillation-token"
+            )
+        given = {
+            f"label_smoothing {self.label_smoothing:g}": ("--label-smoothing 0", self.label_smoothing > 0),
+            f"class_weights {self.class_weights!r}": ("--class-weights equal", self.class_weights != "equal"),
+            "data.label_weights": ("--data.no-label-weights", self.data.label_weights and not self.is_scored),
+        }
+        flags = {name: flag for name, (flag, is_given) in given.items() if is_given}
+        if self.teacher.share == 1 and flags:
+            raise UserError(
+                f"teacher.share is 1, so the loss is the teacher's alone, and {' and '.join(flags)} would have no "
+                f"effect; give {' '.join(flags.values())}, or --teacher.share below 1, such as 0.5 (DeiT)"
             )
 
     def _refuse_for_frozen_backbone(self) -> None:

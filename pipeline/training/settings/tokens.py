@@ -41,7 +41,8 @@ class TokensConfig:
     """Last steps of the run, in which all patches stay (FLIP's unmasked tuning)."""
     image_sizes: tuple[Annotated[int, Range(1, _MOST_PIXELS)], ...] = ()
     """Image sizes, in pixels, with which the run begins, such as 160 192, before it has the model's; position
-    embeddings are resampled in each pass."""
+    embeddings are resampled in each pass. Shifts, cutouts and blurs have the same pixels at each size, so they are
+    stronger in smaller images."""
     size_steps: tuple[Annotated[int, Range(1, MOST_STEPS)], ...] = ()
     """The last step with each of the image sizes, such as 40000 80000."""
     patch_sizes: tuple[Annotated[int, Range(1, _MOST_PIXELS)], ...] = ()

@@ -177,10 +177,11 @@ class OfParts(_AdamW):
     parameter: this rank's partition, which DeepSpeed makes. The update overwrites its gradient. The engine sets `parts`
     and `about` as soon as it knows the partitions; all learning rates are 0 until then. `parts`: the fragments of the
     model's parameters in each partition. `about`: what the rule needs to know about all parameters, as if it were in
-    each group."""
+    each group. `first_moment`: the precision in which the first moment is kept between steps."""
 
     parts: Mapping[torch.Tensor, Sequence[HeldPart]] = MappingProxyType({})
     about: Mapping[str, Any] = MappingProxyType({"num_tensors": 0, "factorings": MappingProxyType({})})
+    first_moment: torch.dtype = torch.float32
     rule = staticmethod(step_tensors)
 
     @torch.no_grad()
@@ -193,7 +194,8 @@ class OfParts(_AdamW):
                 state = self.state[weights]
                 if not state:
                     state["step"] = torch.zeros((), dtype=torch.float32, device=weights.device)
-                    state |= {name: torch.zeros_like(weights) for name in group[MOMENTS]}
+                    state["exp_avg"] = torch.zeros_like(weights, dtype=self.first_moment)
+                    state["exp_avg_sq"] = torch.zeros_like(weights)
                 own, known = self.parts.get(weights, ()), {**group, **self.about}
                 self.rule(weights, weights.grad, state, parts=own, group=known, found_inf=skip_flag(self))
 
@@ -258,7 +260,9 @@ def build_optimizer(
     if config.name == "lamb":
         return OfParts(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
     if config.name == "adafactor":
-        return _Adafactor(groups, lr=0.0, betas=betas, fused=True)
+        adafactor = _Adafactor(groups, lr=0.0, betas=betas, fused=True)
+        adafactor.first_moment = torch.bfloat16 if config.first_moment == "bf16" else torch.float32
+        return adafactor
     kind = _AdamWInBf16 if config.first_moment == "bf16" else _AdamW
     return kind(groups, lr=0.0, betas=betas, eps=config.epsilon, fused=True)
 

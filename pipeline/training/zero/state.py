@@ -147,7 +147,8 @@ def create_moments(zero: Any, *, names: Iterable[str], num_updates: int) -> None
 
 
 def narrow_first_moments(zero: Any) -> None:
-    """Rounds AdamW's first moments to bf16. Saved moments are already bf16 values, stored in fp32's 4 bytes."""
+    """Rounds the first moments of AdamW and Adafactor to bf16. Saved moments are already bf16 values, stored in fp32's
+    4 bytes."""
     for state in inner_optimizer(zero).state.values():
         if "exp_avg" in state:
             state["exp_avg"] = state["exp_avg"].bfloat16()

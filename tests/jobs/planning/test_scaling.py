@@ -143,7 +143,7 @@ def test_the_table_the_json_and_the_picture(tmp_path: Path) -> None:
     [
         (("225",), "--image-sizes has 225, not a multiple of the patch (16 px); take 224 or 240"),
         (("5",), "not a multiple of the patch (16 px); take 16"),
-        (("224", "224"), "--image-sizes is (224, 224); allowed: different sizes, such as --image-sizes 224 384 512"),
+        (("224", "224"), "--image-sizes is 224 224; allowed: different sizes, such as --image-sizes 224 384 512"),
         (("224", "--out", "a.png"), "--out is 'a.png'; allowed: a name that ends in .svg or .html"),
     ],
 )

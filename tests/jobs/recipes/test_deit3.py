@@ -34,6 +34,7 @@ def test_imagenet_1k(name: str, image_size: int, rate: float, drop_path: float, 
     assert (augment.crop, augment.min_area, augment.max_area, augment.filter) == ("random_resized", 0.08, 1, "bicubic")
     transform = job.evaluation.transform
     assert (transform.mode, transform.short_side, transform.filter) == ("central_crop", image_size, "bicubic")
+    assert job.model.stochastic_depth_rates == "uniform"
     assert accuracy in (RECIPES[name].__doc__ or "")
 
 
@@ -51,6 +52,7 @@ def test_imagenet_21k(name: str, drop_path: float, accuracy: str) -> None:
     augment, mixup = job.data.augment, job.data.mixup
     assert (mixup.alpha, mixup.cutmix_alpha, mixup.binary_targets) == (0.0, 1.0, False)
     assert (augment.crop, augment.filter, augment.three_augment) == ("simple_random", "bicubic", True)
+    assert job.model.stochastic_depth_rates == "uniform"
     assert accuracy in (RECIPES[name].__doc__ or "")
 
 

@@ -169,9 +169,7 @@ def test_a_run_that_cannot_start_ends_with_its_own_message(tmp_path: Path) -> No
             ("digits_48", "--data.url", "x"), "--initial.weights is missing: a fine-tuning recipe", id="no weights"
         ),
         pytest.param(("digits_smoke", "--data.url", "x", "--kills", "20"), "--kills is 20 with --steps 20", id="kills"),
-        pytest.param(
-            ("digits_smoke", "--data.url", "x", "--ranks", "1", "1"), "--ranks is (1, 1); allowed", id="ranks"
-        ),
+        pytest.param(("digits_smoke", "--data.url", "x", "--ranks", "1", "1"), "--ranks is 1 1; allowed", id="ranks"),
         pytest.param(
             ("digits_smoke", "--data.url", "x", "--stages", "4"), "--stages is 4; allowed: 1 to 3", id="stage"
         ),

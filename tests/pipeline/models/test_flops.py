@@ -181,15 +181,22 @@ def test_the_formulas_hold_for_models_of_ones_own(fields: dict[str, Any]) -> Non
     assert forward_flops(config) == counted_flops(config)
 
 
-@pytest.mark.parametrize("fields", [{"name": "vit_b16"}, {"name": "vit_b16", "position": "relative"}])
-def test_operations_that_stochastic_depth_skips(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("fields", "rates"),
+    [
+        ({"name": "vit_b16"}, (0, 0.25, 0.5)),
+        ({"name": "vit_b16", "position": "relative"}, (0, 0.25, 0.5)),
+        ({"name": "vit_b16", "stochastic_depth_rates": "uniform"}, (0.5, 0.5, 0.5)),
+    ],
+)
+def test_operations_that_stochastic_depth_skips(fields: dict[str, Any], rates: tuple[float, ...]) -> None:
     """Counted while the module runs on 8 images, of which each block keeps as many as its rate says."""
     config = ModelConfig(**(TINY | {"depth": 3, "stochastic_depth": 0.5} | fields))
-    assert config.skipped_rates == (0, 0.25, 0.5)
+    assert config.skipped_rates == rates
     with torch.device("meta"):
         model = unfilled_model(config)
         images = torch.empty(8, 32, 32, 3, dtype=torch.uint8)
-        kept = [None, *((torch.empty(number, dtype=torch.int64),) * 2 for number in (6, 4))]
+        kept = [(torch.empty(int(8 * (1 - rate)), dtype=torch.int64),) * 2 if rate else None for rate in rates]
         with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             model(images, torch.empty(3, 8, 2), None, kept)
     assert counter.get_total_flops() == 8 * (forward_flops(config) - skipped_flops(config))

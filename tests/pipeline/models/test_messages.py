@@ -123,7 +123,7 @@ def images_of(_: Path, height: int, width: int) -> None:
         "model.num_classes is 1000000000; allowed: 0 (as many as the dataset has) to 10,000,000"
     ),
     row("stages", model, {"name": "bit_r50x1", "resnet_units": (1,) * 9}).says(
-        "model.resnet_units is (1, 1, 1, 1, 1, 1, 1, 1, 1); allowed: the units of 1 to 8 stages, such as 3 4 6 3"
+        "model.resnet_units is 1 1 1 1 1 1 1 1 1; allowed: the units of 1 to 8 stages, such as 3 4 6 3"
     ),
     row("units", model, {"name": "bit_r50x1", "resnet_units": (10**9,)}).says(
         "model.resnet_units.0 is 1000000000; allowed: 1 to 1,000"
@@ -204,7 +204,7 @@ def images_of(_: Path, height: int, width: int) -> None:
         "model.resnet_units.1 is 0; allowed: 1 to 1,000"
     ),
     row("no stage", model, {"name": "bit_r50x1", "resnet_units": ()}).says(
-        "model.resnet_units is (); allowed: the units of 1 to 8 stages, such as 3 4 6 3"
+        "model.resnet_units is none; allowed: the units of 1 to 8 stages, such as 3 4 6 3"
     ),
     row("no channels", model, {"name": "bit_r50x1", "resnet_factor": 0}).says(
         "model.resnet_factor is 0; allowed: 1 to 64, or none"
@@ -318,6 +318,10 @@ def images_of(_: Path, height: int, width: int) -> None:
     ).says(
         "model.masked_target is 'pixels' and model.masked_share 0.5 without model.masked_patches, which alone "
         "uses them; give --model.masked-patches, or leave them out"
+    ),
+    row("rates of nothing", lambda _: ModelConfig(name="vit_b16", stochastic_depth_rates="uniform")).says(
+        "model.stochastic_depth_rates is 'uniform' with model.stochastic_depth 0, with which no block leaves out "
+        "anything; give --model.stochastic-depth above 0, or --model.stochastic-depth-rates rising"
     ),
     row(
         "a ResNet, which has no patches to mask",

@@ -19,7 +19,7 @@ from pipeline.ranks.streams import HostStreams
 from pipeline.training import kernels
 from pipeline.training.fitting.first_pass import refuse_lack_of_memory
 from pipeline.training.fitting.fit import fitted
-from pipeline.training.gradients import Gradients, patch_sources, staying_patches
+from pipeline.training.gradients import Gradients, branch_factors, patch_sources, staying_patches
 from pipeline.training.reporting.loggers import MlflowLogger, logger_id, read_logger_id
 from pipeline.training.reporting.metrics import Metrics
 from pipeline.training.reporting.utilisation import Utilisation
@@ -45,7 +45,6 @@ from tests.pipeline.training.test_gradients import PLACES
 from tests.pipeline.training.test_guard import NAN, guard
 from tests.pipeline.training.test_step import JOB as JOB_STEP
 from tests.pipeline.training.test_step import launched_on_meta
-from tests.pipeline.training.test_stochastic_depth import factors
 from tests.rigs.messages import Row, row, table
 from tests.rigs.processes import one_world
 
@@ -235,8 +234,8 @@ def bad_update_at_the_end(_: Path) -> None:
     found.refuse(12, last_saved=lambda: 8)
 
 
-def stochastic_depth(_: Path, rate: float, depth: int) -> None:
-    factors(rate=rate, depth=depth)
+def stochastic_depth(_: Path, *rates: float) -> None:
+    branch_factors(3, PLACES, seed=1, rates=rates)
 
 
 def rank_without_float8(_: Path) -> None:
@@ -613,20 +612,18 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "--tokens.patch-dropout 0"
     ),
     row("sizes without steps", fewer_tokens, {}, {"image_sizes": (160,)}).says(
-        "tokens.image_sizes is (160,) and tokens.size_steps (); allowed: a last step for each size, in rising order, "
+        "tokens.image_sizes is 160 and tokens.size_steps none; allowed: a last step for each size, in rising order, "
         "such as --tokens.image-sizes 160 192 --tokens.size-steps 40000 80000"
     ),
     row("sizes with falling steps", fewer_tokens, {}, {"image_sizes": (160, 192), "size_steps": (9, 8)}).says(
-        "tokens.image_sizes is (160, 192) and tokens.size_steps (9, 8); allowed: a last step for each size, in rising "
+        "tokens.image_sizes is 160 192 and tokens.size_steps 9 8; allowed: a last step for each size, in rising "
         "order, such as --tokens.image-sizes 160 192 --tokens.size-steps 40000 80000"
     ),
     row(
         "a size that is not a multiple of the patch", fewer_tokens, {}, {"image_sizes": (150,), "size_steps": (9,)}
-    ).says(
-        "tokens.image_sizes is (150,); allowed: multiples of the patch (16 px), up to model.image_size, which is 224"
-    ),
+    ).says("tokens.image_sizes is 150; allowed: multiples of the patch (16 px), up to model.image_size, which is 224"),
     row("a size to the end", fewer_tokens, {}, {"image_sizes": (160,), "size_steps": (100,)}).says(
-        "tokens.size_steps is (100,); allowed: below the 100 steps of the run, so that it ends with the model's image "
+        "tokens.size_steps is 100; allowed: below the 100 steps of the run, so that it ends with the model's image "
         "size; lower --tokens.size-steps or raise --steps"
     ),
     row(
@@ -635,19 +632,19 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         {"position_at": "layers"},
         {"image_sizes": (160,), "size_steps": (9,)},
     ).says(
-        "tokens.image_sizes is (160,) with model.position_at 'layers', whose tables have one size; allowed: models "
+        "tokens.image_sizes is 160 with model.position_at 'layers', whose tables have one size; allowed: models "
         "that take images of any size; leave out --tokens.image-sizes and --tokens.size-steps"
     ),
     row("one patch size", fewer_tokens, {}, {"patch_sizes": (16,)}).says(
-        "tokens.patch_sizes is (16,); allowed: 2 to 16 different sizes, such as --tokens.patch-sizes 8 16 32; for one "
+        "tokens.patch_sizes is 16; allowed: 2 to 16 different sizes, such as --tokens.patch-sizes 8 16 32; for one "
         "size, give --model.patch instead"
     ),
     row("a patch size twice", fewer_tokens, {}, {"patch_sizes": (8, 16, 8)}).says(
-        "tokens.patch_sizes is (8, 16, 8); allowed: 2 to 16 different sizes, such as --tokens.patch-sizes 8 16 32; for "
+        "tokens.patch_sizes is 8 16 8; allowed: 2 to 16 different sizes, such as --tokens.patch-sizes 8 16 32; for "
         "one size, give --model.patch instead"
     ),
     row("patches that do not divide the image", fewer_tokens, {}, {"patch_sizes": (16, 30)}).says(
-        "tokens.patch_sizes is (16, 30); allowed: sizes that divide images of 224 px: 1, 2, 4, 7, 8, 14, 16, 28, 32, "
+        "tokens.patch_sizes is 16 30; allowed: sizes that divide images of 224 px: 1, 2, 4, 7, 8, 14, 16, 28, 32, "
         "56, 112, 224"
     ),
     row(
@@ -655,9 +652,9 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         fewer_tokens,
         {},
         {"patch_sizes": (16, 28), "image_sizes": (160,), "size_steps": (9,)},
-    ).says("tokens.patch_sizes is (16, 28); allowed: sizes that divide images of 160 and 224 px: 1, 2, 4, 8, 16, 32"),
+    ).says("tokens.patch_sizes is 16 28; allowed: sizes that divide images of 160 and 224 px: 1, 2, 4, 8, 16, 32"),
     row("patch sizes of sines", fewer_tokens, {"position": "sincos2d"}, {"patch_sizes": (16, 32)}).says(
-        "tokens.patch_sizes is (16, 32) with model.position 'sincos2d', which counts patches, so that a place has "
+        "tokens.patch_sizes is 16 32 with model.position 'sincos2d', which counts patches, so that a place has "
         "another position with each size; allowed: Transformers without a ResNet that take grids of any size; leave "
         "out --tokens.patch-sizes"
     ),
@@ -667,16 +664,16 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         {"image_size": 240},
         {"patch_sizes": (8, 10, 12, 15, 16, 20, 24), "image_sizes": (240, 240, 240), "size_steps": (2, 4, 6)},
     ).says(
-        "tokens.patch_sizes is (8, 10, 12, 15, 16, 20, 24) with 4 image sizes: 28 numbers of tokens; allowed: 24, "
+        "tokens.patch_sizes is 8 10 12 15 16 20 24 with 4 image sizes: 28 numbers of tokens; allowed: 24, "
         "since blocks are compiled for each; give fewer sizes"
     ),
     row("patch sizes of a hybrid", fewer_tokens, {"name": "r26_vit_s32"}, {"patch_sizes": (16, 32)}).says(
-        "tokens.patch_sizes is (16, 32) with model.name 'r26_vit_s32', whose patches are not pixels of the image but "
+        "tokens.patch_sizes is 16 32 with model.name 'r26_vit_s32', whose patches are not pixels of the image but "
         "cells of a ResNet; allowed: Transformers without a ResNet that take grids of any size; leave out "
         "--tokens.patch-sizes"
     ),
     row("patch sizes of a ResNet", fewer_tokens, {"name": "bit_r50x1"}, {"patch_sizes": (16, 32)}).says(
-        "tokens.patch_sizes is (16, 32) with model.name 'bit_r50x1', whose patches are not pixels of the image but "
+        "tokens.patch_sizes is 16 32 with model.name 'bit_r50x1', whose patches are not pixels of the image but "
         "cells of a ResNet; allowed: Transformers without a ResNet that take grids of any size; leave out "
         "--tokens.patch-sizes"
     ),
@@ -686,7 +683,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         {"masked_patches": True, "num_classes": 512},
         {"patch_sizes": (16, 32)},
     ).says(
-        "tokens.patch_sizes is (16, 32) with model.masked_patches, whose targets have one size; allowed: Transformers "
+        "tokens.patch_sizes is 16 32 with model.masked_patches, whose targets have one size; allowed: Transformers "
         "without a ResNet that take grids of any size; leave out --tokens.patch-sizes"
     ),
     row(
@@ -695,7 +692,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         {"position": "relative"},
         {"patch_sizes": (16, 32)},
     ).says(
-        "tokens.patch_sizes is (16, 32) with model.position 'relative', which is of one sequence; allowed: "
+        "tokens.patch_sizes is 16 32 with model.position 'relative', which is of one sequence; allowed: "
         "Transformers without a ResNet that take grids of any size; leave out --tokens.patch-sizes"
     ),
     row(
@@ -704,7 +701,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         {"position_at": "layers"},
         {"patch_sizes": (16, 32)},
     ).says(
-        "tokens.patch_sizes is (16, 32) with model.position_at 'layers', whose tables have one size; allowed: "
+        "tokens.patch_sizes is 16 32 with model.position_at 'layers', whose tables have one size; allowed: "
         "Transformers without a ResNet that take grids of any size; leave out --tokens.patch-sizes"
     ),
     row("sizes with a crop of one size", crops_of_one_size).says(
@@ -732,7 +729,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         schedule_with,
         {"stair_steps": (3,)},
     ).says(
-        "schedule.stair_steps is (3,) with schedule.decay 'cosine'; a staircase needs them and no other decay has "
+        "schedule.stair_steps is 3 with schedule.decay 'cosine'; a staircase needs them and no other decay has "
         "them: give --schedule.decay staircase --schedule.stair-steps 6000 12000 18000, or neither"
     ),
     row(
@@ -740,19 +737,19 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         schedule_with,
         {"decay": "staircase"},
     ).says(
-        "schedule.stair_steps is () with schedule.decay 'staircase'; a staircase needs them and no other decay "
+        "schedule.stair_steps is none with schedule.decay 'staircase'; a staircase needs them and no other decay "
         "has them: give --schedule.decay staircase --schedule.stair-steps 6000 12000 18000, or neither"
     ),
     row(
         "schedule: decay: staircase, stair_steps: (9, 3)",
         schedule_with,
         {"decay": "staircase", "stair_steps": (9, 3)},
-    ).says("schedule.stair_steps is (9, 3); allowed: rising steps, such as 6000 12000"),
+    ).says("schedule.stair_steps is 9 3; allowed: rising steps, such as 6000 12000"),
     row(
         "schedule: decay: staircase, stair_steps: (3, 3)",
         schedule_with,
         {"decay": "staircase", "stair_steps": (3, 3)},
-    ).says("schedule.stair_steps is (3, 3); allowed: rising steps, such as 6000 12000"),
+    ).says("schedule.stair_steps is 3 3; allowed: rising steps, such as 6000 12000"),
     row(
         "schedule: decay: staircase, stair_steps: (0,)",
         schedule_with,
@@ -862,10 +859,10 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
             f"whose memory no plan counts; allowed: one number: leave out {flags}, or give --engine.no-cuda-graphs"
         )
         for tokens, given, flags in (
-            (TokensConfig(patch_sizes=(16, 32)), "tokens.patch_sizes (16, 32)", "--tokens.patch-sizes"),
+            (TokensConfig(patch_sizes=(16, 32)), "tokens.patch_sizes 16 32", "--tokens.patch-sizes"),
             (
                 TokensConfig(image_sizes=(160,), size_steps=(9,)),
-                "tokens.image_sizes (160,)",
+                "tokens.image_sizes 160",
                 "--tokens.image-sizes",
             ),
             (TokensConfig(patch_dropout=0.5, whole_steps=9), "tokens.whole_steps 9", "--tokens.whole-steps"),
@@ -894,6 +891,22 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "teacher.share is 1 with model.distillation_token: the class token's head, which labels teach, would learn "
         "nothing, and predictions are the mean of both heads'; give --teacher.share below 1, such as 0.5 (DeiT), or "
         "--model.no-distillation-token"
+    ),
+    *(
+        row("labels that nothing is learned from", refusals, {"teacher": TeacherConfig(weights="w"), **fields}).says(
+            f"teacher.share is 1, so the loss is the teacher's alone, and {given} would have no effect; give {flags}, "
+            "or --teacher.share below 1, such as 0.5 (DeiT)"
+        )
+        for fields, given, flags in (
+            ({"label_smoothing": 0.1}, "label_smoothing 0.1", "--label-smoothing 0"),
+            ({"class_weights": "balanced"}, "class_weights 'balanced'", "--class-weights equal"),
+            ({"data": DataConfig(label_weights=True)}, "data.label_weights", "--data.no-label-weights"),
+            (
+                {"label_smoothing": 0.1, "class_weights": "balanced", "data": DataConfig(label_weights=True)},
+                "label_smoothing 0.1 and class_weights 'balanced' and data.label_weights",
+                "--label-smoothing 0 --class-weights equal --data.no-label-weights",
+            ),
+        )
     ),
     row("scores beside nothing", refusals, {"evaluation": EvaluationConfig(also=("a",))}).says(
         "evaluation.also says nothing without evaluation.url or data.held_out; give one, too"
@@ -1011,15 +1024,13 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "--guard.spike-window"
     ),
     # stochastic_depth
-    row("stochastic depth: 1.0 2", stochastic_depth, 1.0, 2).says(
-        "ValueError: rate is 1.0 and depth 2; allowed: 0 to below 1, and 1 or more"
+    row("branches that are never kept", stochastic_depth, 0.0, 1.0).says(
+        "ValueError: rates are (0.0, 1.0); allowed: one for each block, from 0 to below 1"
     ),
-    row("stochastic depth: -0.1 2", stochastic_depth, -0.1, 2).says(
-        "ValueError: rate is -0.1 and depth 2; allowed: 0 to below 1, and 1 or more"
+    row("a negative rate", stochastic_depth, -0.1).says(
+        "ValueError: rates are (-0.1,); allowed: one for each block, from 0 to below 1"
     ),
-    row("stochastic depth: 0.5 0", stochastic_depth, 0.5, 0).says(
-        "ValueError: rate is 0.5 and depth 0; allowed: 0 to below 1, and 1 or more"
-    ),
+    row("no blocks", stochastic_depth).says("ValueError: rates are (); allowed: one for each block, from 0 to below 1"),
     # float8
     row("a rank without float8", rank_without_float8).says(
         "engine.float8 is 'rowwise', which ranks 2-4 of 5 cannot compute: A100 is too old; no torchao; allowed "

@@ -37,7 +37,11 @@ def timm_models() -> ModuleType:
 
 
 def factors(step: int = 3, *, rate: float = RATE, depth: int = DEPTH, places: np.ndarray = PLACES) -> np.ndarray:
-    return branch_factors(step, places, seed=1, rate=rate, depth=depth)
+    return branch_factors(step, places, seed=1, rates=rising(rate, depth))
+
+
+def rising(rate: float, depth: int) -> tuple[float, ...]:
+    return replace(VIT, stochastic_depth=rate, depth=depth).branch_rates
 
 
 def test_rates_rise_in_a_straight_line_as_in_timm(timm_models: ModuleType) -> None:
@@ -54,6 +58,18 @@ def test_rates_rise_in_a_straight_line_as_in_timm(timm_models: ModuleType) -> No
         for branch in own.T:
             assert (branch == 0).mean() == pytest.approx(rate, abs=4 * (rate * (1 - rate) / NUM_IMAGES) ** 0.5)
     assert (drawn[0] == 1).all(), "the first block is always there"
+
+
+def test_every_block_may_have_the_same_rate_as_in_deit_3() -> None:
+    """models_v2.py of facebookresearch/deit: dpr = [drop_path_rate for i in range(depth)]. In a run, all blocks then
+    skip branches, the first one, too."""
+    config = replace(VIT, num_classes=10, stochastic_depth=0.5, stochastic_depth_rates="uniform")
+    assert config.branch_rates == config.skipped_rates == (0.5, 0.5, 0.5)
+    drawn = branch_factors(3, PLACES, seed=1, rates=config.branch_rates)
+    assert set(np.unique(drawn)) == {0.0, 2.0}
+    assert (drawn == 0).mean(axis=1).ravel().tolist() == pytest.approx([0.5] * 6, abs=4 * 0.5 / NUM_IMAGES**0.5)
+    job = replace(digits_smoke(), model=config)
+    assert kept_by(job) == [True, True, True]
 
 
 def test_branches_blocks_images_and_steps_are_independent() -> None:
@@ -97,7 +113,7 @@ def gradients(model: ViT, branches: torch.Tensor, kept: Sequence[Kept | None] = 
 
 def test_an_image_skips_what_it_leaves_out() -> None:
     """Against the same model without these branches, image by image."""
-    drawn = torch.from_numpy(branch_factors(0, np.arange(8), seed=5, rate=0.8, depth=3))
+    drawn = torch.from_numpy(branch_factors(0, np.arange(8), seed=5, rates=rising(0.8, 3)))
     model = vit()
     found = model(IMAGES, drawn)
     for image in range(8):
@@ -128,12 +144,15 @@ def rows_of(model: ViT) -> list[int]:
 
 @pytest.mark.parametrize("seed", [5, 6])
 @pytest.mark.parametrize(
-    "options", [{}, {"layer_scale": 0.5, "position": "rope2d"}, AXIAL], ids=["plain", "more", "axial"]
+    "options",
+    [{}, {"layer_scale": 0.5, "position": "rope2d"}, AXIAL, {"stochastic_depth_rates": "uniform"}],
+    ids=["plain", "more", "axial", "uniform"],
 )
 def test_branches_that_are_skipped_are_not_computed_and_change_nothing(seed: int, options: dict[str, Any]) -> None:
-    """In fp32, to rounding; the first block drops nothing, and is as it is without."""
+    """In fp32, to rounding; the first block drops nothing unless rates are uniform, and is as it is without."""
     config = replace(DEEP, **options)
-    drawn = torch.from_numpy(branch_factors(0, np.arange(8), seed=seed, rate=0.8, depth=config.num_blocks))
+    rates = replace(config, stochastic_depth=0.8).branch_rates
+    drawn = torch.from_numpy(branch_factors(0, np.arange(8), seed=seed, rates=rates))
     whole, skipping = vit(config), vit(config)
     expected, rows = gradients(whole, drawn), rows_of(skipping)
     found = gradients(skipping, drawn, kept_of(drawn, config))
@@ -141,7 +160,7 @@ def test_branches_that_are_skipped_are_not_computed_and_change_nothing(seed: int
         assert (own - other).norm().item() <= 1e-5 * other.norm().item()
     num_kept = (drawn[:, :, 1] != 0).sum(dim=1).clamp(min=2).tolist()
     assert rows == [number if rate else 8 for number, rate in zip(num_kept, config.skipped_rates, strict=True)]
-    assert rows[0] == 8 > rows[-1]
+    assert (rows[0] < 8, rows[-1] < 8) == (rates[0] > 0, True)
 
 
 def test_a_branch_that_no_image_keeps_still_has_gradients() -> None:
@@ -161,7 +180,7 @@ def test_a_number_of_images_that_varies_compiles_nothing_again() -> None:
     compile_blocks(compiled, backend="aot_eager")
     found = set()
     for step in range(4):
-        drawn = torch.from_numpy(branch_factors(step, np.arange(8), seed=7, rate=0.5, depth=3))
+        drawn = torch.from_numpy(branch_factors(step, np.arange(8), seed=7, rates=rising(0.5, 3)))
         kept = kept_of(drawn)
         found.add(tuple(len(images) for pair in kept if pair for images in pair))
         for own, other in zip(gradients(compiled, drawn, kept), gradients(plain, drawn, kept), strict=True):
@@ -191,7 +210,7 @@ def kept_by(job: TrainingJob) -> list[bool]:
 
 
 def test_recomputed_and_compiled_blocks_leave_out_the_same() -> None:
-    drawn = torch.from_numpy(branch_factors(0, np.arange(8), seed=5, rate=0.8, depth=3))
+    drawn = torch.from_numpy(branch_factors(0, np.arange(8), seed=5, rates=rising(0.8, 3)))
     expected = gradients(vit(), drawn)
     recomputed, compiled = vit(), vit()
     checkpoint_blocks(recomputed)

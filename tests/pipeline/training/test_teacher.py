@@ -21,6 +21,7 @@ from jobs.reports.points import point_of
 from pipeline.data.batches import Batch
 from pipeline.data.config import DataConfig
 from pipeline.data.stream import train_batches
+from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models import ModelConfig, ViT, build_model
 from pipeline.models.build import shapes_of
 from pipeline.models.conversion.timm import save_timm
@@ -109,7 +110,10 @@ def test_classes_are_found_by_name_and_images_are_resized(tmp_path: Path) -> Non
 
 CHANGED: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
     "as it is": ({}, NAMES),
-    "what only training depends on": ({"dropout": 0.1, "stochastic_depth": 0.1, "position_std": 0.1}, NAMES),
+    "what only training depends on": (
+        {"dropout": 0.1, "stochastic_depth": 0.1, "stochastic_depth_rates": "uniform", "position_std": 0.1},
+        NAMES,
+    ),
     "the name of its sizes": ({"name": "mine"}, NAMES),
     "GELU": ({"gelu": "exact"}, NAMES),
     "epsilon": ({"layer_norm_epsilon": 1e-12}, NAMES),
@@ -235,6 +239,13 @@ def test_a_missing_teacher_is_called_so() -> None:
 def test_a_sigmoid_has_no_teacher() -> None:
     with pytest.raises(UserError, match="give --loss softmax"):
         TrainingJob(loss="sigmoid", teacher=TeacherConfig(weights="w"))
+
+
+def test_weights_of_labels_score_a_student_that_learns_from_its_teacher_alone() -> None:
+    data, evaluation = DataConfig(label_weights=True), EvaluationConfig(url="data/digits-test")
+    assert TrainingJob(data=data, evaluation=evaluation, teacher=TeacherConfig(weights="w")).is_scored
+    with pytest.raises(UserError):
+        TrainingJob(data=data, teacher=TeacherConfig(weights="w"))
 
 
 def test_a_copy_of_the_teacher_has_nothing_to_learn(

@@ -205,7 +205,10 @@ def test_settings_are_what_a_hyperparameter_may_be() -> None:
         ({"tokens": TokensConfig(patch_sizes=(4, 8))}, {"tokens.patch_sizes": "4 8"}),
         ({"optimizer": OptimizerConfig(layer_decay=0.75)}, {"optimizer.layer_decay": 0.75}),
         ({"optimizer": OptimizerConfig(freeze_backbone=True)}, {"optimizer.freeze_backbone": "true"}),
-        ({"model": replace(digits_smoke().model, stochastic_depth=0.1)}, {"model.stochastic_depth": 0.1}),
+        (
+            {"model": replace(digits_smoke().model, stochastic_depth=0.1, stochastic_depth_rates="uniform")},
+            {"model.stochastic_depth": 0.1, "model.stochastic_depth_rates": "uniform"},
+        ),
         ({"data": replace(digits_smoke().data, label_weights=True)}, {"data.label_weights": "true"}),
         ({"ema_decay": 0.9}, {"ema_decay": 0.9}),
         ({"loss": "sigmoid"}, {"loss": "sigmoid"}),

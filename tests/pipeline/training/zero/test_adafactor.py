@@ -1,16 +1,17 @@
 """Adafactor's updates are those of timm's copy of big_vision's, in every stage and on any number of ranks, if the
 kernels have flax's axes; its moments lie where checkpoints find them."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from pipeline.models import ModelConfig, shapes_of
 from pipeline.training.settings.job import OptimizerConfig
-from pipeline.training.zero.adafactor import Factoring, factorings_of, step_factored
+from pipeline.training.zero.adafactor import Factoring, factorings_of
 from pipeline.training.zero.flat_blocks import HeldPart, ParameterPlace
-from pipeline.training.zero.optimizer import decay_of
+from pipeline.training.zero.optimizer import build_optimizer, decay_of
 from tests.pipeline.models.parity import imported
 from tests.rigs.given_gradients import NUM_UPDATES, RATE, after_our_updates, gradient, initial, largest_difference
 from tests.rigs.processes import run_ranks
@@ -92,20 +93,27 @@ def test_kernels_are_factored_along_flaxs_axes(
         assert found.num_moments < ParameterPlace(name=name, shape=shape).numel, "they fit in the second moment's place"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_skipped_update_changes_nothing(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_skipped_update_changes_nothing(precision: Literal["fp32", "bf16"]) -> None:
     """Its gradient is NaN. It may be the first one, before the moments have values."""
-    factoring = Factoring(groups=1, rows=2, blocks=1, columns=4)
-    parts = [HeldPart(number=0, first=0, start=0, end=8), HeldPart(number=1, first=0, start=8, end=10)]
-    weights = torch.randn(10, generator=torch.Generator().manual_seed(1))
-    state = {"exp_avg": torch.zeros(10, dtype=dtype), "exp_avg_sq": torch.zeros(10), "step": torch.zeros(())}
-    group = {"betas": (0.9, 0.999), "lr": 0.1, "weight_decay": 0.1, "factorings": {0: factoring}}
+    weights = torch.nn.Parameter(torch.randn(10, generator=torch.Generator().manual_seed(1)))
+    optimizer: Any = build_optimizer([("norm.weight", weights)], replace(CONFIG, first_moment=precision))
+    optimizer.parts = {
+        weights: [HeldPart(number=0, first=0, start=0, end=8), HeldPart(number=1, first=0, start=8, end=10)]
+    }
+    optimizer.about = {"factorings": {0: Factoring(groups=1, rows=2, blocks=1, columns=4)}}
+    optimizer.param_groups[0] |= {"lr": 0.1, "weight_decay": 0.1}
+    state = optimizer.state[weights]
     for given in (torch.full((10,), torch.nan), torch.arange(1.0, 11.0), torch.full((10,), torch.nan)):
         is_skipped = given.isnan().any()
-        before = {name: value.clone() for name, value in {"weights": weights, **state}.items()}
-        step_factored(weights, given, state, parts=parts, group=group, found_inf=is_skipped.float())
-        same = {name for name, value in {"weights": weights, **state}.items() if torch.equal(value, before[name])}
-        assert same == (set(before) if is_skipped else set())
+        before = {name: value.detach().clone() for name, value in {"weights": weights, **state}.items()}
+        weights.grad, optimizer.found_inf = given, is_skipped.float()
+        optimizer.step()
+        now = {"weights": weights, **state}
+        # Moments are zero before the first update.
+        same = {name for name, value in now.items() if torch.equal(value, before.get(name, torch.zeros_like(value)))}
+        assert same == (set(now) if is_skipped else set())
+    assert state["exp_avg"].dtype == {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
     squares = torch.arange(1.0, 9.0).square().view(2, 4)
     expected = torch.cat([squares.mean(1), squares.mean(0), torch.zeros(2), torch.tensor([81.0, 100.0])])
     torch.testing.assert_close(state["exp_avg_sq"], expected, msg="rows, columns, nothing, and all of a vector")

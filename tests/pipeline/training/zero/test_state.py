@@ -149,7 +149,7 @@ from pipeline.ranks.world import current_world, enter, leave
 from tests.rigs.training import weights_in_model
 
 stage, precision, accumulation = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-config = ModelConfig(name="vit", image_size=16, num_classes=3, patch=8, depth=1, width=24, mlp_width=40, num_heads=2)
+config = ModelConfig(name="vit", image_size=16, num_classes=3, patch=8, depth=1, width=32, mlp_width=40, num_heads=2)
 world = current_world("cpu")
 enter(world)
 plan = plan_batch(8, micro_batch=8 // accumulation // world.num_ranks, num_ranks=world.num_ranks, lanes=2)
@@ -233,6 +233,9 @@ leave()
         (1, "fp32", 2, "sgd", "fp32", 1),
         (2, "fp32", 2, "adamw", "fp32", 1),
         (3, "fp32", 1, "sgd", "fp32", 1),
+        (1, "bf16", 1, "lamb", "fp32", 1),
+        (1, "bf16", 1, "adafactor", "bf16", 1),
+        pytest.param(3, "fp32", 2, "adafactor", "bf16", 2, marks=pytest.mark.long),
         pytest.param(3, "fp32", 1, "adamw", "bf16", 1, marks=pytest.mark.long),
         (3, "bf16", 2, "adamw", "fp32", 1),
     ],
