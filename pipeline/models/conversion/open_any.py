@@ -34,7 +34,7 @@ from pipeline.models.conversion.pixel_range import (
 from pipeline.models.conversion.sizes import Declared, Usual, bit_in, hybrid_resnet, transformer_in, weights_of
 from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile, json_object
 from pipeline.models.conversion.timm_config import architecture_by_file, of_script, usual_pixels
-from pipeline.models.conversion.vision_towers import MODEL_TYPES, open_tower
+from pipeline.models.conversion.vision_towers import MODEL_TYPES, open_tower, pixels_of_tower
 from pipeline.models.weights.folder import (
     CONFIG_FILE,
     TENSORS_FILE,
@@ -216,16 +216,19 @@ def _open_folder(folder: Path, hints: Hints) -> Weights:
     if tensors is None:
         raise UserError(f"no tensors in {str(folder)!r}; allowed: {', '.join(_TENSOR_FILES)}")
     declared = _declared_pixels(folder, description)
-    if description.get("model_type") in VIT_TYPES:
+    kind = description.get("model_type", "nothing")
+    if kind in VIT_TYPES:
         file, processor = _open_tensors(tensors, hints), processor_of(folder)
-        return _with_our_pixels(open_hugging_face(file, description, hints, processor=processor), declared, hints)
-    if description.get("model_type") in MODEL_TYPES:
+        weights = open_hugging_face(file, description, hints, processor=processor)
+        usual = PIXELS["imagenet" if kind == "deit" else "paper"]
+        return _with_our_pixels(weights, declared, hints, usual=usual)
+    if kind in MODEL_TYPES:
         file, processor = _open_tensors(tensors, hints), processor_of(folder)
-        return _with_our_pixels(open_tower(file, description, hints, processor=processor), declared, hints)
+        weights = open_tower(file, description, hints, processor=processor)
+        return _with_our_pixels(weights, declared, hints, usual=pixels_of_tower(kind))
     if "architecture" in description:
         weights = timm.open_timm(_open_tensors(tensors, hints), description, hints)
         return _with_our_pixels(weights, declared, hints, usual=usual_pixels(description, {}))
-    kind = description.get("model_type", "nothing")
     allowed = ", ".join((*VIT_TYPES, *MODEL_TYPES))
     raise UserError(
         f"{CONFIG_FILE} in {str(folder)!r} has the model_type {kind!r}; allowed: {allowed}, timm's (with an "
