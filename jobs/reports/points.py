@@ -33,7 +33,7 @@ from jobs.reports.run_scores import AlsoScored, accuracies, also_of, deviation_o
 from jobs.stages import WITH_SMOKE, job_class
 from jobs.train.sweep import is_repetition, left_out, name_in_sweep, read_sweep, sweep_of
 from pipeline.checkpoints.stored import read_best
-from pipeline.models.config import MOST_CLASSES
+from pipeline.models.config import MOST_CLASSES, ModelConfig
 from pipeline.models.flops import num_parameters
 from pipeline.planning.step_time import flops_of_steps
 from pipeline.runs.curves import Curves
@@ -199,8 +199,8 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
     model = replace(job.model, num_classes=job.model.num_classes or _num_classes(folder))
     has_head = model.num_classes > 0
     source, why_not = _source(job.initial.weights, folder, ancestors=ancestors) if job.initial.weights else (None, "")
-    of_teacher, unknown = _teacher_flops(job)
-    own_flops = (flops_of_steps(replace(job, model=model), step) + of_teacher * step) * job.global_batch
+    teacher, unknown = _teacher_of(job)
+    own_flops = flops_of_steps(replace(job, model=model), step, teacher=teacher) * job.global_batch
     num_images, exaflops = _cost(job, lines, source, flops=own_flops)
     exaflops = None if unknown else exaflops
     reasons = [unknown] if unknown else []
@@ -342,17 +342,16 @@ def _is_same(one: ScoredOn, other: ScoredOn) -> bool:
     return is_one and one.part == other.part
 
 
-def _teacher_flops(job: TrainingJob) -> tuple[int, str]:
-    """Returns the operations of the teacher's forward passes, per image and step, and the reason if they are not
-    known."""
+def _teacher_of(job: TrainingJob) -> tuple[ModelConfig | None, str]:
+    """Returns the configuration of the job's teacher, if it has one, and the reason if it is not known."""
     if not job.teacher.weights:
-        return 0, ""
-    from pipeline.training.teacher import teacher_flops  # noqa: PLC0415 - loads torch
+        return None, ""
+    from pipeline.training.teacher import teacher_config  # noqa: PLC0415 - loads torch
 
     try:
-        return teacher_flops(job), ""
+        return teacher_config(job), ""
     except UserError as error:
-        return 0, f"what its teacher computed is not known: {error}"
+        return None, f"what its teacher computed is not known: {error}"
 
 
 def _cost(
