@@ -39,7 +39,7 @@ from pipeline.planning.step_time import flops_of_steps
 from pipeline.runs.curves import Curves
 from pipeline.runs.summary_file import read_curves
 from pipeline.shared_settings import METRICS_FILE, RECORD_FILE
-from pipeline.training.settings.job import TrainingJob
+from pipeline.training.settings.job import TeacherConfig, TrainingJob
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import Line, is_finite, read_local_file
 from shards.files.looks import is_a_file, is_there
@@ -245,7 +245,7 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
         label=model_name(model.name, sizes_of(model)),
         losses=curves.losses.columns(_LOSS_COLUMNS),
         accuracies=scored_steps(curves, is_averaged=is_averaged, columns=_LOSS_COLUMNS),
-        loss_name="masked patches" if job.model.masked_patches else job.loss,
+        loss_name=_loss_name(job),
         global_batch=job.global_batch,
         settings=leaves_of(job),
         command=shlex.join(["patchline", stage, str(folder / RECORD_FILE), "--run-dir", "NEW"]),
@@ -340,6 +340,21 @@ def _is_same(one: ScoredOn, other: ScoredOn) -> bool:
     is_known = bool(one.fingerprint and other.fingerprint)
     is_one = one.fingerprint == other.fingerprint if is_known else one.urls == other.urls
     return is_one and one.part == other.part
+
+
+def _loss_name(job: TrainingJob) -> str:
+    """Returns the name of the loss that a job minimises. Losses of different names are of different scales."""
+    model, teacher = job.model, job.teacher
+    found: list[str] = [job.loss]
+    if model.masked_patches:
+        found = ["masked patches"]
+        found += [f"target {model.masked_target}"] if model.masked_target != ModelConfig.masked_target else []
+    elif teacher.weights:
+        found = ["of a teacher"]
+        found += [f"target {teacher.target}"] if teacher.target != TeacherConfig.target else []
+        found += [f"share {teacher.share:g}"] if teacher.share != TeacherConfig.share else []
+        found += [f"temperature {teacher.temperature:g}"] if teacher.temperature != TeacherConfig.temperature else []
+    return ", ".join(found)
 
 
 def _teacher_of(job: TrainingJob) -> tuple[ModelConfig | None, str]:
