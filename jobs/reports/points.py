@@ -21,6 +21,7 @@ from typing import Any
 
 from jobs.record import leaves_of, read_leaves, read_record
 from jobs.reports.compare_names import (
+    OPTIMIZERS,
     ScoredOn,
     dataset_names,
     fewshot_on,
@@ -48,7 +49,6 @@ from shards.files.typed_json import parse_json
 _LOSS_COLUMNS = 200
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
 _BEFORE = "pretrained_by"  # this key in `sizes` has the optimiser that pre-trained the weights
-_OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "lamb": "LAMB", "adafactor": "Adafactor"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +209,7 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
     if lines and num_images is None and not job.initial.weights:
         reasons.append("the number of images is not in its metrics")
     with_sam = " with SAM" if job.optimizer.sam_rho else ""
-    sizes = sizes_of(model) | {"optimizer": _OPTIMIZERS[job.optimizer.name] + with_sam}
+    sizes = sizes_of(model) | {"optimizer": OPTIMIZERS[job.optimizer.name] + with_sam}
     if source:
         sizes[_BEFORE] = source.sizes.get(_BEFORE) or f"pre-trained by {source.sizes['optimizer']}"
     scores, is_averaged = accuracies(lines)
