@@ -13,6 +13,7 @@ from pipeline.training.settings.job import TrainingJob
 from shards.config import HeldOutConfig, SubsetConfig
 from shards.output.quantities import plural
 
+OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "lamb": "LAMB", "adafactor": "Adafactor"}
 _SIZES = ("patch", "depth", "width", "mlp_width", "num_heads", "resnet_units", "resnet_factor")
 # These fields are not listed, because they do not change the result, other columns show them, or they only say how a
 # run is scored.

@@ -19,6 +19,7 @@ from jobs import exit_codes
 from jobs.cluster.recorded_jobs import newest_try
 from jobs.origin import Nearest, is_place, nearest
 from jobs.record import Leaves, is_scored, leaves_of, read_leaves
+from jobs.reports.compare_names import OPTIMIZERS
 from jobs.resolve import recipe_job
 from jobs.stages import WITH_SMOKE
 from pipeline.checkpoints.manifest import MANIFEST_NAME, CheckpointManifest, id_from_path, manifest_from_json
@@ -222,7 +223,7 @@ def gather(run_dir: Path, *, has_whole_curves: bool = True) -> ReportFacts:
         name=run_dir.resolve().name or str(run_dir),
         path=str(run_dir),
         stage=stage,
-        methods=methods_of({name.removeprefix("job."): value for name, value in leaves.items()}),
+        methods=(*_optimiser(leaves), *methods_of({name.removeprefix("job."): leaves[name] for name in leaves})),
         recipe=recipe,
         changes=tuple(one for one in changes if not is_place(one[0])),
         places=tuple(one for one in changes if is_place(one[0])),
@@ -244,21 +245,37 @@ def gather(run_dir: Path, *, has_whole_curves: bool = True) -> ReportFacts:
 
 
 def methods_of(settings: Leaves, *, quoted: Callable[[str], str] = printable_name) -> tuple[tuple[str, str], ...]:
-    """Returns a job's teacher, SAM, and what it does to patches in training, each as a name and words; nothing for what
-    it does without. `settings`: the values of a training job by field. `quoted`: quotes the teacher's name, which is
-    that of its folder, since the rest of its path may name machines and people."""
+    """Returns a job's teacher, SAM, and what it does to images and patches in training, each as a name and words;
+    nothing for what it does without. `settings`: the values of a training job by field. `quoted`: quotes the teacher's
+    name, which is that of its folder, since the rest of its path may name machines and people."""
     found = []
     if path := settings.get("teacher.weights", ""):
         found.append(("Teacher", _teacher_words(settings, quoted(_folder_of_weights(path)))))
     if (rho := settings.get("optimizer.sam_rho", "0.0")) != "0.0":
         found.append(("SAM", f"rho {rho}"))
-    if sizes := [value for name, value in settings.items() if name.startswith("tokens.patch_sizes.")]:
+    if sizes := _listed(settings, "tokens.patch_sizes"):
         found.append(("Patch sizes", f"{', '.join(sizes)} px, of which each step draws one"))
     if (share := settings.get("tokens.patch_dropout", "0.0")) != "0.0":
         whole = settings.get("tokens.whole_steps", "0")
         last = "" if whole == "0" else f", but none in the last {whole} steps"
         found.append(("Patch dropout", f"{share} of the patches of each image{last}"))
+    phases = zip(_listed(settings, "tokens.image_sizes"), _listed(settings, "tokens.size_steps"), strict=False)
+    if smaller := [f"{size} px up to step {step}" for size, step in phases]:
+        found.append(("Smaller images first", ", ".join(smaller)))
+    if (repeats := settings.get("data.augment.repeats", "1")) != "1":
+        found.append(("Repeated augmentation", f"{repeats} views of each image"))
     return tuple(found)
+
+
+def _optimiser(leaves: Leaves) -> tuple[tuple[str, str], ...]:
+    """Returns the optimiser of a run as a name and words, if it is another one than AdamW and SGD."""
+    name = leaves.get("job.optimizer.name", "")
+    return () if name in ("", "adamw", "sgd") else (("Optimiser", OPTIMIZERS.get(name, name)),)
+
+
+def _listed(settings: Leaves, name: str) -> list[str]:
+    """Returns the values of a setting that is a list."""
+    return [value for key, value in settings.items() if key.startswith(f"{name}.")]
 
 
 def _teacher_words(settings: Leaves, name: str) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 from jobs.record import leaves_of, read_leaves, read_record
 from jobs.reports.compare_names import (
+    OPTIMIZERS,
     ScoredOn,
     dataset_names,
     fewshot_on,
@@ -33,13 +34,13 @@ from jobs.reports.run_scores import AlsoScored, accuracies, also_of, deviation_o
 from jobs.stages import WITH_SMOKE, job_class
 from jobs.train.sweep import is_repetition, left_out, name_in_sweep, read_sweep, sweep_of
 from pipeline.checkpoints.stored import read_best
-from pipeline.models.config import MOST_CLASSES
+from pipeline.models.config import MOST_CLASSES, ModelConfig
 from pipeline.models.flops import num_parameters
 from pipeline.planning.step_time import flops_of_steps
 from pipeline.runs.curves import Curves
 from pipeline.runs.summary_file import read_curves
 from pipeline.shared_settings import METRICS_FILE, RECORD_FILE
-from pipeline.training.settings.job import TrainingJob
+from pipeline.training.settings.job import TeacherConfig, TrainingJob
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import Line, is_finite, read_local_file
 from shards.files.looks import is_a_file, is_there
@@ -48,7 +49,6 @@ from shards.files.typed_json import parse_json
 _LOSS_COLUMNS = 200
 _MOST_ANCESTORS, _MOST_CONFIG_BYTES = 4, 16 << 20
 _BEFORE = "pretrained_by"  # this key in `sizes` has the optimiser that pre-trained the weights
-_OPTIMIZERS = {"adamw": "AdamW", "sgd": "SGD", "muon": "Muon", "lamb": "LAMB", "adafactor": "Adafactor"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,8 +199,8 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
     model = replace(job.model, num_classes=job.model.num_classes or _num_classes(folder))
     has_head = model.num_classes > 0
     source, why_not = _source(job.initial.weights, folder, ancestors=ancestors) if job.initial.weights else (None, "")
-    of_teacher, unknown = _teacher_flops(job)
-    own_flops = (flops_of_steps(replace(job, model=model), step) + of_teacher * step) * job.global_batch
+    teacher, unknown = _teacher_of(job)
+    own_flops = flops_of_steps(replace(job, model=model), step, teacher=teacher) * job.global_batch
     num_images, exaflops = _cost(job, lines, source, flops=own_flops)
     exaflops = None if unknown else exaflops
     reasons = [unknown] if unknown else []
@@ -209,7 +209,7 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
     if lines and num_images is None and not job.initial.weights:
         reasons.append("the number of images is not in its metrics")
     with_sam = " with SAM" if job.optimizer.sam_rho else ""
-    sizes = sizes_of(model) | {"optimizer": _OPTIMIZERS[job.optimizer.name] + with_sam}
+    sizes = sizes_of(model) | {"optimizer": OPTIMIZERS[job.optimizer.name] + with_sam}
     if source:
         sizes[_BEFORE] = source.sizes.get(_BEFORE) or f"pre-trained by {source.sizes['optimizer']}"
     scores, is_averaged = accuracies(lines)
@@ -245,7 +245,7 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
         label=model_name(model.name, sizes_of(model)),
         losses=curves.losses.columns(_LOSS_COLUMNS),
         accuracies=scored_steps(curves, is_averaged=is_averaged, columns=_LOSS_COLUMNS),
-        loss_name="masked patches" if job.model.masked_patches else job.loss,
+        loss_name=_loss_name(job),
         global_batch=job.global_batch,
         settings=leaves_of(job),
         command=shlex.join(["patchline", stage, str(folder / RECORD_FILE), "--run-dir", "NEW"]),
@@ -342,17 +342,31 @@ def _is_same(one: ScoredOn, other: ScoredOn) -> bool:
     return is_one and one.part == other.part
 
 
-def _teacher_flops(job: TrainingJob) -> tuple[int, str]:
-    """Returns the operations of the teacher's forward passes, per image and step, and the reason if they are not
-    known."""
+def _loss_name(job: TrainingJob) -> str:
+    """Returns the name of the loss that a job minimises. Losses of different names are of different scales."""
+    model, teacher = job.model, job.teacher
+    found: list[str] = [job.loss]
+    if model.masked_patches:
+        found = ["masked patches"]
+        found += [f"target {model.masked_target}"] if model.masked_target != ModelConfig.masked_target else []
+    elif teacher.weights:
+        found = ["of a teacher"]
+        found += [f"target {teacher.target}"] if teacher.target != TeacherConfig.target else []
+        found += [f"share {teacher.share:g}"] if teacher.share != TeacherConfig.share else []
+        found += [f"temperature {teacher.temperature:g}"] if teacher.temperature != TeacherConfig.temperature else []
+    return ", ".join(found)
+
+
+def _teacher_of(job: TrainingJob) -> tuple[ModelConfig | None, str]:
+    """Returns the configuration of the job's teacher, if it has one, and the reason if it is not known."""
     if not job.teacher.weights:
-        return 0, ""
-    from pipeline.training.teacher import teacher_flops  # noqa: PLC0415 - loads torch
+        return None, ""
+    from pipeline.training.teacher import teacher_config  # noqa: PLC0415 - loads torch
 
     try:
-        return teacher_flops(job), ""
+        return teacher_config(job), ""
     except UserError as error:
-        return 0, f"what its teacher computed is not known: {error}"
+        return None, f"what its teacher computed is not known: {error}"
 
 
 def _cost(

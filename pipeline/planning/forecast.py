@@ -28,7 +28,7 @@ from pipeline.training.fitting.fit import (
 )
 from pipeline.training.fitting.memory import Topology, memory_of
 from pipeline.training.settings.job import TrainingJob
-from pipeline.training.teacher import teacher_config, teacher_flops
+from pipeline.training.teacher import teacher_config
 from pipeline.training.zero.batch_plan import BatchPlan, plan_batch
 from shards.errors import UserError
 from shards.output.quantities import DAY_SECONDS
@@ -75,8 +75,7 @@ def cost_of(job: TrainingJob, *, num_images: int, num_classes: int, days: float)
     body = num_parameters(model, head=False)
     total = num_parameters(model, head=classes > 0)
     forward = forward_flops(model, head=classes > 0)
-    of_steps = flops_of_steps(replace(job, model=model), job.steps)
-    of_steps += job.steps * teacher_flops(job)
+    of_steps = flops_of_steps(replace(job, model=model), job.steps, teacher=teacher_config(job))
     seen = job.steps * job.global_batch
     images_per_second = seen / (days * DAY_SECONDS)
     return Cost(

@@ -32,7 +32,7 @@ from functools import cache
 
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig
-from pipeline.models.flops import num_parameters, training_flops
+from pipeline.models.flops import forward_flops, num_parameters, training_flops
 from pipeline.training.fitting.memory import layout_in_engine
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob, reduced_in
 from pipeline.training.settings.tokens import models_of, phase_at, phases_of, with_patch
@@ -167,7 +167,7 @@ def step_time(
 
     launched = speed.host * host_seconds(job, num_ranks=plan.num_ranks)
     kinds = _kinds_of_steps(job)
-    others = train_flops - sum(share * flops for share, flops in kinds)  # a teacher's, the same in each step
+    others = train_flops - sum(share * flops for share, flops in kinds)  # a teacher's, the mean over all steps
     waits = sum(share * max(0.0, launched - seconds_of_pass(flops + others)) for share, flops in kinds)
     return StepTime(
         compute=num_passes * plan.accumulation * seconds_of_pass(train_flops),
@@ -196,12 +196,22 @@ def flops_at(job: TrainingJob, step: int, *, patch: int | None = None) -> int:
     return job.optimizer.passes_per_step * round(Fraction(sum(found), len(found)))
 
 
-def flops_of_steps(job: TrainingJob, num_steps: int) -> int:
-    """Returns the operations of the first `num_steps` steps of a run, if each step had one image."""
+def teacher_flops_at(teacher: ModelConfig | None, job: TrainingJob, step: int) -> int:
+    """Returns the operations of a teacher's forward pass on one image of a step, counted from 0; 0 without a teacher.
+    A BiT ResNet takes images of the step's size, other teachers those of their own size."""
+    if teacher is None:
+        return 0
+    size = phase_at(step, job.phases).image_size if teacher.is_bit else teacher.image_size
+    return forward_flops(replace(teacher, image_size=size))
+
+
+def flops_of_steps(job: TrainingJob, num_steps: int, *, teacher: ModelConfig | None = None) -> int:
+    """Returns the operations of the first `num_steps` steps of a run, with those of its teacher, if each step had one
+    image."""
     *before, _ = job.phases
     total, begin = 0, 0
     for end in (*(min(phase.end, num_steps) for phase in before), num_steps):
-        total += (end - begin) * flops_at(job, begin)
+        total += (end - begin) * (flops_at(job, begin) + teacher_flops_at(teacher, job, begin))
         begin = end
     return total
 

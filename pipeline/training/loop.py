@@ -251,8 +251,8 @@ def open_loop(
             stack.enter_context(timed_exchanges(controls.times))
             if world.is_first:
                 measured = before.reporter.utilisation if before and before.reporter else None
-                teacher_flops = gradients.teacher.forward_flops if gradients.teacher else 0
-                utilisation = measured or Utilisation(job, world, controls.times, teacher_flops=teacher_flops)
+                teacher = gradients.teacher.config if gradients.teacher else None
+                utilisation = measured or Utilisation(job, world, controls.times, teacher=teacher)
                 opened = open_reporter(
                     job, controls.ledger, prepared.stream.data, step=step, skipped=skipped, utilisation=utilisation
                 )

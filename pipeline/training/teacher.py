@@ -25,7 +25,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from pipeline.models.build import Model
 from pipeline.models.config import ModelConfig
-from pipeline.models.flops import forward_flops, num_parameters
+from pipeline.models.flops import num_parameters
 from pipeline.models.loss import classification_loss
 from pipeline.models.weights.folder import Weights, filled_model, refuse_no_head
 from pipeline.ranks.world import World
@@ -51,11 +51,6 @@ class Teacher:
     config: ModelConfig
     columns: torch.Tensor
     sha256: str
-
-    @property
-    def forward_flops(self) -> int:
-        """The operations of its forward pass, per image."""
-        return forward_flops(self.config)
 
     def on(self, world: World, job: TrainingJob, *, is_compiled: bool) -> "Teacher":
         """Returns the teacher on this rank's device, in the job's precision, which must be decided."""
@@ -122,13 +117,6 @@ def teacher_config(job: TrainingJob) -> ModelConfig | None:
     return _at_size(_opened(job.teacher.weights, say=False).config, job) if job.teacher.weights else None
 
 
-def teacher_flops(job: TrainingJob) -> int:
-    """Returns the operations of the teacher's forward pass, per image; 0 without a teacher. Raises UserError if there
-    are no such weights."""
-    config = teacher_config(job)
-    return forward_flops(config) if config else 0
-
-
 def _at_size(config: ModelConfig, job: TrainingJob) -> ModelConfig:
     """Returns the configuration with the size of the images that the teacher sees."""
     return replace(config, image_size=job.model.image_size) if config.is_bit else config
@@ -144,8 +132,7 @@ def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teache
     weights = _opened(config.weights, say=say)
     refuse_no_head(weights)
     columns = columns_of(weights, names, num_classes=job.model.num_classes)
-    fitting = _at_size(weights.config, job)
-    digest = _began_digest(fitting, weights.labels)
+    digest = _began_digest(weights.config, weights.labels)
 
     def tensor(name: str) -> torch.Tensor:
         value = weights.tensor(name).float().contiguous()
@@ -161,7 +148,7 @@ def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teache
             f"sha256 is {found}, so its tensors, its model's settings (GELU, heads, ...) or its classes are others",
             todo='give the weights that the run began with as --teacher.weights, or --teacher.sha256 "" in a new run',
         )
-    teacher = Teacher(model=model, config=fitting, columns=columns, sha256=found)
+    teacher = Teacher(model=model, config=_at_size(weights.config, job), columns=columns, sha256=found)
     if say:
         log.info("%s", words_of(teacher, job))
     return teacher
@@ -170,9 +157,11 @@ def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teache
 def _began_digest(config: ModelConfig, labels: Sequence[str]) -> "hashlib._Hash":
     """Returns the sha256 of a teacher, to which its tensors are still to be added, in fp32 and by our names. It begins
     with the model's configuration and the names of its classes in order. Left out are settings that only training or
-    initial values depend on; sizes count as they are, whether the name or a field gives them. So the digest is the same
-    in any format and folder. Means and deviations of pixels are part of the tensors (conversion/)."""
-    fields = {name: value for name, value in asdict(config).items() if name not in (*_OF_TRAINING, *_OF_SIZE)}
+    initial values depend on, and the image size of a BiT ResNet, which takes any; sizes count as they are, whether the
+    name or a field gives them. So the digest is the same in any format, folder and run. Means and deviations of pixels
+    are part of the tensors (conversion/)."""
+    left_out = (*_OF_TRAINING, *_OF_SIZE, *(("image_size",) if config.is_bit else ()))
+    fields = {name: value for name, value in asdict(config).items() if name not in left_out}
     fields |= {
         "size": None if config.is_bit else asdict(config.size),
         "resnet": config.resnet and asdict(config.resnet),

@@ -34,7 +34,7 @@ from pipeline.models.conversion.pixel_range import (
 from pipeline.models.conversion.sizes import Declared, Usual, bit_in, hybrid_resnet, transformer_in, weights_of
 from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile, json_object
 from pipeline.models.conversion.timm_config import architecture_by_file, of_script, usual_pixels
-from pipeline.models.conversion.vision_towers import MODEL_TYPES, open_tower
+from pipeline.models.conversion.vision_towers import MODEL_TYPES, open_tower, pixels_of_tower
 from pipeline.models.weights.folder import (
     CONFIG_FILE,
     TENSORS_FILE,
@@ -177,7 +177,7 @@ def _refuse_other_pixels(path: Path, *, trained: str, usual: PixelRange) -> None
     """Raises UserError for a bare file if its name, its script's arguments or a config.json beside it indicate a model
     that takes other pixels than ours.
 
-    `trained` is the model that the arguments name, and `usual` are the pixels of that model.
+    `trained` is the model that the arguments name, empty if they name none, and `usual` are the pixels of that model.
     """
     declared = None
     if (path.parent / CONFIG_FILE).is_file():
@@ -187,7 +187,8 @@ def _refuse_other_pixels(path: Path, *, trained: str, usual: PixelRange) -> None
             f"{CONFIG_FILE} beside {str(path)!r} says pixels of {declared}; give the folder, {str(path.parent)!r}, so "
             "that they are folded into the patch embedding"
         )
-    if declared is None and (by_script := name_by_words(trained) or foreign_name(usual)):
+    by_script = (name_by_words(trained) or foreign_name(usual)) if trained else None
+    if declared is None and by_script:
         raise FlagNeededError(
             f"{str(path)!r} is of the model {shown_value(trained)}, by its script's arguments, which usually takes "
             f"pixels of {PIXELS[by_script]}; give --pixels {by_script} to fold them into the patch embedding, or "
@@ -216,16 +217,20 @@ def _open_folder(folder: Path, hints: Hints) -> Weights:
     if tensors is None:
         raise UserError(f"no tensors in {str(folder)!r}; allowed: {', '.join(_TENSOR_FILES)}")
     declared = _declared_pixels(folder, description)
-    if description.get("model_type") in VIT_TYPES:
-        file, processor = _open_tensors(tensors, hints), processor_of(folder)
-        return _with_our_pixels(open_hugging_face(file, description, hints, processor=processor), declared, hints)
-    if description.get("model_type") in MODEL_TYPES:
-        file, processor = _open_tensors(tensors, hints), processor_of(folder)
-        return _with_our_pixels(open_tower(file, description, hints, processor=processor), declared, hints)
-    if "architecture" in description:
-        weights = timm.open_timm(_open_tensors(tensors, hints), description, hints)
-        return _with_our_pixels(weights, declared, hints, usual=usual_pixels(description, {}))
     kind = description.get("model_type", "nothing")
+    if kind in VIT_TYPES:
+        file, processor = _open_tensors(tensors, hints), processor_of(folder)
+        weights = open_hugging_face(file, description, hints, processor=processor)
+        usual = PIXELS["imagenet" if kind == "deit" else "paper"]
+        return _with_our_pixels(weights, declared, hints, usual=usual)
+    if kind in MODEL_TYPES:
+        file, processor = _open_tensors(tensors, hints), processor_of(folder)
+        weights = open_tower(file, description, hints, processor=processor)
+        return _with_our_pixels(weights, declared, hints, usual=pixels_of_tower(kind))
+    if "architecture" in description:
+        file = _open_tensors(tensors, hints)
+        weights = timm.open_timm(file, description, hints)
+        return _with_our_pixels(weights, declared, hints, usual=usual_pixels(file, description))
     allowed = ", ".join((*VIT_TYPES, *MODEL_TYPES))
     raise UserError(
         f"{CONFIG_FILE} in {str(folder)!r} has the model_type {kind!r}; allowed: {allowed}, timm's (with an "
@@ -248,7 +253,7 @@ def _open_bare(file: TensorFile, path: Path, hints: Hints) -> Weights:
         return open_plain(file, hints)
     if any(name in file.shapes for name in timm.MARKS):
         declared = of_timm(file.arguments, where=str(path))
-        usual = usual_pixels(of_script(file.arguments), file.arguments)
+        usual = usual_pixels(file, of_script(file.arguments))
         if hints.pixels is None and declared is None:
             trained = str(file.arguments.get("model") or file.arguments.get("arch") or "")
             _refuse_other_pixels(path, trained=trained, usual=usual)
@@ -256,7 +261,7 @@ def _open_bare(file: TensorFile, path: Path, hints: Hints) -> Weights:
         if (path.parent / CONFIG_FILE).is_file():
             timm.refuse_other_description(weights, file, json_object(path.parent / CONFIG_FILE), hints)
         return _with_our_pixels(weights, declared, hints, usual=usual)
-    if any("embeddings.patch_embeddings" in name for name in file.shapes):
+    if any("embeddings.patch_embedding" in name for name in file.shapes):  # CLIP's is singular
         raise UserError(
             f"{file.where!r} has Hugging Face's tensors; their config.json says the rest: give the folder of both"
         )

@@ -55,8 +55,8 @@ PIXELS: dict[PixelName, PixelRange] = {
 
 
 def of_processor(folder: Path) -> PixelRange | None:
-    """Returns the pixels that a processor's file in a Hugging Face folder declares; None without such a file. Raises
-    UserError for pixels that are not scaled by 255 and normalised."""
+    """Returns the pixels that a processor's file in a Hugging Face folder declares; None without such a file, or if it
+    has neither mean nor deviation. Raises UserError for pixels that are not scaled by 255 and normalised."""
     found = None
     for path, said in _processors(folder):
         other = [key for key in ("do_rescale", "do_normalize") if said.get(key, True) is not True]
@@ -70,7 +70,8 @@ def of_processor(folder: Path) -> PixelRange | None:
                 f"{str(path)!r} says {shown}; the models here take value / 255, normalised by a mean and a deviation: "
                 "give weights trained so"
             )
-        found = _range(said.get("image_mean", 0.5), said.get("image_std", 0.5), where=str(path))
+        if "image_mean" in said or "image_std" in said:
+            found = _range(said.get("image_mean", 0.5), said.get("image_std", 0.5), where=str(path))
     return found
 
 

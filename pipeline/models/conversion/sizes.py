@@ -176,7 +176,8 @@ def transformer_in(view: OurView, declared: Declared, *, usual: Usual, hints: Hi
     side, class_row = shapes.side(where, position_name)
     assumed = _assumed(config, said=usual.said, hints=hints)
     if side and not shapes.grid and not shapes.is_square and "position" not in usual.said:
-        no_row = " without a row for the class token" if shapes.class_token and not class_row else ""
+        # timm's vit_..._rope_ape_224 has such a table, and rotary positions, which leave no tensor.
+        no_row = " without a row for the class token, not rotary" if shapes.class_token and not class_row else ""
         square = f"embeddings of a square grid of {side} x {side} patches{no_row}"
         assumed = (*assumed, Assumption(field="position", value=square, flag="--grid-side"))
     if not (hints.layer_norm_epsilon or "layer_norm_epsilon" in usual.said):  # no architecture is named
@@ -406,7 +407,7 @@ def _config_in(where: str, **fields: Any) -> ModelConfig:
 
 def _num_heads(shapes: TransformerShapes, known: Size | None, *, where: str, usual: Usual, hints: Hints) -> int:
     """Returns the number of heads that the user, the file and the model's name agree on. If none of them says it,
-    returns the usual number for the width.
+    returns the usual number for the width, which a model with RMSNorms does not have.
 
     A named model of another width is ignored here: its tensors will be refused for their shapes. `--num-heads`
     overrides the architecture that a file names; `--model` does not.
@@ -419,10 +420,13 @@ def _num_heads(shapes: TransformerShapes, known: Size | None, *, where: str, usu
             f"--num-heads, {where!r} and --model say {', '.join(str(number or 'nothing') for number in said)} heads; "
             "leave out --num-heads and --model where the file says it"
         )
-    num_heads = next((number for number in said if number), HEADS_BY_WIDTH.get(shapes.width, 0))
+    is_rms = shapes.norm == "rmsnorm"
+    by_width = 0 if is_rms else HEADS_BY_WIDTH.get(shapes.width, 0)
+    num_heads = next((number for number in said if number), by_width)
     if not num_heads and not known:
+        advice = " (AIMv2, which has RMSNorms like this file, has one for each 128 channels)" if is_rms else ""
         raise FlagNeededError(
-            f"{where!r} does not say how many heads its attention of width {shapes.width} has; give --num-heads"
+            f"{where!r} does not say how many heads its attention of width {shapes.width} has; give --num-heads{advice}"
         )
     return num_heads
 

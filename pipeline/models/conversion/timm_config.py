@@ -26,6 +26,7 @@ from shards.errors import UserError
 _IMAGENET = PIXELS["imagenet"]
 GELUS: dict[str, Gelu] = {"gelu": "exact", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 EPSILON = 1e-6
+CLIP_EPSILON = 1e-5
 # Parts of timm's models that ours lack: how their tensors' names begin, and what the message says about them.
 _FOREIGN = {
     r"pre_logits\.": "is a hidden layer before the head, which timm itself ignores; give the .npz file of these "
@@ -90,13 +91,20 @@ def architecture_by_file(path: str) -> Architecture | None:
     return ARCHITECTURES[max(found, key=len)] if found else None
 
 
-def usual_pixels(description: Mapping[str, Any], arguments: Mapping[str, Any]) -> PixelRange:
+def usual_pixels(file: TensorFile, description: Mapping[str, Any]) -> PixelRange:
     """Returns the pixels to assume for a model that does not declare them. They follow from the tag of its weights
-    ("mae"), else from its architecture."""
+    ("mae"), else from its architecture or, if nothing names it, from its tensors."""
     if by_tag := name_by_words(str(description.get("architecture") or "").partition(".")[2]):
         return PIXELS[by_tag]
-    known = named_architecture(description, arguments)
-    return known.pixels if known else PIXELS["paper"]
+    known = named_architecture(description, file.arguments)
+    return known.pixels if known else PIXELS["clip" if is_like_clip(file) else "paper"]
+
+
+def is_like_clip(file: TensorFile) -> bool:
+    """Returns whether timm's tensors are of CLIP, which has a norm before its layers, or of AIMv2, which has RMSNorms.
+    Both have an epsilon of 1e-5, and most of their weights take CLIP's pixels."""
+    is_rms = "blocks.0.norm1.weight" in file.shapes and "blocks.0.norm1.bias" not in file.shapes
+    return is_rms or "norm_pre.weight" in file.shapes
 
 
 def arguments_of(description: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -218,7 +226,7 @@ def usual_of(file: TensorFile, description: Mapping[str, Any]) -> Usual:
     gelu = GELUS.get(str(activation)) if activation else known.gelu if known else "exact"
     if gelu is None:
         raise UserError(f"act_layer in {file.where!r} is {activation!r}; allowed: {', '.join(GELUS)}")
-    epsilon = known.epsilon if known else EPSILON
+    epsilon = known.epsilon if known else CLIP_EPSILON if is_like_clip(file) else EPSILON
     said = {"gelu": activation or named, "layer_norm_epsilon": named, "num_heads": declared or (named and num_heads)}
     return Usual(
         gelu=gelu,

@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from pipeline.models.conversion.config import Hints
+from pipeline.models.conversion.config import Hints, PixelName
 from pipeline.models.conversion.hugging_face import labels_of, transform_of
+from pipeline.models.conversion.pixel_range import PIXELS, PixelRange
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.timm import open_timm
 from pipeline.models.conversion.timm_tensors import Made, with_made
@@ -39,12 +40,13 @@ _IN_PROJECTION = f"{_POOL}in_proj_"
 @dataclass(frozen=True, kw_only=True)
 class _Tower:
     """One kind of model: its tensors as pairs of a pattern and timm's name, from first to last, the values of its
-    config.json that transformers leaves out where they are usual, and timm's arguments. `classifier_reads`: what a
-    classifier reads that is left out for it."""
+    config.json that transformers leaves out where they are usual, and timm's arguments. `pixels`: those of its
+    published weights. `classifier_reads`: what a classifier reads that is left out for it."""
 
     names: tuple[tuple[str, str], ...]
     usual: Mapping[str, Any]
     arguments: Mapping[str, Any]
+    pixels: PixelName = "paper"
     classifier_reads: str = ""
 
 
@@ -93,6 +95,7 @@ _DINOV2 = _Tower(
     names=_DINO_NAMES,
     usual=_DINO,
     arguments={**_OF_TOKEN, "no_embed_class": False},
+    pixels="imagenet",
     classifier_reads="the class token and the mean of all patches",
 )
 _TOWERS: Mapping[str, _Tower] = {
@@ -108,12 +111,14 @@ _TOWERS: Mapping[str, _Tower] = {
             "rope_type": "dinov3",
             "rope_rotate_half": True,
         },
+        pixels="imagenet",
         classifier_reads="the class token and the mean of all patches",
     ),
     "clip_vision_model": _Tower(
         names=_CLIP_NAMES,
         usual=_CLIP,
         arguments={**_OF_TOKEN, "no_embed_class": False},
+        pixels="clip",
         classifier_reads="the mean of all patches before the last norm",
     ),
     "siglip_vision_model": _Tower(names=_SIGLIP_NAMES, usual=_SIGLIP, arguments={"use_rot_pos_emb": False}),
@@ -124,6 +129,11 @@ _TOWERS: Mapping[str, _Tower] = {
 # Models with a tower for texts, which is left out.
 _WHOLE = {each: f"{each}_vision_model" for each in ("clip", "siglip", "siglip2")}
 MODEL_TYPES = (*_TOWERS, *_WHOLE)
+
+
+def pixels_of_tower(kind: str) -> PixelRange:
+    """Returns the pixels to assume for a tower of this model_type if no preprocessor_config.json declares them."""
+    return PIXELS[_TOWERS[_WHOLE.get(kind, kind)].pixels]
 
 
 def open_tower(

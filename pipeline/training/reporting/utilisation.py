@@ -21,7 +21,8 @@ from typing import Literal
 
 import torch
 
-from pipeline.planning.step_time import flops_at, gpu_of_device
+from pipeline.models.config import ModelConfig
+from pipeline.planning.step_time import flops_at, gpu_of_device, teacher_flops_at
 from pipeline.ranks.world import World
 from pipeline.training.gradients import drawn_patch
 from pipeline.training.settings.job import TrainingJob
@@ -70,11 +71,11 @@ def measured_peak(device: torch.device, precision: Literal["bf16", "fp32"]) -> f
 
 
 class Utilisation:
-    """Computes what a job's steps cost. The job's precision must be decided. `teacher_flops`: the operations of its
-    teacher, per image. The device's peak is measured once, on construction."""
+    """Computes what a job's steps cost. The job's precision must be decided. `teacher`: the configuration of its
+    teacher, if it has one. The device's peak is measured once, on construction."""
 
-    def __init__(self, job: TrainingJob, world: World, times: StepTimes, *, teacher_flops: int = 0) -> None:
-        self.times, self._world, self._job, self._teacher_flops = times, world, job, teacher_flops
+    def __init__(self, job: TrainingJob, world: World, times: StepTimes, *, teacher: ModelConfig | None = None) -> None:
+        self.times, self._world, self._job, self._teacher = times, world, job, teacher
         precision = job.engine.precision
         if precision == "auto":
             raise ValueError("engine.precision is 'auto'; the peak of a device is that of one precision")
@@ -99,7 +100,7 @@ class Utilisation:
 
     def _mfu(self, step_seconds: float, peak: float, step: int) -> float:
         return mfu(
-            image_flops=self._image_flops(step) + self._teacher_flops,
+            image_flops=self._image_flops(step),
             global_batch=self._job.global_batch,
             step_seconds=step_seconds,
             num_ranks=self._world.num_ranks,
@@ -107,8 +108,8 @@ class Utilisation:
         )
 
     def _image_flops(self, step: int) -> int:
-        """Returns the operations per image of a line's last step, or the mean of all its steps if they draw patch
-        sizes."""
+        """Returns the operations per image of a line's last step, with the teacher's, or the mean of all its steps if
+        they draw patch sizes."""
         job, last = self._job, max(0, step - 1)
         steps = range(max(0, step - job.log_every_steps), last + 1) if job.tokens.patch_sizes else (last,)
         found = []
@@ -116,7 +117,7 @@ class Utilisation:
             patch = drawn_patch(one, seed=job.seed, patch_sizes=job.tokens.patch_sizes)
             kind = phase_at(one, self._phases), patch
             if kind not in self._flops:
-                self._flops[kind] = flops_at(job, one, patch=patch)
+                self._flops[kind] = flops_at(job, one, patch=patch) + teacher_flops_at(self._teacher, job, one)
             found.append(self._flops[kind])
         return sum(found) // len(found)
 

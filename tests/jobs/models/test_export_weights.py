@@ -297,14 +297,17 @@ def test_averaged_weights_have_only_their_own_accuracy(tmp_path: Path) -> None:
     assert "model-index" not in front_matter(card)
 
 
-def test_a_card_names_the_teacher_sam_and_what_was_done_to_patches(tmp_path: Path) -> None:
+def test_a_card_names_the_teacher_sam_and_what_was_done_to_images(tmp_path: Path) -> None:
     teacher = TeacherConfig(
         weights="/home/somebody/runs/large_`b`/weights", share=0.5, temperature=2.0, sha256="a" * 64
     )
     job = digits_smoke()
     fields = {
         "teacher": teacher,
-        "tokens": TokensConfig(patch_sizes=(4, 8, 16), patch_dropout=0.5, whole_steps=3),
+        "tokens": TokensConfig(
+            patch_sizes=(4, 8), patch_dropout=0.5, whole_steps=3, image_sizes=(8, 16), size_steps=(20, 40)
+        ),
+        "data": replace(job.data, augment=replace(job.data.augment, repeats=3)),
         "optimizer": replace(job.optimizer, sam_rho=0.2),
     }
     training = of_a_run(tmp_path / "a", {"test_accuracy": 0.5}, model={"distillation_token": True}, **fields)
@@ -313,13 +316,15 @@ def test_a_card_names_the_teacher_sam_and_what_was_done_to_patches(tmp_path: Pat
         "- Teacher: `large_'b'`, whose probabilities at temperature 2.0 have a share of 0.5 of the loss, for the "
         "distillation token (sha256 aaaaaaaaaaaa...)",
         "- SAM: rho 0.2",
-        "- Patch sizes: 4, 8, 16 px, of which each step draws one",
+        "- Patch sizes: 4, 8 px, of which each step draws one",
+        "- Smaller images first: 8 px up to step 20, 16 px up to step 40",
+        "- Repeated augmentation: 3 views of each image",
         "- Patch dropout: 0.5 of the patches of each image, but none in the last 3 steps",
     ):
         assert f"{line}\n" in card, card
     assert "somebody" not in card
     plain = card_text(EXPORTED, of_a_run(tmp_path / "b", {"test_accuracy": 0.5}))
-    assert not [word for word in ("Teacher", "SAM", "Patch") if f"- {word}" in plain]
+    assert not [word for word in ("Teacher", "SAM", "Patch", "Smaller", "Repeated") if f"- {word}" in plain]
 
 
 def test_a_model_that_was_changed_has_no_scores_of_the_run(tmp_path: Path) -> None:

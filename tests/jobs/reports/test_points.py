@@ -17,7 +17,7 @@ from jobs.reports.compare import accuracy_plots, loss_plots, point_table, render
 from jobs.reports.points import Point, gather, point_json, point_of, repeated, told_apart
 from jobs.settings.models import FewshotJob
 from pipeline.evaluation.config import EvaluationConfig, FewshotImages, FewshotInTraining
-from pipeline.training.settings.job import OptimizerConfig, TrainingJob
+from pipeline.training.settings.job import OptimizerConfig, TeacherConfig, TrainingJob
 from shards.config import HeldOutConfig
 
 ALSO = EvaluationConfig(url="d/a-test", also=("d/b-test", "d/c-test"))
@@ -37,7 +37,7 @@ def written(
     recipe: TrainingJob = (finetune if stage == "finetune" else pretrain).RECIPES[
         "digits_48" if stage == "finetune" else "digits_smoke"
     ]()
-    sized = replace(recipe.model, num_classes=10, **(model or {}))
+    sized = replace(recipe.model, **{"num_classes": 10, **(model or {})})
     job = replace(recipe, model=sized, initial=replace(recipe.initial, weights=weights), **fields)
     folder.mkdir(parents=True, exist_ok=True)
     write_record(folder, stage=stage, job=job)
@@ -128,6 +128,35 @@ def test_what_differs_is_said_of_each_run(tmp_path: Path) -> None:
     assert both.differs == ()
     assert not {"dropout", "steps"} & {name.rpartition(".")[2] for name in both.settings}
     assert point_json(both)["differs"] == ()
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        pytest.param({}, "softmax", id="labels"),
+        pytest.param(
+            {"teacher": TeacherConfig(weights="w")}, "of a teacher", id="a KL divergence, not a cross-entropy"
+        ),
+        pytest.param(
+            {"teacher": TeacherConfig(weights="w", share=0.5, temperature=2.0)},
+            "of a teacher, share 0.5, temperature 2",
+            id="a sum of two kinds, of another scale",
+        ),
+        pytest.param(
+            {"teacher": TeacherConfig(weights="w", target="hard")}, "of a teacher, target hard", id="hard targets"
+        ),
+        pytest.param(
+            {"model": {"masked_patches": True, "num_classes": 512}}, "masked patches", id="classes of mean colours"
+        ),
+        pytest.param(
+            {"model": {"masked_patches": True, "masked_target": "pixels", "num_classes": 192}},
+            "masked patches, target pixels",
+            id="a squared error",
+        ),
+    ],
+)
+def test_each_kind_of_loss_has_a_name(tmp_path: Path, fields: dict[str, Any], name: str) -> None:
+    assert point_of(written(tmp_path / "a", **fields), name="a").loss_name == name
 
 
 def test_losses_are_means_over_columns_and_drawn_by_run(tmp_path: Path) -> None:

@@ -63,14 +63,20 @@ def test_the_page_names_the_methods_of_a_run_whose_recipe_has_them(tmp_path: Pat
     """A setting of the recipe itself is no change."""
     job = vit_b16_i1k_sam()
     teacher = TeacherConfig(weights="/scratch/large <b>/weights", target="hard", sha256="a" * 64)
-    job = replace(job, loss="softmax", teacher=teacher, tokens=TokensConfig(patch_dropout=0.5))
+    tokens = TokensConfig(patch_dropout=0.5, image_sizes=(160,), size_steps=(40_000,))
+    job = replace(job, loss="softmax", teacher=teacher, tokens=tokens)
+    job = replace(job, optimizer=replace(job.optimizer, name="lamb"))
+    job = replace(job, data=replace(job.data, augment=replace(job.data.augment, repeats=3)))
     write_record(tmp_path, stage="pretrain", job=job)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')
     facts = gather(tmp_path)
     assert dict(facts.methods) == {
+        "Optimiser": "LAMB",
         "Teacher": "large <b>, whose most probable classes have a share of 1.0 of the loss (sha256 aaaaaaaaaaaa...)",
         "SAM": "rho 0.2",
         "Patch dropout": "0.5 of the patches of each image",
+        "Smaller images first": "160 px up to step 40000",
+        "Repeated augmentation": "3 views of each image",
     }
     assert not [name for name, *_ in facts.changes if "sam" in name]
     page = render(facts, worth_of(tmp_path, running_seconds=1.0), read_scores(tmp_path)).decode()

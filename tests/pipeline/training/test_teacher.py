@@ -25,15 +25,17 @@ from pipeline.evaluation.config import EvaluationConfig
 from pipeline.models import ModelConfig, ViT, build_model
 from pipeline.models.build import shapes_of
 from pipeline.models.conversion.timm import save_timm
-from pipeline.models.flops import num_parameters
+from pipeline.models.flops import forward_flops, num_parameters
 from pipeline.models.weights.folder import filled_model, open_weights, save_weights
 from pipeline.planning.forecast import cost_of, forecast
 from pipeline.planning.rates import Rates
+from pipeline.planning.step_time import flops_at
 from pipeline.training.fitting.fit import fitted
 from pipeline.training.prepare import prepare
 from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import TeacherConfig, TrainingJob
-from pipeline.training.teacher import columns_of, distilled_loss, open_teacher, teacher_flops
+from pipeline.training.settings.tokens import TokensConfig
+from pipeline.training.teacher import columns_of, distilled_loss, open_teacher, teacher_config
 from pipeline.training.zero.step_times import StepTimes
 from shards.errors import UserError
 from tests.jobs.reports.test_points import written
@@ -47,6 +49,7 @@ NAMES = tuple(map(str, range(10)))
 SMALL = ModelConfig(
     name="vit_b16", patch=8, image_size=16, num_classes=10, width=32, depth=1, mlp_width=32, num_heads=2
 )
+BIT = ModelConfig(name="bit_r50x1", num_classes=10, resnet_units=(1,), resnet_factor=1)
 TOKEN = ("--model.distillation-token", "--teacher.share", "0.5")
 NUM_STEPS, RATE = 20, 0.05
 PLAIN = (  # gradient descent, since Adam enlarges differences in rounding
@@ -104,7 +107,6 @@ def test_classes_are_found_by_name_and_images_are_resized(tmp_path: Path) -> Non
     assert torch.equal(teacher.logits(images), own.flip(1)), "by name, not by place"
     large = images.repeat_interleave(2, dim=1).repeat_interleave(2, dim=2)
     assert teacher.logits(large).shape == (2, 10), "a ViT has positions for one size"
-    assert teacher_flops(job) == teacher.forward_flops > 0
     assert not any(parameter.requires_grad for parameter in teacher.model.parameters())
 
 
@@ -166,15 +168,41 @@ def test_sam_doubles_the_model_but_not_its_teacher(tmp_path: Path) -> None:
     base, teacher = digits_smoke(), TeacherConfig(weights=str(weights_at(tmp_path / "teacher")))
     model, engine = replace(base.model, num_classes=10), replace(base.engine, precision="fp32")
     job = replace(base, model=model, engine=engine, teacher=teacher)
-    once, taught = cost_of(job, num_images=0, num_classes=10, days=1).train_flops, teacher_flops(job)
+    once, taught = cost_of(job, num_images=0, num_classes=10, days=1).train_flops, forward_flops(SMALL)
     job = replace(job, optimizer=replace(job.optimizer, sam_rho=0.1))
     assert cost_of(job, num_images=0, num_classes=10, days=1).train_flops == 2 * (once - taught) + taught
-    utilisation = Utilisation(job, one_world(), StepTimes(), teacher_flops=taught)
+    utilisation = Utilisation(job, one_world(), StepTimes(), teacher=teacher_config(job))
     utilisation.nominal_peak = 1e12
     in_second = (2 * (once - taught) + taught) * job.global_batch
     assert utilisation.values(1.0, step=1)["perf/mfu"] == pytest.approx(in_second / 1e12)
     run_dir = written(tmp_path / "run", optimizer=job.optimizer, teacher=teacher)
     assert point_of(run_dir, name="run").own_exaflops == pytest.approx(in_second / 1e18)
+
+
+def test_a_resnet_teaches_images_of_any_size(tmp_path: Path) -> None:
+    """It is the same teacher in runs of other sizes, and its operations are those of the images of each step."""
+    weights = str(weights_at(tmp_path / "teacher", config=BIT))
+    base, config = digits_smoke(), TeacherConfig(weights=weights)
+    jobs = [
+        replace(base, model=replace(base.model, num_classes=10, image_size=size), teacher=config) for size in (16, 32)
+    ]
+    first, second = (open_teacher(job, NAMES, say=False) for job in jobs)
+    assert first
+    assert second
+    assert first.sha256 == second.sha256
+    short, engine = replace(base.schedule, warmup_steps=0), replace(base.engine, precision="fp32")
+    job = replace(jobs[1], steps=4, schedule=short, engine=engine)
+    job = replace(job, tokens=TokensConfig(image_sizes=(16,), size_steps=(3,)))
+    own = [flops_at(job, step) for step in range(4)]
+    taught = [forward_flops(replace(BIT, image_size=size)) for size in (16, 16, 16, 32)]
+    assert taught[0] < taught[3] / 2
+    cost = cost_of(job, num_images=0, num_classes=10, days=1)
+    assert cost.train_flops == round((sum(own) + sum(taught)) / 4)
+    utilisation = Utilisation(job, one_world(), StepTimes(), teacher=teacher_config(job))
+    utilisation.nominal_peak = 1e12
+    for step in (1, 4):
+        in_step = (own[step - 1] + taught[step - 1]) * job.global_batch
+        assert utilisation.values(1.0, step=step)["perf/mfu"] == pytest.approx(in_step / 1e12)
 
 
 @pytest.mark.parametrize(

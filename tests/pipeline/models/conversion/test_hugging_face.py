@@ -27,6 +27,7 @@ from tests.pipeline.models.conversion.random_weights import (
     TINY,
     VIT,
     assert_same_tensors,
+    assumed_of,
     random_model,
     tensors_of,
 )
@@ -62,7 +63,8 @@ def test_from_pretrained_gives_our_logits(transformers: ModuleType, tmp_path: Pa
 
 
 def test_a_distillation_token_is_a_deit_with_a_teacher(transformers: ModuleType, tmp_path: Path) -> None:
-    """Out to transformers, which has our logits, and back from what it saves and from its own state dict."""
+    """Out to transformers, which has our logits, and back from what it saves and from its own state dict. These do not
+    say that the model takes our pixels, and a DeiT usually takes ImageNet's."""
     config = replace(DISTILLED, gelu="exact")
     kind, model = getattr(transformers, transformers_class(config)), random_model(config)
     other, said = kind.from_pretrained(saved(tmp_path / "ours", config), output_loading_info=True)
@@ -73,11 +75,13 @@ def test_a_distillation_token_is_a_deit_with_a_teacher(transformers: ModuleType,
         {name: value.contiguous() for name, value in other.state_dict().items()}, tmp_path / "theirs2.safetensors"
     )
     assert_same_tensors(opened(tmp_path / "ours"), model)
-    weights = open_any(str(tmp_path / "theirs"), Hints())
+    usual = "pixels of mean 0.485 0.456 0.406 and deviation 0.229 0.224 0.225"
+    assert assumed_of(open_any(str(tmp_path / "theirs"), Hints())) == (usual,)
+    weights = open_any(str(tmp_path / "theirs"), Hints(pixels="paper"))
     assert (weights.config, weights.labels) == (config, LABELS)
     assert_same_tensors(weights, model)
     (tmp_path / "theirs2.safetensors").rename(tmp_path / "theirs" / "model.safetensors")
-    assert_same_tensors(open_any(str(tmp_path / "theirs"), Hints()), model)
+    assert_same_tensors(open_any(str(tmp_path / "theirs"), Hints(pixels="paper")), model)
 
 
 def test_what_transformers_saves_comes_in(transformers: ModuleType, tmp_path: Path) -> None:

@@ -31,14 +31,14 @@ VIT = ModelConfig(name="vit_ti16", num_classes=3)
     ("said", "pixels"),
     [
         pytest.param(OURS, PIXELS["paper"], id="ours"),
-        pytest.param({}, PIXELS["paper"], id="nothing"),
+        pytest.param({"do_resize": True}, None, id="nothing: each kind of processor has its own default"),
         pytest.param({"image_mean": [0.5], "image_std": [0.5] * 3}, PIXELS["paper"], id="one number"),
         pytest.param({"image_mean": IMAGENET[0], "image_std": IMAGENET[1]}, PIXELS["imagenet"], id="ImageNet's"),
         pytest.param({"image_std": 0.25}, PixelRange(mean=(0.5,) * 3, deviation=(0.25,) * 3), id="a deviation"),
     ],
 )
 def test_pixels_that_a_processor_declares(
-    said: dict[str, Any], pixels: PixelRange, wrapped: bool, tmp_path: Path
+    said: dict[str, Any], pixels: PixelRange | None, wrapped: bool, tmp_path: Path
 ) -> None:
     assert of_processor(tmp_path) is None
     name = "processor_config.json" if wrapped else PIXELS_FILE

@@ -18,7 +18,7 @@ from pipeline.models.conversion.config import Hints
 from pipeline.models.conversion.open_any import open_any
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.conversion.sizes import weights_of
-from pipeline.models.conversion.tensor_file import TensorFile
+from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile
 from pipeline.models.conversion.timm import model_in, open_timm, save_timm
 from pipeline.models.conversion.timm_architectures import ARCHITECTURES
 from pipeline.models.conversion.timm_config import EPSILON
@@ -192,6 +192,31 @@ def test_a_file_that_is_named_after_its_architecture(timm: ModuleType, tmp_path:
     assert "num_heads 12" in assumed_of(other), "another name says nothing"
 
 
+@pytest.mark.parametrize(
+    ("name", "width", "hints"),
+    [
+        pytest.param("aimv2_large_patch14_224", 384, Hints(num_heads=8, grid_side=2), id="AIMv2: RMSNorms"),
+        pytest.param("vit_base_patch16_clip_224", 768, Hints(), id="CLIP: a norm before the layers"),
+    ],
+)
+def test_a_bare_file_of_aimv2_or_clip_gets_their_epsilon_and_pixels(
+    timm: ModuleType, tmp_path: Path, name: str, width: int, hints: Hints
+) -> None:
+    model, _ = shrunk(timm, name, embed_dim=width)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    weights, pixels = open_any(str(tmp_path / "w.safetensors"), hints), ARCHITECTURES[name].pixels
+    assert {"layer_norm_epsilon 1e-05", f"pixels of {pixels}"} <= {*assumed_of(weights)}
+    assert difference(weights, model, (pixels.mean, pixels.deviation)) < 2e-5
+
+
+def test_a_bare_file_with_rmsnorms_leaves_the_heads_open(timm: ModuleType, tmp_path: Path) -> None:
+    """AIMv2 has other heads than other models of its width."""
+    model, _ = shrunk(timm, "aimv2_large_patch14_224", embed_dim=384)
+    save_file(model.state_dict(), tmp_path / "w.safetensors")
+    with pytest.raises(FlagNeededError, match="AIMv2"):
+        open_any(str(tmp_path / "w.safetensors"), Hints(grid_side=2))
+
+
 def test_a_bare_file_beside_its_config_is_not_guessed(timm: ModuleType, tmp_path: Path) -> None:
     model = timm.create_model(GAP, num_classes=3, depth=1, img_size=32).eval()
     folder = written(tmp_path / "w", model, {"architecture": GAP, "model_args": {"img_size": 32}})
@@ -320,7 +345,7 @@ def test_a_table_that_may_be_of_a_rectangle_needs_its_side(rows: int, side: int)
         (shapes_of_tiny(197), "14 x 14 patches"),
         (
             shapes_of_tiny(196),
-            "14 x 14 patches without a row for the class token",
+            "14 x 14 patches without a row for the class token, not rotary",
         ),
         (shapes_of_tiny(196, class_token=False), "14 x 14 patches"),
         (shapes_of_tiny(65, patch=4), "8 x 8 patches"),

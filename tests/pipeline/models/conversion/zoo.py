@@ -40,7 +40,7 @@ from tests.pipeline.models.conversion.published import (
     of_timm,
     of_transformers,
 )
-from tests.pipeline.models.parity import imported, random_images, theirs_of
+from tests.pipeline.models.parity import imported, random_images
 
 MODULES = ("vision_transformer", "vision_transformer_hybrid", "deit", "eva", "beit", "naflexvit")
 BOUND = 1e-5
@@ -198,6 +198,15 @@ TOWERS = (
 )
 
 
+# The start of a class's name -> the pixels of its published weights, by transformers' constants. Others take 0.5.
+_PIXELS = {
+    "CLIP": "OPENAI_CLIP",
+    "DeiT": "IMAGENET_DEFAULT",
+    "Dinov2": "IMAGENET_DEFAULT",
+    "DINOv3": "IMAGENET_DEFAULT",
+}
+
+
 def outcome_of_tower(transformers: ModuleType, tower: Tower) -> Outcome:
     """Reads one model of transformers, or says why not."""
     with tempfile.TemporaryDirectory() as folder:
@@ -207,9 +216,8 @@ def outcome_of_tower(transformers: ModuleType, tower: Tower) -> Outcome:
         except UserError as error:
             return Outcome(name=tower.title, reason=str(error).replace(repr(folder)[1:-1], "FOLDER"))
         images_BHW3 = random_images(weights.config.image_size, weights.config.image_size)
-        inputs = (
-            flattened(images_BHW3) if "Siglip2" in tower.name else {"pixel_values": theirs_of(images_BHW3).double()}
-        )
+        pixels_B3HW = _pixels(transformers, tower, images_BHW3)
+        inputs = flattened(pixels_B3HW) if "Siglip2" in tower.name else {"pixel_values": pixels_B3HW}
         has_head = weights.config.num_classes > 0
         with torch.no_grad():
             if has_head:
@@ -223,9 +231,16 @@ def outcome_of_tower(transformers: ModuleType, tower: Tower) -> Outcome:
     return Outcome(name=tower.title, difference=difference, left_out=tower.left_out)
 
 
-def flattened(images_BHW3: torch.Tensor) -> dict[str, torch.Tensor]:
+def _pixels(transformers: ModuleType, tower: Tower, images_BHW3: torch.Tensor) -> torch.Tensor:
+    """The images as the class's published weights take them, float64[B, 3, H, W]. The folder does not say how."""
+    name = next((each for start, each in _PIXELS.items() if tower.name.startswith(start)), "IMAGENET_STANDARD")
+    mean, deviation = (torch.tensor(getattr(transformers.image_utils, f"{name}_{end}")) for end in ("MEAN", "STD"))
+    return ((images_BHW3.double() / 255 - mean) / deviation).permute(0, 3, 1, 2)
+
+
+def flattened(pixels_B3HW: torch.Tensor) -> dict[str, torch.Tensor]:
     """What SigLIP 2 takes: patches, rows before columns before channels."""
-    pixels, side = theirs_of(images_BHW3).double().permute(0, 2, 3, 1), images_BHW3.shape[1] // GRID
+    pixels, side = pixels_B3HW.permute(0, 2, 3, 1), pixels_B3HW.shape[2] // GRID
     patches = pixels.reshape(len(pixels), GRID, side, GRID, side, 3).transpose(2, 3).reshape(len(pixels), GRID**2, -1)
     shapes = torch.tensor([[GRID, GRID]]).expand(len(pixels), -1)
     return {"pixel_values": patches, "spatial_shapes": shapes, "pixel_attention_mask": torch.ones(patches.shape[:2])}
