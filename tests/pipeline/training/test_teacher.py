@@ -261,7 +261,7 @@ def test_settings_without_an_effect_are_refused(settings: dict[str, object], sai
 
 def test_a_missing_teacher_is_called_so() -> None:
     with pytest.raises(UserError, match=r"--teacher\.weights: no weights at 'gone'"):
-        teacher_flops(replace(digits_smoke(), teacher=TeacherConfig(weights="gone")))
+        teacher_config(replace(digits_smoke(), teacher=TeacherConfig(weights="gone")))
 
 
 def test_a_sigmoid_has_no_teacher() -> None:
