@@ -132,17 +132,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     num_steps = round(arguments.epochs * NUM_IMAGES / small().global_batch)
+    taught_by: dict[str, Any] = {}
     if arguments.study == "tokens":
         runs = runs_with_tokens(num_steps)
     else:
         one = Run(name="teacher", recipe="teacher", num_steps=round(TEACHER_EPOCHS * NUM_IMAGES / small().global_batch))
         train(one, arguments, seed=0, threads=arguments.at_once)
         runs = runs_with_teachers(num_steps, folder(one, arguments, seed=0) / "weights")
+        taught_by = {"teacher": {"steps": one.num_steps, "curve": accuracies(folder(one, arguments, seed=0))}}
     each = [(run, seed) for seed in range(arguments.seeds) for run in runs]
     with ThreadPoolExecutor(arguments.at_once) as pool:
         list(pool.map(lambda pair: train(pair[0], arguments, seed=pair[1]), each))
     if arguments.out:
-        write(arguments.out, results(runs, arguments))
+        write(arguments.out, results(runs, arguments) | taught_by)
 
 
 def folder(run: Run, arguments: argparse.Namespace, *, seed: int) -> Path:

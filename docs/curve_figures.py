@@ -11,7 +11,7 @@ import json
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,10 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
+from benchmarks.small_studies import TOKENS, small
+from pipeline.planning.step_time import flops_of_steps
 from pipeline.training.reporting.metrics import read_metrics
 from shards.images.config import DEFAULT_MAX_DISTANCE
 
@@ -101,6 +104,44 @@ def draw_transfer_curves() -> None:
         _name(axes, "step", "test accuracy, %")
         _legend(axes, loc="lower right")
     _save(figure, "transfer_curves", "Test accuracy on CIFAR-10")
+
+
+def draw_small_studies() -> None:
+    """Writes docs/small_studies.svg: the test accuracy by operations of each arm of benchmarks/small_studies.py, as the
+    median over the seeds and their range. Operations are those of the model."""
+    figure, (tokens, teacher) = _panels(2, height=3.0)
+    for name, (steps, percent), style in _arms("fewer_tokens"):
+        num_steps = max(steps)
+        job = replace(small(), steps=num_steps, tokens=TOKENS[name](num_steps))
+        _draw_arm(tokens, [flops_of_steps(job, step) * job.global_batch / 1e12 for step in steps], percent, name, style)
+    for name, (steps, percent), style in _arms("teacher"):
+        _draw_arm(teacher, steps, percent, name, style)
+    _title(tokens, "Fewer tokens, for the same operations")
+    _name(tokens, "operations, TFLOP", "test accuracy, %")
+    _title(teacher, "A small model and a teacher, for the same steps")
+    _name(teacher, "step", "test accuracy, %")
+    for axes in (tokens, teacher):
+        axes.set(xlim=(0, None))
+        _legend(axes, loc="lower right")
+    _save(figure, "small_studies", "Test accuracy on CIFAR-10 with fewer tokens and with a teacher")
+
+
+def _arms(name: str) -> list[tuple[str, tuple[list[int], NDArray[np.float64]], tuple[str, str]]]:
+    """Returns each arm's name, its steps and the accuracies at them, in percent, float64[seeds, steps], and how its
+    line looks."""
+    found = []
+    for (arm, value), style in zip(_results(name)["arms"].items(), LINES, strict=False):
+        curves = value["curves"]
+        steps = [int(step) for step in curves[0]]
+        found.append((arm, (steps, np.array([[100 * one for one in curve.values()] for curve in curves])), style))
+    return found
+
+
+def _draw_arm(axes: Axes, x: Sequence[float], percent: NDArray[np.float64], name: str, style: tuple[str, str]) -> None:
+    """Draws the median over the seeds, and their range as a band."""
+    colour, line = style
+    axes.plot(x, np.median(percent, axis=0), color=colour, linestyle=line, linewidth=1.8, label=name)
+    axes.fill_between(x, percent.min(axis=0), percent.max(axis=0), color=colour, alpha=0.15, linewidth=0)
 
 
 def draw_near_duplicates() -> None:

@@ -6,7 +6,8 @@
     python -m docs.pictures session --photographs DIR              # docs/session.md, see docs/session.py; half an hour
 
 Needs tmux, Chromium and, for status and watch, Debian's slurm-wlm and munge. Runs are made once, in the folder of
-`--work`, and used again by the next call; `plain`, `transfer_curves` and `near_duplicates` show committed results.
+`--work`, and used again by the next call; `plain`, `transfer_curves`, `small_studies` and `near_duplicates` show
+committed results.
 """
 
 import argparse
@@ -253,6 +254,7 @@ PICTURES: dict[str, Callable[[Studio], object]] = {
     "pos_embed": lambda _: pos_embed_figure.draw(pos_embed_figure.example(), DOCS / "pos_embed.svg"),
     "plain": lambda _: curve_figures.draw_plain(),
     "transfer_curves": lambda _: curve_figures.draw_transfer_curves(),
+    "small_studies": lambda _: curve_figures.draw_small_studies(),
     "near_duplicates": lambda _: curve_figures.draw_near_duplicates(),
     "plan": plan,
     "card": card,
