@@ -43,12 +43,12 @@ Rows = list[tuple[str, str]]
 
 def run(job: PlanJob) -> int:
     """Prints the plan as tables or, with --json, as one JSON object. With --out, also writes a plot."""
-    cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
     try:
+        cost = cost_of(job.training, num_images=job.num_images, num_classes=job.num_classes, days=job.days)
         found = forecast_of(job, cost, num_gpus=job.num_gpus) if job.gpu and not job.nodes else None
         nodes = node_rows(job, cost) if job.nodes else []
     except UserError as error:
-        raise UserError(in_plan(str(error))) from None
+        raise UserError(in_plan(str(error), job)) from None
     sizes = at_sizes(job)
     if job.out:
         from jobs.planning.plot import write_plot  # noqa: PLC0415 - only needed for --out
@@ -170,7 +170,9 @@ def _epochs(job: PlanJob, cost: Cost) -> str:
     if not meant:
         return f"{cost.num_epochs:,.2f}"
     steps = steps_of(meant, num_images=job.num_images, global_batch=job.training.global_batch)
-    return f"{cost.num_epochs:,.2f}" + ("" if steps == cost.num_steps else f" (the recipe's {meant}: --steps {steps})")
+    return f"{cost.num_epochs:,.2f}" + (
+        "" if steps == cost.num_steps else f" (the recipe's {meant}: --training.steps {steps})"
+    )
 
 
 def _epochs_meant(recipe: str, steps: int) -> int:
@@ -202,7 +204,7 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
     }
     free = budget.bytes - memory.peak
     parts["free" if free >= 0 else "more than there is"] = abs(free)
-    doubt = f"; {in_plan(found.fit.reason)}" if found.fit.is_warning else ""
+    doubt = f"; {in_plan(found.fit.reason, job)}" if found.fit.is_warning else ""
     step = found.step
     rates = (found.images_per_second, found.least_images_per_second, found.most_images_per_second)
     rate = _with_range("{:,.0f} images/s", *rates)
@@ -221,7 +223,7 @@ def forecast_rows(found: Forecast, job: PlanJob, cost: Cost) -> Rows:
     reads = f"{times:.3g} times an epoch: {plan.num_ranks:,} ranks share {plural(lanes, 'lane')}; take a multiple of "
     reads += "the ranks that divides the batch as --training.data.lanes"
     if wrong := shared_lanes(lanes, job.training.data.window_blocks, num_ranks=plan.num_ranks):
-        reads = f"a run does not begin so: {in_plan(wrong)}"
+        reads = f"a run does not begin so: {in_plan(wrong, job)}"
     stall = f"{found.stall_seconds:,.3f} s" if found.stall_seconds >= _LEAST_SHOWN else "less than 1 ms"
     return [
         (f"on {plan.num_ranks:,} x {found.gpu}", f"{budget.total_bytes / 1e9:,.1f} GB of memory on each"),

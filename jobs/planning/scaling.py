@@ -5,13 +5,14 @@ side (with axial attention, the third power). Everything else in a layer grows w
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rich import box
 from rich.table import Table
 
+from jobs.arguments import with_flags_of_group
+from jobs.flags import flags_of
 from jobs.output import WIDTH
 from jobs.settings.runs import PlanJob
 from pipeline.models.activations import activations_of
@@ -28,7 +29,6 @@ from pipeline.training.settings.tokens import TokensConfig
 from shards.errors import UserError
 from shards.output.quantities import DAY_SECONDS, duration, plural, short_count, size
 
-_OF_TRAINING = re.compile(r"--(?=global-batch|micro-batch|data\.|engine\.)")
 _EFFICIENT = 0.5  # the share of a step that is spent on computing
 _MOST_DOUBLED = 8  # to find an efficient batch, fewer doublings than this are tried
 _LEAST = 0.1  # numbers from here on have at most two decimals
@@ -63,10 +63,10 @@ def forecast_of(job: PlanJob, cost: Cost, *, num_gpus: int) -> Forecast:
     )
 
 
-def in_plan(text: str) -> str:
+def in_plan(text: str, job: PlanJob) -> str:
     """Returns the message with the names that flags of the training job have in this command, such as
     --training.data.lanes."""
-    return _OF_TRAINING.sub("--training.", text)
+    return with_flags_of_group(text, flags_of(job.training), group="training")
 
 
 def _cluster(job: PlanJob) -> Cluster:

@@ -55,6 +55,7 @@ _MOST_KINDS, _MOST_SAMPLES = 1000, 1_000_000
 _BRACKETS, _NUMBERS = re.compile(r"\s*\([^()]*\)"), re.compile(r"\b(?:[0-9a-f]{8,}|[0-9][0-9,.]*)\b")
 _TRIES_TAIL_BYTES, _CHUNK = 1 << 16, 1 << 20
 _MOST_WORD = 80
+_ZERO, _ONE = ("0", "0.0"), ("1", "1.0")  # as records have them: a recipe may give a float as an int
 _SAID_ALREADY = ("done", "gave up", "told to stop")
 _KNOWN = {
     "done": "is done",
@@ -251,11 +252,11 @@ def methods_of(settings: Leaves, *, quoted: Callable[[str], str] = printable_nam
     found = []
     if path := settings.get("teacher.weights", ""):
         found.append(("Teacher", _teacher_words(settings, quoted(_folder_of_weights(path)))))
-    if (rho := settings.get("optimizer.sam_rho", "0.0")) != "0.0":
+    if (rho := settings.get("optimizer.sam_rho", "0")) not in _ZERO:
         found.append(("SAM", f"rho {rho}"))
     if sizes := _listed(settings, "tokens.patch_sizes"):
         found.append(("Patch sizes", f"{', '.join(sizes)} px, of which each step draws one"))
-    if (share := settings.get("tokens.patch_dropout", "0.0")) != "0.0":
+    if (share := settings.get("tokens.patch_dropout", "0")) not in _ZERO:
         whole = settings.get("tokens.whole_steps", "0")
         last = "" if whole == "0" else f", but none in the last {whole} steps"
         found.append(("Patch dropout", f"{share} of the patches of each image{last}"))
@@ -280,11 +281,11 @@ def _listed(settings: Leaves, name: str) -> list[str]:
 
 def _teacher_words(settings: Leaves, name: str) -> str:
     """Returns which teacher a job has and how it learns from it."""
-    is_soft, temperature = settings.get("teacher.target") == "soft", settings.get("teacher.temperature", "1.0")
-    learned = "probabilities" if is_soft else "most probable classes"
-    if is_soft and temperature != "1.0":
-        learned += f" at temperature {temperature}"
-    words = f"{name}, whose {learned} have a share of {settings.get('teacher.share')} of the loss"
+    is_soft, temperature = settings.get("teacher.target") == "soft", settings.get("teacher.temperature", "1")
+    learned = "probabilities are" if is_soft else "most probable classes are"
+    if is_soft and temperature not in _ONE:
+        learned = f"probabilities at temperature {temperature} are"
+    words = f"{name}; its {learned} the target for {settings.get('teacher.share')} of the loss"
     if settings.get("model.distillation_token") == "true":
         words += ", for the distillation token"
     digest = settings.get("teacher.sha256", "")

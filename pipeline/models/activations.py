@@ -172,8 +172,8 @@ def _num_hidden(config: ModelConfig) -> int:
 
 def _passing(config: ModelConfig, how: Pass) -> list[_Kept]:
     """Counts what a pass that keeps nothing for a backward pass holds at once, in each part of the model. For blocks,
-    it is what is measured (with relative positions, a third more); for a ResNet it is an upper bound, 1.3 times what 32
-    images take and about twice what 2 images take."""
+    it equals the measured peak, except with relative positions, for which it is an upper bound; for a ResNet it is an
+    upper bound, 1.3 times what 32 images take and about twice what 2 images take."""
     parts = [_root(config, how), _pixels(config, how), _embedding(config, how), *_units(config, how)]
     if config.is_bit:
         return parts

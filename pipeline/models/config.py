@@ -212,8 +212,8 @@ class ModelConfig:
     With a teacher, the class token's head learns the labels and this head learns the teacher. Without one, and in
     evaluations and predictions, the logits are the mean of both heads'."""
     qk_norm: bool = False
-    """Normalise the queries and keys of each head (LayerNorm with scale and bias), which keeps attention from growing
-    too sharp in large models (ViT-22B)."""
+    """Normalise the queries and keys of each head with the model's kind of norm, which keeps attention from growing too
+    sharp in large models (ViT-22B, whose norms are RMSNorms)."""
     attention: AttentionKind = "global"
     """global: each token attends to all. axial: each layer is two blocks, of which the first attends along the rows of
     patches, the second along the columns; without a class token (appendix D.6)."""
@@ -226,7 +226,7 @@ class ModelConfig:
     """plain: the GELU of one dense layer. swiglu: the SiLU of one dense layer times another, both of width mlp_width
     ("GLU Variants Improve Transformer", Shazeer, 2020; DINOv2's and DINOv3's largest models, EVA-02)."""
     inner_norms: InnerNorms = "none"
-    """A LayerNorm in front of the last dense layer of each MLP (mlp), and also of each attention (both), as in EVA-02
+    """A norm in front of the last dense layer of each MLP (mlp), and also of each attention (both), as in EVA-02
     and BEiT-3, after "Foundation Transformers" (Wang et al., 2022)."""
     norm: NormKind = "layernorm"
     """Every norm of the Transformer: layernorm, or rmsnorm, which divides by the root of the mean square and has a
@@ -234,9 +234,9 @@ class ModelConfig:
     patch_norm: bool = False
     """A norm of each embedded patch, before positions are added, as in AIMv2."""
     first_norm: bool = False
-    """A LayerNorm of all tokens in front of the first layer, as in CLIP."""
+    """A norm of all tokens in front of the first layer, as in CLIP."""
     last_norm: LastNorm = "tokens"
-    """What the LayerNorm after the last layer is of: tokens (of each token, before the pooling: the paper), pooled (of
+    """What the norm after the last layer is of: tokens (of each token, before the pooling: the paper), pooled (of
     the mean of the patches: timm's fc_norm, after BEiT), or none (no such norm: RADIO)."""
     rotary_temperature: Annotated[float, Range(above=1)] = 100.0
     """Rotary positions turn by frequencies from 1 down to almost 1 / this number: 100 in RoPE-ViT and DINOv3, 10,000 in

@@ -105,7 +105,7 @@ class LinearHead(nn.Linear):
 
 class AttentionPool(nn.Module):
     """Pools [B, N, D] patches after the last norm to [B, D]. The probe attends to the patches, which gives y; the
-    result is y + MLP(LayerNorm(y)). There is no dropout, as in big_vision."""
+    result is y + MLP(norm(y)). There is no dropout, as in big_vision."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

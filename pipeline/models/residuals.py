@@ -5,7 +5,8 @@ For z + branch, inductor keeps the branch, since the block's input z is kept any
 kernel that reads the sum. Keeping the sum instead takes as much memory, but fewer bytes are read: the kernels of the
 two norms' gradients no longer share z, so inductor fuses the kernels of one norm rather than parts of both
 (benchmarks/fusion_gpu.py has the numbers). Inductor's CPU backend gains nothing from it, and needs two more kernels.
-No GPU has run it yet: `patchline doctor --gpu` measures a step with and without it.
+Sums are found by the LayerNorms that read them; in a model with RMSNorms nothing is changed. No GPU has run it yet:
+`patchline doctor --gpu` measures a step with and without it.
 
 Inductor recomputes elementwise operations by itself, but keeps what a product reads in the backward pass: the outputs
 of norms and of the GELU. Marked as operations to recompute, these are computed again in a kernel of the backward pass,

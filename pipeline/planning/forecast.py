@@ -10,6 +10,7 @@ from pipeline.planning.step_time import (
     EIGHT_A_NODE,
     Network,
     StepTime,
+    computed_flops,
     computed_share,
     flops_of_steps,
     gpu_named,
@@ -177,6 +178,7 @@ def forecast(
         for speed in (speeds.usual, speeds.least, speeds.most)
     )
     images_per_second = job.global_batch / step.seconds
+    useful = cost.train_flops / computed_flops(decided, cost.train_flops)
     launched = host_seconds(decided, num_ranks=num_gpus)
     on_host = min(num_gpus, network.gpus_per_node)
     return Forecast(
@@ -185,7 +187,7 @@ def forecast(
         fit=fit,
         speeds=speeds,
         mfu=speeds.usual.mfu,
-        mfu_reached=speeds.usual.mfu * step.compute_share / computed_share(decided),
+        mfu_reached=speeds.usual.mfu * step.compute_share * useful,
         hfu=speeds.usual.mfu * step.compute_share,
         recomputed=recomputed,
         choices=_choices(decided, fit.plan, budget),

@@ -162,15 +162,16 @@ def step_time(
     image or patch sizes wait for the host for different times, of which `host` is the mean."""
     num_passes = job.optimizer.passes_per_step
 
-    def seconds_of_pass(flops: float) -> float:
-        return plan.micro_batch * flops / num_passes * computed_share(job) / (speed.mfu * gpu.teraflops * 1e12)
-
     launched = speed.host * host_seconds(job, num_ranks=plan.num_ranks)
-    kinds = _kinds_of_steps(job)
+    kinds, repeated = _kinds_of_steps(job), computed_share(job)
     others = train_flops - sum(share * flops for share, flops in kinds)  # a teacher's, the mean over all steps
-    waits = sum(share * max(0.0, launched - seconds_of_pass(flops + others)) for share, flops in kinds)
+
+    def seconds_of_pass(computed: float) -> float:
+        return plan.micro_batch * computed / num_passes / (speed.mfu * gpu.teraflops * 1e12)
+
+    waits = sum(share * max(0.0, launched - seconds_of_pass(repeated * flops + others)) for share, flops in kinds)
     return StepTime(
-        compute=num_passes * plan.accumulation * seconds_of_pass(train_flops),
+        compute=num_passes * plan.accumulation * seconds_of_pass(computed_flops(job, train_flops)),
         host=num_passes * plan.accumulation * waits,
         communication=_communication(job, plan, network.bus_bandwidth(gpu, plan.num_ranks)),
     )
@@ -232,6 +233,14 @@ def computed_share(job: TrainingJob) -> float:
     recomputation repeats no products, and a frozen backbone is never recomputed."""
     is_whole = job.engine.activation_checkpointing == "full" and not job.optimizer.freeze_backbone
     return _RECOMPUTED if is_whole else 1.0
+
+
+def computed_flops(job: TrainingJob, train_flops: float) -> float:
+    """Returns the operations per image that a GPU computes, as the mean over all steps: `train_flops`, and the model's
+    own operations that are recomputed. A teacher's, which are part of `train_flops`, have no backward pass and are
+    never recomputed."""
+    own = sum(share * flops for share, flops in _kinds_of_steps(job))
+    return train_flops + (computed_share(job) - 1) * own
 
 
 def host_seconds(job: TrainingJob, *, num_ranks: int) -> float:

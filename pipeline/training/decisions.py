@@ -345,8 +345,8 @@ def with_attention(
 
 def _lengths_of(job: TrainingJob) -> tuple[dict[int, ModelConfig], int]:
     """Returns the numbers of tokens of one attention in a run's steps and evaluations, each with the model at the image
-    and patch size that has it, and the number for which a kernel is chosen: that of the smallest patches that steps
-    draw, since larger ones take little time, and of the run's first part if patches are left out."""
+    and patch size that has it, and the number for which a kernel is chosen: that of the smallest patch size, whose
+    steps take most of the time, and with patch dropout, that of the steps before `whole_steps`."""
 
     def length(num_patches: int, model: ModelConfig) -> int:
         return max(model.grid) if model.attention == "axial" else model.num_prefix_tokens + num_patches

@@ -22,7 +22,8 @@ FlexiViT (Beyer et al., arXiv 2212.08013; big_vision's trainers/proj/flexi/train
 of a step, each size with the same probability.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -143,7 +144,8 @@ def compiling_steps(job: TrainingJob, *, begin: int) -> frozenset[int]:
 class Gradients:
     """Forward and backward passes over a rank's share of a batch. `times`: where the time of the passes is recorded.
     `class_weights`: float32[K], the factor of an image's loss for each class; None: no factors. `teacher`: the model to
-    learn from; None: labels alone."""
+    learn from; None: labels alone. `watched`: makes the context manager around each pass of the model, without the
+    teacher's."""
 
     def __init__(
         self,
@@ -159,6 +161,7 @@ class Gradients:
         self.job, self.plan, self.engine, self.world = job, plan, engine, world
         self.times = times or StepTimes()
         self.teacher = teacher
+        self.watched: Callable[[], AbstractContextManager[None]] = nullcontext
         self.class_weights = None if class_weights is None else class_weights.to(world.device)
 
     def accumulate(self, batch: Batch, *, is_void: bool = False) -> torch.Tensor:
@@ -215,7 +218,7 @@ class Gradients:
                     loss = learned_loss(self.job, model(*x, **given), y, taught_BK)
                 return loss * torch.nan if is_void else loss
 
-            with self.times.part("forward_backward"):
+            with self.times.part("forward_backward"), self.watched():
                 losses.append(self.engine.accumulate(loss_of))
         return torch.stack(losses).mean()
 

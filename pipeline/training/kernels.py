@@ -25,7 +25,7 @@ from pipeline.training.settings.job import EngineConfig, TrainingJob
 from shards.errors import UserError
 
 log = logging.getLogger(__name__)
-_MOST_LOOKS = 3  # the most steps that are watched, beside one for each patch size that steps draw
+_MOST_LOOKS = 3  # the most passes that are watched, beside one for each patch size that steps draw
 
 
 def watches_kernel(job: TrainingJob, world: World) -> bool:
@@ -34,10 +34,10 @@ def watches_kernel(job: TrainingJob, world: World) -> bool:
 
 
 class KernelWatch:
-    """Finds out which kernel computes attention in a run's steps, and writes it into `engine`, a part of the
-    checkpoint's record. The compiler's cache may hold blocks with another kernel than the chosen one. The first step in
-    which nothing is compiled decides, because tracing a block for the compiler calls kernels, too. If each of the first
-    steps compiles, the third one decides, or a later one if steps draw their patch sizes, each of which is compiled in
+    """Finds out which kernel computes attention in a run, and writes it into `engine`, a part of the checkpoint's
+    record. The compiler's cache may hold blocks with another kernel than the chosen one. The first pass in which
+    nothing is compiled decides, because tracing a block for the compiler calls kernels, too. If each of the first
+    passes compiles, the third one decides, or a later one if steps draw their patch sizes, each of which is compiled in
     the first step that draws it."""
 
     def __init__(self, engine: dict[str, Any], job: TrainingJob, world: World) -> None:
@@ -45,8 +45,8 @@ class KernelWatch:
         self._looks_left = _MOST_LOOKS + len(job.tokens.patch_sizes)
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Returns a context for the forward and backward passes of a step."""
+    def model_pass(self) -> Iterator[None]:
+        """Returns a context for the forward and backward pass of a micro-batch."""
         if not self._looks_left or torch._C._autograd._profiler_enabled():  # a trace already profiles the step
             yield
             return

@@ -274,7 +274,7 @@ def open_loop(
             saving = Saving(gradients, saves, controls, saved=found, record=record, reporter=reporter)
             train_step = _train_step(gradients, batches, saving, guard)
             if watches_kernel(job, world):
-                train_step.watched = KernelWatch(record["engine"], job, world).step
+                gradients.watched = KernelWatch(record["engine"], job, world).model_pass
             held_out = HeldOut(prepared, gradients.engine, controls)
             when = decide_when_to_save(saving, dataset=held_out.dataset, resumed_from=found)
             controls.stopping.progress.compiling_steps = compiling_steps(job, begin=step)

@@ -5,7 +5,6 @@ loss. One reduction in float64 carries everything that the ranks agree on.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -120,8 +119,8 @@ class StepSums:
 class TrainStep:
     """Takes batches from a stream and updates the engine with them. `sources`: further values that the ranks sum.
     `discard`: returns whether to leave out the update of a loss; if it is given, the host waits for each loss before
-    the update. `norms`, `view`, `rank_times`: what is measured in some steps only. `watched`: makes the context manager
-    around the passes of each step. `fault`: why this rank's data has failed; None if it has not."""
+    the update. `norms`, `view`, `rank_times`: what is measured in some steps only. `fault`: why
+    this rank's data has failed; None if it has not."""
 
     def __init__(
         self,
@@ -137,7 +136,6 @@ class TrainStep:
     ) -> None:
         self.gradients, self.stream, self.controls, self.discard = gradients, stream, controls, discard
         self.norms, self.view, self.rank_times = norms, view, rank_times
-        self.watched: Callable[[], AbstractContextManager[None]] = nullcontext
         self.fault: Exception | None = None
         self._batch: Batch | None = None
         own = (
@@ -194,8 +192,7 @@ class TrainStep:
         rate = learning_rate(batch.step, config=job.schedule, num_steps=job.steps)
         decay = average_decay(batch.step, ema_decay=job.ema_decay, ema_warmup=job.ema_warmup)
         with self.controls.ledger.time("compute"):
-            with self.watched():
-                loss = gradients.accumulate(batch, is_void=self.fault is not None)
+            loss = gradients.accumulate(batch, is_void=self.fault is not None)
             norms, rank_times = self._due_norms(batch.step + 1), self._due_rank_times(batch.step + 1)
             row, more = rank_times.row() if rank_times else (), norms.squares() if norms else None
             with self.controls.times.exchanging():

@@ -45,7 +45,7 @@ _OF_SIZE = ("name", "patch", "depth", "width", "mlp_width", "num_heads", "resnet
 class Teacher:
     """A frozen model that is ready to predict. `config`: the teacher's own, at the size of the images that it gets.
     `columns`: the place among its classes of each of the trained model's, int64[K]. `sha256`: the digest of everything
-    that determines its predictions and their meaning; see `_began_digest`."""
+    that determines its predictions and their meaning; see `_digest_of_settings`."""
 
     model: Model
     config: ModelConfig
@@ -132,7 +132,7 @@ def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teache
     weights = _opened(config.weights, say=say)
     refuse_no_head(weights)
     columns = columns_of(weights, names, num_classes=job.model.num_classes)
-    digest = _began_digest(weights.config, weights.labels)
+    digest = _digest_of_settings(weights.config, weights.labels)
 
     def tensor(name: str) -> torch.Tensor:
         value = weights.tensor(name).float().contiguous()
@@ -145,7 +145,7 @@ def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teache
     if config.sha256 not in ("", found):
         raise UserError(
             f"the teacher at {config.weights!r} is not the one that teacher.sha256 {config.sha256} names: its "
-            f"sha256 is {found}, so its tensors, its model's settings (GELU, heads, ...) or its classes are others",
+            f"sha256 is {found}, so its tensors, its model's settings (GELU, heads, ...) or its classes differ",
             todo='give the weights that the run began with as --teacher.weights, or --teacher.sha256 "" in a new run',
         )
     teacher = Teacher(model=model, config=_at_size(weights.config, job), columns=columns, sha256=found)
@@ -154,12 +154,13 @@ def open_teacher(job: TrainingJob, names: Sequence[str], *, say: bool) -> Teache
     return teacher
 
 
-def _began_digest(config: ModelConfig, labels: Sequence[str]) -> "hashlib._Hash":
+def _digest_of_settings(config: ModelConfig, labels: Sequence[str]) -> "hashlib._Hash":
     """Returns the sha256 of a teacher, to which its tensors are still to be added, in fp32 and by our names. It begins
     with the model's configuration and the names of its classes in order. Left out are settings that only training or
     initial values depend on, and the image size of a BiT ResNet, which takes any; sizes count as they are, whether the
-    name or a field gives them. So the digest is the same in any format, folder and run. Means and deviations of pixels
-    are part of the tensors (conversion/)."""
+    name or a field gives them. So the digest is the same in any folder and run. An export that folds LayerScale, the
+    head's constant or positions into other tensors is another teacher. Means and deviations of pixels are part of the
+    tensors (conversion/)."""
     left_out = (*_OF_TRAINING, *_OF_SIZE, *(("image_size",) if config.is_bit else ()))
     fields = {name: value for name, value in asdict(config).items() if name not in left_out}
     fields |= {

@@ -31,3 +31,10 @@ def test_it_is_the_most_at_any_moment() -> None:
         of(6)
 
     assert peak_of(work) == 7 * MEGABYTE
+
+
+def test_what_was_freed_after_a_record_does_not_count_in_the_next() -> None:
+    held: list[torch.Tensor] = []
+    assert peak_of(lambda: held.append(of(2))) == 2 * MEGABYTE
+    held.clear()
+    assert peak_of(lambda: held.extend([of(3)])) == 3 * MEGABYTE

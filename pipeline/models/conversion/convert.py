@@ -161,7 +161,9 @@ def _refuse_foreign_parts(config: ModelConfig, written: Format) -> None:
         if written not in formats:
             of_all = [each for each in formats if all(each in others for others in there.values())]
             advice = (
-                f": give --format {' or '.join(of_all)}, or" if of_all else ", and no other has all of its parts: give"
+                f": give --format {' or '.join(of_all)}, or"
+                if of_all
+                else ", and no other format has all of the model's parts: give"
             )
             raise UserError(
                 f"the model has {part}, which the format {written} does not have{advice} --format patchline"

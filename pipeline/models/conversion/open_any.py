@@ -205,10 +205,11 @@ def _refuse_other_pixels(path: Path, *, trained: str, usual: PixelRange) -> None
 
 def _open_folder(folder: Path, hints: Hints) -> Weights:
     if not (folder / CONFIG_FILE).is_file():
-        if (folder / "weights" / CONFIG_FILE).is_file():  # a run
+        if (folder / "weights" / CONFIG_FILE).is_file() or (folder / "checkpoints").is_dir():  # a run
             return _open_ours(str(folder), hints)
         raise UserError(
-            f"no {CONFIG_FILE} in {str(folder)!r}; give a folder of ours, timm's or Hugging Face's, or a file"
+            f"no {CONFIG_FILE} in {str(folder)!r}; give a finished run, a folder of ours, timm's or Hugging Face's, or "
+            "a file"
         )
     description = json_object(folder / CONFIG_FILE)
     if is_our_description(description):

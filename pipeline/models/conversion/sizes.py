@@ -180,6 +180,10 @@ def transformer_in(view: OurView, declared: Declared, *, usual: Usual, hints: Hi
         no_row = " without a row for the class token, not rotary" if shapes.class_token and not class_row else ""
         square = f"embeddings of a square grid of {side} x {side} patches{no_row}"
         assumed = (*assumed, Assumption(field="position", value=square, flag="--grid-side"))
+    if shapes.grid and not shapes.num_positions and shapes.grid[0] != shapes.grid[1]:
+        height, width = (side * config.stride for side in shapes.grid)
+        square = f"{config.image_size} px, a square, not {height} x {width} px as in the file"
+        assumed = (*assumed, Assumption(field="image_size", value=square, flag="--image-size"))
     if not (hints.layer_norm_epsilon or "layer_norm_epsilon" in usual.said):  # no architecture is named
         by_shapes = {
             "mlp": "swiglu, whose gate is the first half of its first layer" if is_gated else "",

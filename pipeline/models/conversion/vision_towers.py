@@ -34,6 +34,7 @@ from shards.errors import UserError
 log = logging.getLogger(__name__)
 _ACTIVATIONS = {"gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh", "quick_gelu": "quick_gelu"}
 _POOL = "attn_pool."
+_PROJECTION = "visual_projection.weight"
 _IN_PROJECTION = f"{_POOL}in_proj_"
 
 
@@ -176,10 +177,13 @@ def open_tower(
 
 
 def _with_timms_names(file: TensorFile, tower: _Tower) -> TensorFile:
-    """Returns the file with timm's names, without the tensors that no image passes through."""
+    """Returns the file with timm's names, without the tensors of texts and those that no image passes through, and
+    without CLIP's projection of images to the space of texts."""
     names = dict[str, str]()
+    if _PROJECTION in file.shapes:
+        log.warning("%s: its projection to the space of texts (%s) is left out", file.where, _PROJECTION)
     for name in file.shapes:
-        if name.startswith(("text_", "visual_projection.", "logit_")) or name.endswith(".position_ids"):
+        if name.startswith(("text_", _PROJECTION, "logit_")) or name.endswith(".position_ids"):
             continue
         new = name
         for pattern, theirs in tower.names:

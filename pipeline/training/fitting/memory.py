@@ -350,7 +350,8 @@ def _teaching_bytes(job: TrainingJob, teacher: ModelConfig, topology: Topology, 
 
 def _taught_bytes(job: TrainingJob) -> int:
     """Returns the bytes per image that a teacher adds to what the model's pass keeps: the teacher's logits; its
-    logarithms of probabilities, if the model learns those; and the model's, of which labels have their own."""
+    log-probabilities, if the target is soft; and the model's log-probabilities once more if labels have a share, since
+    the loss of the labels keeps its own."""
     num_kept = 1 + (job.teacher.target == "soft") + (job.teacher.share < 1)
     return num_kept * _FP32 * job.model.num_classes
 

@@ -161,7 +161,7 @@ class EngineConfig:
     compute capability 9.0 and more, in bf16."""
     cuda_graphs: bool = False
     """Launch the kernels of each compiled block together, as a CUDA graph, which saves time if a GPU has few images.
-    For GPUs, compiled blocks, and micro-batches and numbers of tokens of one size."""
+    Needs a GPU, compiled blocks, and steps that all have the same micro-batch and number of tokens."""
     reduce_bucket: Annotated[int, Range(1)] = 50_000_000
     """Gradient elements that ZeRO reduces at once, at least those of a block (with DeepSpeed's default of 5e8, ViT-H/14
     would have a single bucket and nothing to overlap); on a CPU at most MOST_ON_CPU."""
@@ -642,7 +642,8 @@ class TrainingJob:
         if len(sizes) > 1:
             changing = [name for name in ("patch_sizes", "image_sizes", "whole_steps") if getattr(self.tokens, name)]
             given = " and ".join(f"tokens.{name} {shown_value(getattr(self.tokens, name))}" for name in changing)
-            flags = " and ".join(f"--tokens.{name.replace('_', '-')}" for name in changing)
+            named = [*changing, *(["size_steps"] if self.tokens.image_sizes else [])]
+            flags = " and ".join(f"--tokens.{name.replace('_', '-')}" for name in named)
             raise UserError(
                 f"engine.cuda_graphs is on with {given}: steps have {len(sizes)} numbers of patches, each with graphs "
                 f"of its own, whose memory no plan counts; allowed: one number: leave out {flags}, or give "

@@ -313,7 +313,7 @@ def test_a_card_names_the_teacher_sam_and_what_was_done_to_images(tmp_path: Path
     training = of_a_run(tmp_path / "a", {"test_accuracy": 0.5}, model={"distillation_token": True}, **fields)
     card = card_text(EXPORTED, training)
     for line in (
-        "- Teacher: `large_'b'`, whose probabilities at temperature 2.0 have a share of 0.5 of the loss, for the "
+        "- Teacher: `large_'b'`; its probabilities at temperature 2.0 are the target for 0.5 of the loss, for the "
         "distillation token (sha256 aaaaaaaaaaaa...)",
         "- SAM: rho 0.2",
         "- Patch sizes: 4, 8 px, of which each step draws one",

@@ -101,12 +101,12 @@ def test_the_epochs_of_every_paper_recipe_are_whole() -> None:
         pytest.param(("vit_b16_i21k",), "90.00", id="the recipe's own set"),
         pytest.param(
             ("vit_b16_i21k", "--num-images", "13151276"),
-            "97.18 (the recipe's 90: --steps 288968)",
+            "97.18 (the recipe's 90: --training.steps 288968)",
             id="the winter release: 90 x 13,151,276 / 4096 = 288,968.47",
         ),
         pytest.param(
             ("vit_b16_i21k_augreg", "--num-images", "14197122"),
-            "298.98 (the recipe's 300: --steps 1039828)",
+            "298.98 (the recipe's 300: --training.steps 1039828)",
             id="all of the autumn release for AugReg: 300 x 14,197,122 / 4096 = 1,039,828.3",
         ),
         pytest.param(

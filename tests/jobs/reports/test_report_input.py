@@ -16,7 +16,7 @@ import pytest
 from jobs.cli import main
 from jobs.recipes.sam import vit_b16_i1k_sam
 from jobs.record import write_record
-from jobs.reports.facts import gather
+from jobs.reports.facts import gather, methods_of
 from jobs.reports.report import render, summary
 from jobs.reports.worth import read_scores, worth_of
 from pipeline.training.settings.job import TeacherConfig
@@ -72,7 +72,7 @@ def test_the_page_names_the_methods_of_a_run_whose_recipe_has_them(tmp_path: Pat
     facts = gather(tmp_path)
     assert dict(facts.methods) == {
         "Optimiser": "LAMB",
-        "Teacher": "large <b>, whose most probable classes have a share of 1.0 of the loss (sha256 aaaaaaaaaaaa...)",
+        "Teacher": "large <b>; its most probable classes are the target for 1.0 of the loss (sha256 aaaaaaaaaaaa...)",
         "SAM": "rho 0.2",
         "Patch dropout": "0.5 of the patches of each image",
         "Smaller images first": "160 px up to step 40000",
@@ -81,8 +81,16 @@ def test_the_page_names_the_methods_of_a_run_whose_recipe_has_them(tmp_path: Pat
     assert not [name for name, *_ in facts.changes if "sam" in name]
     page = render(facts, worth_of(tmp_path, running_seconds=1.0), read_scores(tmp_path)).decode()
     assert "Trained with" in page
-    assert "large &lt;b&gt;, whose most probable classes" in page
+    assert "large &lt;b&gt;; its most probable classes" in page
     assert "<dt>SAM</dt><dd>rho 0.2</dd>" in page
+
+
+def test_a_method_that_is_off_is_not_named_however_its_zero_is_written() -> None:
+    """A recipe in Python may give a float as an int, and the record keeps it."""
+    off = {"optimizer.sam_rho": "0", "tokens.patch_dropout": "0", "data.augment.repeats": "1"}
+    assert methods_of(off) == methods_of({"optimizer.sam_rho": "0.0", "tokens.patch_dropout": "0.0"}) == ()
+    taught = {"teacher.weights": "large", "teacher.target": "soft", "teacher.share": "1", "teacher.temperature": "1"}
+    assert methods_of(taught) == (("Teacher", "large; its probabilities are the target for 1 of the loss"),)
 
 
 def test_wrong_paths_get_one_message(tmp_path: Path) -> None:

@@ -198,15 +198,16 @@ def rows_of(batch: Batch) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor
 
 
 def test_each_image_is_read_once_for_all_its_repeats(packed: Path, tmp_path: Path) -> None:
-    read, held = [], []
+    """What is held after a batch depends on how far the stream has read ahead; the most of all batches is about a fifth
+    of what is read, and would be all of it if what was used up were not freed."""
+    read, most = [], []
     for repeats in (1, 4):
         config = replace(with_repeats(repeats), url=str(packed), steps_ahead=1)
         with closing(stream_of(open_training_data(config), tmp_path / "q", config=config)) as stream:
-            list(islice(stream(0), 2 * repeats + 40))
+            most.append(max(stream.counts()["held_bytes"] for _ in islice(stream(0), 2 * repeats + 40)))
             read.append(stream.counts()["bytes"])
-            held.append(stream.counts()["held_bytes"])
     assert read[1] < read[0] * 0.6
-    assert held[1] <= held[0] * 1.2, "what was used up is freed"
+    assert most[1] < read[1] / 3, "what was used up is freed"
 
 
 @pytest.mark.parametrize("crop", ["inception", "none"])

@@ -127,13 +127,13 @@ def test_a_checkpoint_records_the_kernel_that_ran(
     engine: dict[str, Any] = {"attention": chosen}
     watch, model = KernelWatch(engine, JOB, one_world()), build_model(MODEL).train()
     backend = SDPBackend.FLASH_ATTENTION if ran == "flash" else SDPBackend.MATH
-    with caplog.at_level(logging.INFO), sdpa_kernel(backend), watch.step():
+    with caplog.at_level(logging.INFO), sdpa_kernel(backend), watch.model_pass():
         model(IMAGES).sum().backward()
     assert engine["attention"] == ran
     (said,) = caplog.records
     assert said.levelno == (logging.INFO if chosen in ("", ran) else logging.WARNING)
     assert f"attention is computed by {ran}" in caplog.text
-    with sdpa_kernel(SDPBackend.MATH), watch.step():
+    with sdpa_kernel(SDPBackend.MATH), watch.model_pass():
         model(IMAGES)
     assert engine["attention"] == ran, "it looks once"
 
@@ -146,7 +146,7 @@ def test_it_is_looked_at_in_a_step_in_which_nothing_is_traced_and_no_trace_is_ta
     besides: tuple[AbstractContextManager[Any], ...] = (nullcontext(), profile(), nullcontext())
     for number, beside in enumerate(besides):
         assert engine == {}, number
-        with beside, watch.step():
+        with beside, watch.model_pass():
             model(IMAGES).sum().backward()
     assert engine == {"attention": "flash"}
 
@@ -160,7 +160,7 @@ def test_steps_of_new_patch_sizes_do_not_decide() -> None:
     compile_blocks(model, backend="aot_eager")
     for patch in (4, 16, 8, 32, 16):
         assert engine == {}, patch
-        with watch.step():
+        with watch.model_pass():
             model(IMAGES, patch=patch).sum().backward()
     assert engine == {"attention": "flash"}
 

@@ -863,7 +863,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
             (
                 TokensConfig(image_sizes=(160,), size_steps=(9,)),
                 "tokens.image_sizes 160",
-                "--tokens.image-sizes",
+                "--tokens.image-sizes and --tokens.size-steps",
             ),
             (TokensConfig(patch_dropout=0.5, whole_steps=9), "tokens.whole_steps 9", "--tokens.whole-steps"),
         )

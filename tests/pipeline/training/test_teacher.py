@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -31,16 +33,19 @@ from pipeline.planning.forecast import cost_of, forecast
 from pipeline.planning.rates import Rates
 from pipeline.planning.step_time import flops_at
 from pipeline.training.fitting.fit import fitted
+from pipeline.training.gradients import Gradients
 from pipeline.training.prepare import prepare
 from pipeline.training.reporting.utilisation import Utilisation
 from pipeline.training.settings.job import TeacherConfig, TrainingJob
 from pipeline.training.settings.tokens import TokensConfig
 from pipeline.training.teacher import columns_of, distilled_loss, open_teacher, teacher_config
+from pipeline.training.zero.batch_plan import plan_batch
 from pipeline.training.zero.step_times import StepTimes
 from shards.errors import UserError
 from tests.jobs.reports.test_points import written
 from tests.pipeline.models.conversion.published import of_timm
 from tests.pipeline.models.parity import imported, random_images
+from tests.pipeline.training.test_patch_sizes import OneEngine
 from tests.rigs.kills import run_and_kill, step_at_least
 from tests.rigs.processes import one_world, patchline
 from tests.rigs.training import AT_ONCE, STEPS, FinishedRuns, losses, pretrain_words, resumed_steps, run
@@ -205,6 +210,41 @@ def test_a_resnet_teaches_images_of_any_size(tmp_path: Path) -> None:
         assert utilisation.values(1.0, step=step)["perf/mfu"] == pytest.approx(in_step / 1e12)
 
 
+def test_a_teacher_has_no_backward_pass_to_be_recomputed_for(tmp_path: Path) -> None:
+    base = digits_smoke()
+    engine = replace(base.engine, precision="bf16", activation_checkpointing="full")
+    job = replace(base, engine=engine, model=replace(base.model, num_classes=10))
+    job = replace(job, teacher=TeacherConfig(weights=str(weights_at(tmp_path / "teacher"))))
+    cost, taught = cost_of(job, num_images=0, num_classes=10, days=1), forward_flops(SMALL)
+    found = forecast(job, cost, gpu="h100", num_gpus=1, rates=Rates(mfu=0.5), num_classes=10)
+    computed = 4 / 3 * (cost.train_flops - taught) + taught
+    assert found.step.compute == pytest.approx(job.global_batch * computed / (0.5 * 989e12))
+    assert found.mfu_reached / found.hfu == pytest.approx(cost.train_flops / computed)
+
+
+def test_the_watch_for_attention_sees_no_pass_of_the_teacher(tmp_path: Path) -> None:
+    """The teacher's layers may compute it by another kernel than the model's."""
+    job = replace(digits_smoke(), global_batch=8, model=replace(digits_smoke().model, num_classes=10))
+    job = replace(job, teacher=TeacherConfig(weights=str(weights_at(tmp_path / "teacher"))))
+    teacher, model, seen = open_teacher(job, NAMES, say=False), build_model(job.model), list[str]()
+    assert teacher
+    plan = plan_batch(8, micro_batch=8, num_ranks=1, lanes=8)
+    gradients = Gradients(job, plan, OneEngine(model), one_world(), teacher=teacher)  # type: ignore[arg-type]
+
+    @contextmanager
+    def watched() -> Iterator[None]:
+        seen.append("begin")
+        yield
+        seen.append("end")
+
+    gradients.watched = watched
+    teacher.model.register_forward_hook(lambda *_: seen.append("teacher"))
+    model.register_forward_hook(lambda *_: seen.append("model"))
+    numbers, images = torch.arange(8), torch.zeros(8, 32, 32, 3, dtype=torch.uint8)
+    gradients.accumulate(Batch(step=0, images=images, labels=numbers[:, None], sample_ids=numbers, datasets=numbers))
+    assert seen == ["teacher", "begin", "model", "end"]
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -262,6 +302,8 @@ def test_settings_without_an_effect_are_refused(settings: dict[str, object], sai
 def test_a_missing_teacher_is_called_so() -> None:
     with pytest.raises(UserError, match=r"--teacher\.weights: no weights at 'gone'"):
         teacher_config(replace(digits_smoke(), teacher=TeacherConfig(weights="gone")))
+    ended = patchline("plan", "digits_smoke", "--training.teacher.weights", "gone")
+    assert "--training.teacher.weights: no weights at 'gone'" in ended.errors
 
 
 def test_a_sigmoid_has_no_teacher() -> None:

@@ -833,7 +833,11 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         ".pth.tar, or a folder with config.json and model.safetensors"
     ),
     row("an empty folder", opening_what, lambda p: p.mkdir()).says(
-        "no config.json in 'DIR/w'; give a folder of ours, timm's or Hugging Face's, or a file"
+        "no config.json in 'DIR/w'; give a finished run, a folder of ours, timm's or Hugging Face's, or a file"
+    ),
+    row("a run that is not finished", opening_what, lambda p: (p / "checkpoints").mkdir(parents=True)).says(
+        "no weights at 'DIR/w': the run in 'DIR/w' is not finished, and weights are written at its end; run its "
+        "command again to continue it, or take those of a checkpoint with patchline weights"
     ),
     row("broken JSON", opening_what, lambda p: config_json(p, "{")).says(
         "'DIR/w/config.json' is no JSON (Expecting property name enclosed in double quotes: line 1 column 2 (char "
@@ -977,8 +981,8 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
     ),
     *(
         row(f"DINOv3's epsilon and positions, as {written}", export_refused, DINOV3, written).says(
-            f"the model has {part}, which the format {written} does not have, and no other has all of its parts: give "
-            "--format patchline"
+            f"the model has {part}, which the format {written} does not have, and no other format has all of the "
+            "model's parts: give --format patchline"
         )
         for written, part in OF_DINOV3.items()
     ),

@@ -37,13 +37,16 @@ def test_a_classifier_that_reads_something_else_is_left_out_with_a_warning(
     assert f"its classifier is left out: it reads {what}" in caplog.text
 
 
-def test_published_files_of_clip_have_more_tensors(transformers: ModuleType, tmp_path: Path) -> None:
+def test_published_files_of_clip_have_more_tensors(
+    transformers: ModuleType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """The numbers of the positions, which older versions saved, and a projection to the space of texts."""
     of_transformers(transformers, "CLIPModel", tmp_path, BOTH)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     assert {"visual_projection.weight", "text_projection.weight", "logit_scale"} <= tensors.keys()
     model = filled_model(open_any(str(tmp_path), Hints()))
+    assert "its projection to the space of texts (visual_projection.weight) is left out" in caplog.text
     tensors["vision_model.embeddings.position_ids"] = torch.arange(10)[None]
     save_file(tensors, path)
     again = filled_model(open_any(str(tmp_path), Hints()))

@@ -1,11 +1,16 @@
 """Vision Transformers of timm and transformers are read with the library's own results, or refused with a reason."""
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from pipeline.models.conversion.config import Hints
+from pipeline.models.conversion.open_any import open_any
 from pipeline.models.conversion.timm_architectures import ARCHITECTURES
+from tests.pipeline.models.conversion.published import of_timm
 from tests.pipeline.models.conversion.zoo import (
     BOUND,
     PAGE,
@@ -57,6 +62,17 @@ def test_one_of_each_kind_has_timms_logits(timm: ModuleType) -> Iterator[str]:
             yield f"{found.name} ({READ[found.name]}): {found.words}"
         if row(found) not in PAGE.read_text():
             yield f"the page has no such row: {row(found)}"
+
+
+def test_a_model_of_wide_images_without_positions_says_that_it_is_made_square(timm: ModuleType, tmp_path: Path) -> None:
+    """Sapiens 2 is published for 1024 x 768 px and has rotary positions, so that no tensor depends on the size."""
+    of_timm(timm, "vit_base_patch16_sapiens2", tmp_path)
+    description = json.loads((tmp_path / "config.json").read_text())
+    description["model_args"]["img_size"] = [64, 48]
+    (tmp_path / "config.json").write_text(json.dumps(description))
+    weights = open_any(str(tmp_path), Hints())
+    assert weights.config.image_size == 224
+    assert "image_size 224 px, a square, not 64 x 48 px as in the file" in map(str, weights.assumed)
 
 
 @every_fault
