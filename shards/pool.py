@@ -66,7 +66,7 @@ class Pool:
     """
 
     def __init__(self, limit: int, *, name: str, reserve: int = 0) -> None:
-        self._limit, self._reserve, self._name = limit, reserve, name
+        self._limit, self._reserve, self._name, self._idle_seconds = limit, reserve, name, IDLE_SECONDS
         self._is_closed = False
         self._numbers = count()
         self._empty()
@@ -254,7 +254,7 @@ class Pool:
                 if is_idle and not self._later:
                     break
                 until_due = self._later[0][0] - time.monotonic() if self._later else math.inf
-                is_idle = not self._changed.wait(min(IDLE_SECONDS, until_due)) and until_due > IDLE_SECONDS
+                is_idle = not self._changed.wait(min(self._idle_seconds, until_due)) and until_due > self._idle_seconds
             self._num_threads -= 1
             return None
 

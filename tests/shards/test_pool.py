@@ -327,6 +327,15 @@ def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gone() is None
 
 
+def test_a_pool_keeps_the_idle_time_that_it_was_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that makes idle threads stay must not keep those of an earlier test."""
+    monkeypatch.setattr("shards.pool.IDLE_SECONDS", 0.05)
+    pool = Pool(1, name="test")
+    monkeypatch.setattr("shards.pool.IDLE_SECONDS", 10 * SECONDS)
+    assert pool.submit(int).result(SECONDS) == 0
+    wait_until(lambda: not threads())
+
+
 @pytest.fixture
 def no_more_threads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether threads can be started: the last entry refuses them."""

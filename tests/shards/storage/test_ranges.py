@@ -88,12 +88,13 @@ def scripted(answer: Answer, second: Answer | None = None) -> Scripted:
 
 @pytest.fixture(autouse=True)
 def _no_thread_is_left() -> Iterator[None]:
+    before = own_threads()
     yield
-    wait_until(lambda: not own_threads())
+    wait_until(lambda: own_threads() <= before)
 
 
-def own_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("read")]
+def own_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("read")}
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
