@@ -323,6 +323,7 @@ def test_threads_decode_at_the_same_time(url: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("pipeline.data.samples.decode_upright", decode)
     with train_batches(**arguments(url, transform=transform, global_batch=8)) as batches:
         assert next(batches).images.tolist() == [48] * 8
+    both.abort()  # a thread that decodes ahead may wait for another
 
 
 def test_a_stream_that_was_moved_lets_go_of_the_old_one(url: str) -> None:
