@@ -9,8 +9,8 @@ keep mean and deviation in fp32, and inductor may pad products.
 
 The fused products of an MLP are QuACK's. Like other products they are counted by their operands: with T tokens, width D
 and MLP width M, in bf16, 2 (T D + D M + M + 2 T M) bytes for the first product, which writes its sums and their GELU,
-and 2 (T D + D M + 2 T M + M) for the gradient, which reads those sums. The gradient's kernel also leaves an fp32 sum
-of each 128 tokens, 4 M T / 128 bytes, which PyTorch reads and adds up in two kernels. QuACK compiles its kernels for
+and 2 (T D + D M + 2 T M + M) for the gradient, which reads those sums. The gradient's kernel also leaves an fp32 sum of
+each 128 tokens, 4 M T / 128 bytes, which PyTorch reads and adds up in two kernels. QuACK compiles its kernels for
 sm_90a, if it is installed. It looks for itself in a folder of this name. Command (two minutes):
 
     pip install --no-deps --target runs/site-packages triton==3.7.1 quack-kernels==0.6.5 nvidia-cutlass-dsl==4.8.1 \

@@ -123,8 +123,8 @@ def reads_of(
     manifest: CheckpointManifest, *, num_ranks: int, manifest_bytes: int, held_bytes: int = HELD_BYTES
 ) -> list[Reads]:
     """Of each rank: the manifest, then its share. Whoever reads the first part of a file asks for the file's size too,
-    and reads all of its header. What does not fit into `held_bytes` is read once more when it is loaded, at most all
-    of it."""
+    and reads all of its header. What does not fit into `held_bytes` is read once more when it is loaded, at most all of
+    it."""
     shares, headers = Shares(manifest.files, num_ranks=num_ranks), _header_ends(manifest)
     found = []
     for rank in range(num_ranks):

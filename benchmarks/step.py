@@ -2,8 +2,8 @@
 
 On a CPU: ViT-S/16 and ViT-B/16, eager and compiled. The arms take turns within one process, so that the two
 measurements of a ratio are seconds apart. On a GPU: ViT-H/14 at 224 and 518 px, every arm in its own process, with the
-share of the card's peak (MFU) and the memory. Commands (10 minutes on two cores; `--only "at 518, eager"` runs only
-the cases whose names contain these words):
+share of the card's peak (MFU) and the memory. Commands (10 minutes on two cores; `--only "at 518, eager"` runs only the
+cases whose names contain these words):
 
     python -m benchmarks.step --out benchmarks/results/step.json
     python -m benchmarks.step --device cuda --out benchmarks/results/step_gpu.json
@@ -129,8 +129,8 @@ def aims(found: dict[str, Report]) -> list[Aim]:
 
 
 def table(found: dict[str, Report]) -> str:
-    """Every arm as Markdown. MFU is relative to the card's nominal peak; the next column to the highest rate that
-    was measured."""
+    """Every arm as Markdown. MFU is relative to the card's nominal peak; the next column to the highest rate that was
+    measured."""
     rows = ["| | images/s | CPU-s per image | peak memory, GB | MFU | of 790 TFLOP/s |", "|---|---|---|---|---|---|"]
     for name, report in found.items():
         for arm, rates in report.get("images_per_second", {}).items():

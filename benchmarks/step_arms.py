@@ -112,8 +112,8 @@ def measure(names: list[str], setting: Setting) -> dict[str, Any]:
 
 
 def timed(step: Step, setting: Setting) -> dict[str, float]:
-    """One round of an arm. `peak_bytes` is the memory of tensors on a GPU, and of the whole process with all its
-    arms on a CPU."""
+    """One round of an arm. `peak_bytes` is the memory of tensors on a GPU, and of the whole process with all its arms
+    on a CPU."""
     is_gpu = setting.device == "cuda"
     if is_gpu:
         torch.cuda.synchronize()

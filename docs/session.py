@@ -1,6 +1,6 @@
-"""This is a first session in a real terminal of 80 columns: an empty clone, the demo, a folder of photographs with
-some broken files, training, Ctrl-C, and an export. Then three others come with what they have: weights of timm, tars
-and a loop of their own, an account on a cluster. Every screen is shown as it appeared.
+"""This is a first session in a real terminal of 80 columns: an empty clone, the demo, a folder of photographs with some
+broken files, training, Ctrl-C, and an export. Then three others come with what they have: weights of timm, tars and a
+loop of their own, an account on a cluster. Every screen is shown as it appeared.
 
     python -m docs.session --photographs DIR      # DIR/CLASS/*.jpg; needs tmux; half an hour on two cores
 

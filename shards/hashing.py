@@ -54,8 +54,8 @@ def hash_array(values: NDArray[np.int64] | NDArray[np.uint64], *, key: int) -> N
 def hash_order(num_values: int, *, key: int) -> NDArray[np.int64]:
     """Returns the integers from 0 to `num_values` - 1 in the order of their hashes under `key`: int64[num_values].
 
-    Every step of the hash can be undone, so no two hashes are equal, and the sorted hashes say which integers they
-    are of. Sorting them in place and undoing the steps takes half the time of an argsort.
+    Every step of the hash can be undone, so no two hashes are equal, and the sorted hashes say which integers they are
+    of. Sorting them in place and undoing the steps takes half the time of an argsort.
     """
     z = hash_array(np.arange(num_values, dtype=np.int64), key=key)
     z.sort()

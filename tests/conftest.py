@@ -64,8 +64,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skips tests that need programs that are not installed, unless PATCHLINE_REQUIRE (such as `slurm,rgw`) names
-    their marker."""
+    """Skips tests that need programs that are not installed, unless PATCHLINE_REQUIRE (such as `slurm,rgw`) names their
+    marker."""
     missing = {
         "slurm": [program for program in SLURM_PROGRAMS if shutil.which(program) is None],
         "rgw": ceph.missing_programs(),

@@ -60,8 +60,8 @@ def run(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 def test_examples_of_streaming(digits_url: str, tmp_path: Path) -> None:
-    """Runs one after the other in a folder with the dataset `digits`. They print nothing and leave no list of
-    replaced samples."""
+    """Runs one after the other in a folder with the dataset `digits`. They print nothing and leave no list of replaced
+    samples."""
     (tmp_path / "digits").symlink_to(digits_url)
     for number, example in enumerate(examples("streaming.md", "python")):
         program = tmp_path / f"example_{number}.py"

@@ -98,8 +98,8 @@ def is_chain(folder: str | Path) -> bool:
 
 
 def refuse_chain(word: str, *, hint: str = "") -> None:
-    """Raises UserError if `word` is the folder of a chain instead of a run. The message says why the chain
-    gave up, if it did. `hint`: more advice for the message."""
+    """Raises UserError if `word` is the folder of a chain instead of a run. The message says why the chain gave up, if
+    it did. `hint`: more advice for the message."""
     if not is_chain(word):
         return
     why, path = "", state_folder(word) / GAVE_UP

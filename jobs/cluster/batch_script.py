@@ -68,8 +68,8 @@ def pieces_of(tasks: Sequence[int], *, most: int, at_once: int = 0) -> list[Piec
 
 
 def tasks_in(job: str) -> list[range]:
-    """Returns the task numbers in a job id as squeue shows it, such as `12_3` or `12_[0-3,7%2]`. Returns an empty
-    list for `12`."""
+    """Returns the task numbers in a job id as squeue shows it, such as `12_3` or `12_[0-3,7%2]`. Returns an empty list
+    for `12`."""
     tasks = job.partition("_")[2].strip("[]").partition("%")[0]
     ends = [part.partition("-") for part in tasks.split(",")]
     known = [(first, last or first) for first, _, last in ends]

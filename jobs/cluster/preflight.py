@@ -130,8 +130,8 @@ def _command(cluster: ClusterConfig, environ: Mapping[str, str]) -> Finding:
 
 
 def slurm_checks(cluster: ClusterConfig, *, nodes: int, environ: Mapping[str, str]) -> list[Finding]:
-    """Returns all checks of Slurm, or a single fault if one of the first calls fails. Raises UserError if a later
-    call fails."""
+    """Returns all checks of Slurm, or a single fault if one of the first calls fails. Raises UserError if a later call
+    fails."""
     try:
         config = fields_of(_answer(["scontrol", "show", "config"], environ))
         named = _partition(cluster.partition, environ)

@@ -91,8 +91,8 @@ _CODES = {
 
 
 def finding_of(job: JobFacts, *, run_dir: str = "") -> Finding:
-    """Returns what the state and the reason of a job mean. `run_dir`: the job's run, named in the commands that
-    fix a fault."""
+    """Returns what the state and the reason of a job mean. `run_dir`: the job's run, named in the commands that fix a
+    fault."""
     if job.state == "PENDING":
         return _filled(_of_waiting(job.reason), job)
     if job.state in _ENDED:

@@ -387,8 +387,8 @@ class JobFacts:
     """What scontrol says about a job. `number`: its number. For a task of an array, `job` is `12_3` and `number` is the
     task's own, such as 15. `starts`: how many times the job was requeued. `reason`: why it waits or how it ended, empty
     if Slurm gives no reason. `nodes`: a list such as `n[1-2]`. Times are text, empty if unknown; the start time is a
-    local time. `log`: the file of its error output. `comment`: the names of a job that patchline submitted, and
-    `user` and `submitted`, as in `QueuedJob`."""
+    local time. `log`: the file of its error output. `comment`: the names of a job that patchline submitted, and `user`
+    and `submitted`, as in `QueuedJob`."""
 
     job: str
     number: str

@@ -213,8 +213,8 @@ class PlotPoint:
 
 def _plots(points: Sequence[Point], lines: Sequence[str]) -> list[tuple[str, Markup]]:
     """Returns the plots, each with its title: for each dataset, accuracy over compute and over data; then few-shot
-    accuracy over data. Points share a plot only if they are scored on the same dataset. Left out are
-    plots of one point, and accuracy over data that is the same for all."""
+    accuracy over data. Points share a plot only if they are scored on the same dataset. Left out are plots of one
+    point, and accuracy over data that is the same for all."""
     also = [more for one in points for more in one.also]
     measured = [(shots, one.fewshot_dataset) for one in points for shots in one.fewshot]
     measured += [(one.shots, one.dataset) for one in also if one.shots]

@@ -23,16 +23,8 @@ _NOT_TOLD = (
     *("data.reading.", "data.num_threads", "data.steps_ahead", "data.memory_limit_bytes", "data.max_quarantined"),
     *("data.allow_other_decoder", "model.name", "model.num_classes", "model.image_size", "teacher.sha256"),
 )
-_VAGUE = (
-    "name",
-    "url",
-    "share",
-    "count",
-    "decay",
-    "weights",
-    "target",
-    "temperature",
-)  # field names that are unclear without their group
+# Field names that are unclear without their group.
+_VAGUE = ("name", "url", "share", "count", "decay", "weights", "target", "temperature")
 _MOST_VALUE_CHARACTERS = 60
 
 

@@ -160,9 +160,9 @@ class ReportFacts:
     not say it. `num_images`: how many images the run has trained on, including repeats. `path`: the run's folder, as it
     was given. `scored_on`: what the run's accuracy is measured on, in words. `evaluation_url`: its --evaluation.url.
     `methods`: what it is trained with beyond labels and whole images, as name and words. `changes`: settings that
-    differ from the recipe, as field, the recipe's value and the run's value. `places`: paths
-    and other fields that are not settings, in the same form. `environment`: names and values. `notes`: what is missing
-    or cannot be read. `damaged`: the notes about files that cannot be used."""
+    differ from the recipe, as field, the recipe's value and the run's value. `places`: paths and other fields that are
+    not settings, in the same form. `environment`: names and values. `notes`: what is missing or cannot be read.
+    `damaged`: the notes about files that cannot be used."""
 
     name: str
     run: RunFacts

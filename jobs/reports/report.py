@@ -1,5 +1,4 @@
-"""`patchline report`: shows what a run did, as text and on an HTML page without scripts. The run may still be
-running.
+"""`patchline report`: shows what a run did, as text and on an HTML page without scripts. The run may still be running.
 
 `kind_of` decides how each curve is shown: its title, its unit, and the format of its values.
 """

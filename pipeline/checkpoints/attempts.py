@@ -107,8 +107,8 @@ def read_attempts(store: Store, *, recorded: CheckpointId | None = None) -> list
 def read_attempt(store: Store, path: str) -> Attempt:
     """Returns the recorded attempt. It is marked as unreadable if the record is damaged or missing, names another
     attempt, or cannot be read from a store that can be listed. Its number still counts: otherwise, the next attempt
-    could get the same or a lower number and would not overtake it. Raises what the store raises if it cannot be
-    listed, either."""
+    could get the same or a lower number and would not overtake it. Raises what the store raises if it cannot be listed,
+    either."""
     token = token_from_path(path)
     for _ in range(2):  # after a fault once more: perhaps the whole store did not answer
         try:

@@ -105,8 +105,8 @@ class Checkpoints:
 
     def newest(self, *, at_most: int | None = None) -> CheckpointManifest | None:
         """Returns the newest standing checkpoint that every rank can verify. Returns None if none was ever committed;
-        raises an error if some were but none can be used. `at_most`: only checkpoints of this step or an
-        earlier one count, and None is returned if none of them can be used.
+        raises an error if some were but none can be used. `at_most`: only checkpoints of this step or an earlier one
+        count, and None is returned if none of them can be used.
 
         A checkpoint that storage cannot read, even after retries, is skipped like a damaged one. Raises StorageError if
         no other can be used, or if the store can no longer be listed, since such a fault may pass."""

@@ -55,8 +55,8 @@ def noting_lost_shards(data: TrainingData, run_dir: Path, *, rank: int) -> Itera
 
 
 def without_lost_shards(data: TrainingData, run_dir: Path, *, world: World, max_share: float) -> TrainingData:
-    """Returns the data without the shards that are lost. Raises StorageError if they have more than `max_share` of
-    the samples of a dataset. Collective."""
+    """Returns the data without the shards that are lost. Raises StorageError if they have more than `max_share` of the
+    samples of a dataset. Collective."""
     lost, fault = list[Shard](), ""
     if world.is_first:
         lost, fault = _lost_shards(data, run_dir, max_share=max_share)

@@ -320,11 +320,11 @@ def train_samples(
         samples = patchline.train_samples("data/digits", global_batch=64, num_steps=1000, transform=transform)
         loader = DataLoader(samples, batch_sampler=samples.batch_sampler(first_step=0), num_workers=8)
 
-    Number i is entry i % global_batch of step i // global_batch, so the loader gives the batches of the stream with
-    the same arguments, in its order, and `first_step` is all that is needed to resume. An item is what `transform`
-    returns for a Sample; without one, it is (uint8[3, image_size, image_size], label), with label -1 for none. While it
-    runs, the global generators of Python, NumPy and torch are seeded with sample.seed, and so an item depends only on
-    its number and the arguments. The arguments are those of `train_batches`; UserError is raised as there.
+    Number i is entry i % global_batch of step i // global_batch, so the loader gives the batches of the stream with the
+    same arguments, in its order, and `first_step` is all that is needed to resume. An item is what `transform` returns
+    for a Sample; without one, it is (uint8[3, image_size, image_size], label), with label -1 for none. While it runs,
+    the global generators of Python, NumPy and torch are seeded with sample.seed, and so an item depends only on its
+    number and the arguments. The arguments are those of `train_batches`; UserError is raised as there.
 
     Each sample is read with a separate request, or two with `fields`. From S3, that needs more workers than
     `train_batches` needs threads. Each worker counts the samples that it replaces by itself.

@@ -438,8 +438,8 @@ def _job(part: GpuPart, place: world.World) -> TrainingJob:
 
 
 def _beside_plan(part: GpuPart, job: TrainingJob, rate: float, place: world.World) -> Result:
-    """Returns the share of the GPU's nominal speed that `rate` reaches, and the rate that the plan predicts. Both
-    are None for a device that the plan does not know."""
+    """Returns the share of the GPU's nominal speed that `rate` reaches, and the rate that the plan predicts. Both are
+    None for a device that the plan does not know."""
     gpu = gpu_of_device(torch.cuda.get_device_name(place.device)) if _is_gpu(place) else None
     if gpu is None:
         return {"mfu": None, "planned_images_per_second": None}

@@ -132,8 +132,8 @@ def account_of(
 
 
 def kernels_of(events: Sequence[Mapping[str, Any]], *, is_gpu: bool) -> Iterator[Kernel]:
-    """Yields the kernels of a trace or, on a CPU, the pieces of time in which an operator ran and none that it
-    called. Raises ValueError for a trace of a GPU without its kernels."""
+    """Yields the kernels of a trace or, on a CPU, the pieces of time in which an operator ran and none that it called.
+    Raises ValueError for a trace of a GPU without its kernels."""
     launches = {
         event["args"]["correlation"]: float(event["ts"])
         for event in events

@@ -187,9 +187,9 @@ def key_caches_by_kernel(name: str) -> None:
     PyTorch leaves this out (pytorch #185449), so a process would otherwise run the kernel that an earlier process
     chose.
 
-    The instruction set of this CPU is added, too: code for wider vectors gives other bits. All other state that
-    is set before compiling is in the key already (deterministic algorithms, the precision of products, reductions in
-    bf16 and fp16, threads, the compiler's options), or is read when a kernel runs (cuDNN's switches).
+    The instruction set of this CPU is added, too: code for wider vectors gives other bits. All other state that is set
+    before compiling is in the key already (deterministic algorithms, the precision of products, reductions in bf16 and
+    fp16, threads, the compiler's options), or is read when a kernel runs (cuDNN's switches).
     """
     cuda: Any = torch.backends.cuda  # Any, because its functions have no types
     config = torch.compiler.config

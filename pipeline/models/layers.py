@@ -71,8 +71,8 @@ def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
 
 def gelu_by_sigmoid(x: torch.Tensor) -> torch.Tensor:
     """Computes the function of `tanh_gelu` as x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3), in fp32 or better,
-    and rounds the result. On a CPU, a compiled MLP takes 15 % less time with it, since an exponential costs
-    less than a tanh (benchmarks/results/kernels.json)."""
+    and rounds the result. On a CPU, a compiled MLP takes 15 % less time with it, since an exponential costs less than a
+    tanh (benchmarks/results/kernels.json)."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     twice_u = 2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide * wide * wide)
     return (wide * torch.sigmoid(twice_u)).to(x.dtype)

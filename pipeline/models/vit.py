@@ -358,8 +358,8 @@ class Attention(nn.Module):
     (appendix B.1).
 
     `q_norm` and `k_norm` normalise each head's queries and keys ("Scaling Vision Transformers to 22 Billion
-    Parameters", Dehghani et al., 2023, section 2). ViT-22B's are RMSNorms, which have no bias
-    and do not subtract the mean. Here they are of the model's kind, LayerNorms by default, as in timm.
+    Parameters", Dehghani et al., 2023, section 2). ViT-22B's are RMSNorms, which have no bias and do not subtract the
+    mean. Here they are of the model's kind, LayerNorms by default, as in timm.
     """
 
     def __init__(self, config: ModelConfig) -> None:

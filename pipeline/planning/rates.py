@@ -8,9 +8,9 @@ A plan takes the first of these that says something about its job:
                     benchmarks/results/
     PLANNED_MFU     what was published for another model, for what nobody has measured
 
-A step counts for a job if both have the same sizes, precision and GPU, about the same image size, and are both eager
-or both compiled. A result with a step of the same kernels counts before one without. Of a result's steps the nearest
-one is taken, first by the micro-batch, then by the kernels. What differs is said. A rate becomes a share of the GPU's
+A step counts for a job if both have the same sizes, precision and GPU, about the same image size, and are both eager or
+both compiled. A result with a step of the same kernels counts before one without. Of a result's steps the nearest one
+is taken, first by the micro-batch, then by the kernels. What differs is said. A rate becomes a share of the GPU's
 nominal operations (MFU), so that a larger head only adds its operations.
 
 The range is that of the measured rounds. If the job leaves the kernel of attention open, the range includes what the

@@ -102,8 +102,8 @@ def gpu_named(name: str) -> Gpu:
 
 
 def gpu_of_device(name: str) -> Gpu | None:
-    """Returns the GPU that CUDA calls `name`, or None if it is not in the table. Slower variants of the same
-    family (H100 PCIe, H200 NVL, RTX 4090 Laptop) are left out."""
+    """Returns the GPU that CUDA calls `name`, or None if it is not in the table. Slower variants of the same family
+    (H100 PCIe, H200 NVL, RTX 4090 Laptop) are left out."""
     found = [gpu for pattern, gpu in _NAMES.items() if re.fullmatch(pattern, name)]
     return GPUS[found[0]] if found else None
 
@@ -158,8 +158,8 @@ def step_time(
     """Returns the time of a job's step if its batch is divided by `plan`. The job's precision and number of classes
     must be decided.
 
-    `train_flops`: the operations per image, without recomputed ones, as the mean over all steps. Steps with other
-    image or patch sizes wait for the host for different times, of which `host` is the mean."""
+    `train_flops`: the operations per image, without recomputed ones, as the mean over all steps. Steps with other image
+    or patch sizes wait for the host for different times, of which `host` is the mean."""
     num_passes = job.optimizer.passes_per_step
 
     launched = speed.host * host_seconds(job, num_ranks=plan.num_ranks)

@@ -321,9 +321,9 @@ def _has_spans(line: Line) -> bool:
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a start ended. `kind` is the same for all starts that ended for the same reason; `words` also name the
-    step. `is_pause`: whether the run was paused until the next start: its last step was saved, and its user had stopped
-    it, or it was done and has been extended."""
+    """Why a start ended. `kind` is the same for all starts that ended for the same reason; `words` also name the step.
+    `is_pause`: whether the run was paused until the next start: its last step was saved, and its user had stopped it,
+    or it was done and has been extended."""
 
     kind: str
     words: str

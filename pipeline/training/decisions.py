@@ -10,9 +10,9 @@
     engine.attention    with_attention        how long each kernel takes on rank 0's GPU, if all ranks have it
     engine.overlap      with_checked_overlap  the gradients of a small copy of the model
 
-`STEPS` lists the last four decisions and `engine.compile`. Every rank decides alike. RUN/starts.jsonl has all
-decisions of a start, with their reasons. Callers have already made their own changes to the job, such as the warm-up of
-a shorter run.
+`STEPS` lists the last four decisions and `engine.compile`. Every rank decides alike. RUN/starts.jsonl has all decisions
+of a start, with their reasons. Callers have already made their own changes to the job, such as the warm-up of a shorter
+run.
 """
 
 import logging
@@ -74,8 +74,8 @@ class Decision:
 
 @dataclass(frozen=True, kw_only=True)
 class Undecided:
-    """A job whose number of classes is decided, and the facts on which the other decisions depend. `plan`: the
-    plan with a rank's whole share in one pass, unless the job names a micro-batch. `budget`: this rank's memory.
+    """A job whose number of classes is decided, and the facts on which the other decisions depend. `plan`: the plan
+    with a rank's whole share in one pass, unless the job names a micro-batch. `budget`: this rank's memory.
     `is_compiled`: whether blocks will be compiled. `record`: the record of the checkpoint to continue, if there is
     one."""
 

@@ -119,8 +119,8 @@ class StepSums:
 class TrainStep:
     """Takes batches from a stream and updates the engine with them. `sources`: further values that the ranks sum.
     `discard`: returns whether to leave out the update of a loss; if it is given, the host waits for each loss before
-    the update. `norms`, `view`, `rank_times`: what is measured in some steps only. `fault`: why
-    this rank's data has failed; None if it has not."""
+    the update. `norms`, `view`, `rank_times`: what is measured in some steps only. `fault`: why this rank's data has
+    failed; None if it has not."""
 
     def __init__(
         self,

@@ -173,8 +173,7 @@ def adopted_rows(
     mean.
 
     Here a sample is also refused if a label is not a class or, with `integers_only`, not an integer, or if it has no
-    label and `unlabeled` is "refuse". These reasons are
-    not in the stored description, since they depend on all tars.
+    label and `unlabeled` is "refuse". These reasons are not in the stored description, since they depend on all tars.
     """
     table = _read_adopted(store, number)
     rows = table.select(["labels", "reason", "cause"]).to_pylist()

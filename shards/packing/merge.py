@@ -282,8 +282,8 @@ def refuse_quarantine(
     left_out: Sequence[LeftOut] = (),
     is_alone: bool = False,
 ) -> None:
-    """Raises UserError if more images were refused than the job allows. `is_alone`: whether the command is a
-    later phase alone, which does not scan repaired images again."""
+    """Raises UserError if more images were refused than the job allows. `is_alone`: whether the command is a later
+    phase alone, which does not scan repaired images again."""
     if not is_refused(plan, max_quarantined=max_quarantined, num_lost=len(left_out)):
         return
     total, count = plan.num_samples + plan.num_quarantined, plan.num_refused + len(left_out)

@@ -184,8 +184,8 @@ class SampleReader:
     caller has not dropped yet. The memory of up to four blocks that is kept for reuse is not counted (ReusedMemory in
     shards/storage/ranges.py). A sample larger than `most_sample_bytes` is returned with a fault.
 
-    `tars` reads the shards. `with_members`: whether the other members of the samples are read,
-    too. The threads of `loaders` wait for index files and for samples that are read again.
+    `tars` reads the shards. `with_members`: whether the other members of the samples are read, too. The threads of
+    `loaders` wait for index files and for samples that are read again.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The background reads of one stream: a limited number at once, urgent ones first, slow ones requested twice.
 
-The limit shrinks when the storage asks for fewer requests, and then slowly grows again (AIMD, as in TCP: Chiu and
-Jain, "Analysis of the Increase and Decrease Algorithms for Congestion Avoidance", Computer Networks 17, 1989). A read
-counts as slow if it takes longer than 99 % of the latest reads did, in proportion to its size. A second request for the
+The limit shrinks when the storage asks for fewer requests, and then slowly grows again (AIMD, as in TCP: Chiu and Jain,
+"Analysis of the Increase and Decrease Algorithms for Congestion Avoidance", Computer Networks 17, 1989). A read counts
+as slow if it takes longer than 99 % of the latest reads did, in proportion to its size. A second request for the
 slowest few percent removes most of the tail at little cost (Dean and Barroso, "The Tail at Scale", CACM 56(2), 2013).
 
 Blocks of images share a few memory mappings, which are reused. malloc would keep what a thread frees in an arena of

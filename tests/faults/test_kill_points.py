@@ -1,7 +1,7 @@
 """Runs that lose all processes, a rank or a writer at random moments end like unbroken ones.
 
-With dropout, mixup and EMA. One kill under ZeRO-3 in the gate, three for each stage and optimiser in the long
-part; `make soak` has thirty.
+With dropout, mixup and EMA. One kill under ZeRO-3 in the gate, three for each stage and optimiser in the long part;
+`make soak` has thirty.
 """
 
 import random

@@ -54,8 +54,8 @@ class Browser:
         self.events: list[dict[str, Any]] = []
 
     def open(self, page: Path, *, width: int, is_dark: bool, asks: Sequence[str] = (), scale: float = 0.0) -> Seen:
-        """The page as it is `width` pixels wide. `asks`: JavaScript whose values are the answers, one after the
-        other. `scale`: draws the whole page in so many pixels for each of its own; 0: its first 900 pixels."""
+        """The page as it is `width` pixels wide. `asks`: JavaScript whose values are the answers, one after the other.
+        `scale`: draws the whole page in so many pixels for each of its own; 0: its first 900 pixels."""
         target = self._ask("Target.createTarget", {"url": "about:blank"})["targetId"]
         session = self._ask("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
         for domain in ("Page", "Network", "Log", "Runtime"):

@@ -52,8 +52,8 @@ def write_dataset(
     settings: dict[str, object] | None = None,
     num_relabelled: int = 0,
 ) -> Manifest:
-    """Writes a dataset's files to `store`. A "shard" is just its images, each after
-    a block for its header, which is all that the card reads."""
+    """Writes a dataset's files to `store`. A "shard" is just its images, each after a block for its header, which is
+    all that the card reads."""
     records, files = _write_shards(store, shards)
     files |= {
         BLOCKS_PATH: _table([_block(shard, record) for shard, record in enumerate(records)], BLOCKS_SCHEMA),

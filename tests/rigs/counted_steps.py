@@ -75,8 +75,8 @@ class CountedSteps:
 def counted_steps(
     num_ranks: int, cases: list[Case], *, with_timer: bool = False, overlap: Literal["on", "off"] = "off"
 ) -> dict[Case, CountedSteps]:
-    """Launches, and reads, two steps of a tiny model in bf16 for every case. `with_timer`: DeepSpeed's throughput
-    timer is left on. `overlap`: that of the engine; on, with a deeper model and 13 buckets."""
+    """Launches, and reads, two steps of a tiny model in bf16 for every case. `with_timer`: DeepSpeed's throughput timer
+    is left on. `overlap`: that of the engine; on, with a deeper model and 13 buckets."""
     with ProcessPoolExecutor(1, mp_context=forks()) as pool:
         return pool.submit(_count, num_ranks, cases, with_timer, overlap).result(300)
 

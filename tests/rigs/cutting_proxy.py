@@ -20,9 +20,9 @@ class CuttingProxy:
 
     `ranges` collects the Range headers of the GETs ("" if there was none). `parts` is the number of parts of multipart
     uploads that pass; later parts wait until the proxy ends, and set `holding`. `uploads` is the same for whole objects
-    of checkpoints; held ones are stored first if `stores_held`. `flips`: changes one bit of every
-    upload's body. `hides` says of an object's key whether listings leave it out, as those of a store that lists late.
-    `refuses` is the status and the code with which every request is refused, and `halves` cuts every body in half.
+    of checkpoints; held ones are stored first if `stores_held`. `flips`: changes one bit of every upload's body.
+    `hides` says of an object's key whether listings leave it out, as those of a store that lists late. `refuses` is the
+    status and the code with which every request is refused, and `halves` cuts every body in half.
 
     `num_requests` counts requests of any kind. The one with the number `stop_at`, if that is not 0, sets `stopped` and
     gets no answer until `goes_on` is set; the store has it first if `stores_stopped`, and never otherwise.

@@ -24,8 +24,8 @@ KINDS = (*REFUSALS, "reset", "short", "stall", "silence", "etag", "range")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """`reset` (of the connection), `short` (the body ends early) and `stall` happen after `after_bytes` of the body,
-    by default somewhere in it. `silence` is no answer at all; `etag` and `range` are wrong headers."""
+    """`reset` (of the connection), `short` (the body ends early) and `stall` happen after `after_bytes` of the body, by
+    default somewhere in it. `silence` is no answer at all; `etag` and `range` are wrong headers."""
 
     kind: str
     after_bytes: int | None = None
@@ -47,8 +47,8 @@ class Seen:
 
 @dataclass(kw_only=True)
 class FaultyProxy:
-    """`faults` are those of the coming GETs in order (None: no fault). After them, `rates` gives the share of GETs
-    with each kind of fault, drawn with `seed`."""
+    """`faults` are those of the coming GETs in order (None: no fault). After them, `rates` gives the share of GETs with
+    each kind of fault, drawn with `seed`."""
 
     upstream: str
     endpoint: str = ""

@@ -1,9 +1,9 @@
 """A pytest plugin for pytest-xdist (`-n 2 --dist loadfile`): which tests share a worker, and which begin first.
 
 The tests of a file stay together, because they share fixtures. So do all tests of Ceph, which takes long to start; they
-are known by their ids. Tests that are marked `alone` begin: while one runs, the other workers wait. Groups with
-slow tests come next, so that no worker is left with a long one at the end. Those of Slurm, which mostly wait, are
-spread between them: while one worker waits, another computes.
+are known by their ids. Tests that are marked `alone` begin: while one runs, the other workers wait. Groups with slow
+tests come next, so that no worker is left with a long one at the end. Those of Slurm, which mostly wait, are spread
+between them: while one worker waits, another computes.
 """
 
 import fcntl

@@ -1,5 +1,5 @@
-"""Kills a process that streams batches again and again; each start continues from the last position that an earlier
-one saved. Also makes the dataset."""
+"""Kills a process that streams batches again and again; each start continues from the last position that an earlier one
+saved. Also makes the dataset."""
 
 import random
 import statistics
@@ -35,8 +35,8 @@ LONGEST_SECONDS = 1.0  # seconds of streaming after the first batch
 
 @dataclass(kw_only=True)
 class Campaign:
-    """The results of the kills. `first_batch_seconds`: from each start to its first batch, including the
-    interpreter's start."""
+    """The results of the kills. `first_batch_seconds`: from each start to its first batch, including the interpreter's
+    start."""
 
     kills: int = 0
     kills_before_a_batch: int = 0

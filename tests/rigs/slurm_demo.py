@@ -1,5 +1,5 @@
-"""`make slurm-demo`: a real Slurm of two nodes on this machine, a chain of jobs on handwritten digits, and the kill
-of a rank in the middle. Ends with the report of the run, and ends every process that it started.
+"""`make slurm-demo`: a real Slurm of two nodes on this machine, a chain of jobs on handwritten digits, and the kill of
+a rank in the middle. Ends with the report of the run, and ends every process that it started.
 
 python -m tests.rigs.slurm_demo [--folder slurm-demo-run] [--steps 150]
 """

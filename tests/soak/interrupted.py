@@ -11,8 +11,8 @@ Each fault is STEP:KIND, in rising order, and the same command starts the run ag
 
 The twin has run the same command, with another --run-dir, and may still be running: what both have is compared. The
 result: for each fault, when it came, how the command ended, where it continued; the first steps and tensors that
-differ. The exit code is 0 if nothing differs. Runs of days are driven as well as short ones: what is waited for is
-read from the run directory.
+differ. The exit code is 0 if nothing differs. Runs of days are driven as well as short ones: what is waited for is read
+from the run directory.
 """
 
 import argparse

@@ -68,8 +68,8 @@ def refuse_changes(
 
 def _new_run(saved: SavedJob, job: TrainingJob, *, step: int) -> tuple[list[str], tuple[str, ...]]:
     """Returns lines that say how to keep the progress of a run whose other values are needed, and the flags of a new
-    run that begins with its weights. If the batch has changed, the new run has the steps that see the remaining
-    images, and a warm-up and a cooldown that fit them."""
+    run that begins with its weights. If the batch has changed, the new run has the steps that see the remaining images,
+    and a warm-up and a cooldown that fit them."""
     before, lines, folder = saved.job["global_batch"], list[str](), job.run_dir.rstrip("/")
     weights, steps = f"{folder}-weights-{step}", saved.job[STEPS]
     if before != job.global_batch:

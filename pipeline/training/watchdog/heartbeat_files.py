@@ -85,8 +85,8 @@ class RankProgress:
     """The progress of a rank: its main thread sets it, and other threads read it. `attempt`: the token of the attempt,
     once it is known; a rewind begins another attempt. `compiling_steps`: the steps, from 1 on, that may compile, as the
     first of a start may. `asked_by`: the first signal that asked the run to stop. `is_done`: whether the run has made
-    all its steps. `stopped_writer`: returns the process id of the rank's checkpoint
-    writer if that process is stopped, else 0."""
+    all its steps. `stopped_writer`: returns the process id of the rank's checkpoint writer if that process is stopped,
+    else 0."""
 
     def __init__(self) -> None:
         self.place, self.attempt = Place(phase=Phase.STARTING), ""
@@ -187,8 +187,8 @@ class HeartbeatFiles:
         self._run_dir, self._rank, self._attempt = run_dir, rank, attempt
 
     def write(self, beat: Beat) -> None:
-        """Replaces this rank's file. On a full disk, it is overwritten in place, which needs no space. If the folder
-        is missing, it is created."""
+        """Replaces this rank's file. On a full disk, it is overwritten in place, which needs no space. If the folder is
+        missing, it is created."""
         path, data = self._path(self._rank), f"{json.dumps(asdict(beat))}\n".encode()
         try:
             write_whole(path, data)

@@ -1,5 +1,5 @@
-"""The paper's largest model: one whole optimiser step under ZeRO-1, in the memory of a laptop. The gate takes
-four of its layers, the long part all 32.
+"""The paper's largest model: one whole optimiser step under ZeRO-1, in the memory of a laptop. The gate takes four of
+its layers, the long part all 32.
 
 In bf16, because fp32 needs 24 GB for two ranks. A CPU that only emulates bf16 computes its backward pass at 2 GFLOP/s,
 which takes six minutes for an image of 224 pixels. Such a CPU uses 56 pixels, with fewer position embeddings and
@@ -76,8 +76,8 @@ def step_of_h14(digits_url: str, folder: Path, *more: str) -> int:
 
 
 def has_taken_a_step(run_dir: Path, last_block: int) -> None:
-    """Its head is zero, so the first gradient reaches only the head. There Adam moves each weight by the learning
-    rate. All other matrices change only by their weight decay, exactly to the last bit of fp32."""
+    """Its head is zero, so the first gradient reaches only the head. There Adam moves each weight by the learning rate.
+    All other matrices change only by their weight decay, exactly to the last bit of fp32."""
     job, weights = vit_h14_jft(), open_weights(str(run_dir / "weights"))
     (line,) = read_metrics(run_dir)
     assert line["learning_rate"] == job.schedule.learning_rate

@@ -1,5 +1,5 @@
-"""Photographs of any size and CIFAR-10 are packed and trained on for a few steps: real ones if available, and
-generated images in the same layouts."""
+"""Photographs of any size and CIFAR-10 are packed and trained on for a few steps: real ones if available, and generated
+images in the same layouts."""
 
 from dataclasses import replace
 from pathlib import Path

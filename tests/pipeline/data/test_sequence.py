@@ -1,5 +1,5 @@
-"""The sequence of (step, sample id, sha256 of the augmented pixels) is the same on any ranks and threads, from a
-folder and from S3, from any step, and after kills."""
+"""The sequence of (step, sample id, sha256 of the augmented pixels) is the same on any ranks and threads, from a folder
+and from S3, from any step, and after kills."""
 
 import multiprocessing
 import os

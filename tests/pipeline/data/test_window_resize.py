@@ -1,5 +1,5 @@
-"""The area filter against its definition in fractions, OpenCV's fp32 one and Pillow's box filter; windows of the
-other filters against the libraries' whole images."""
+"""The area filter against its definition in fractions, OpenCV's fp32 one and Pillow's box filter; windows of the other
+filters against the libraries' whole images."""
 
 from fractions import Fraction
 

@@ -31,8 +31,8 @@ Logits = Callable[[torch.Tensor], torch.Tensor]
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One model in both libraries. `fields`: of ModelConfig; `arguments`: of timm.create_model. `image`: (height,
-    width) in pixels. With a `mode`, the position embeddings of 224 px are resampled to it; the other library uses
-    its own code."""
+    width) in pixels. With a `mode`, the position embeddings of 224 px are resampled to it; the other library uses its
+    own code."""
 
     title: str
     name: str

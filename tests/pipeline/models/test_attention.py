@@ -84,8 +84,8 @@ def test_gradients_in_fp32_are_pytorchs_to_the_bit(shape: tuple[int, ...]) -> No
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("spread", [pytest.param(0.5, id="even shares"), pytest.param(2.0, id="sharp shares")])
 def test_gradients_in_bf16_are_right_to_its_rounding(shape: tuple[int, ...], spread: float) -> None:
-    """Those of q, k and v against fp64 on the same numbers. A step of bf16 is 1/256, and PyTorch's own gradients are
-    as far off."""
+    """Those of q, k and v against fp64 on the same numbers. A step of bf16 is 1/256, and PyTorch's own gradients are as
+    far off."""
     qkv = fused(shape, torch.bfloat16, spread=spread)
     exact = qkv.detach().double().requires_grad_()
     found, expected = gradient(qkv, attend(qkv)), gradient(exact, pytorchs(exact))
@@ -133,8 +133,8 @@ def test_another_kernel_of_pytorchs_gives_the_strides_that_were_promised() -> No
 
 
 def test_more_tokens_and_forward_mode_are_left_to_pytorch() -> None:
-    """With more tokens, whole matrices take as long; in forward mode, the operator would silently give a derivative
-    of zero."""
+    """With more tokens, whole matrices take as long; in forward mode, the operator would silently give a derivative of
+    zero."""
     many = fused((1, 1, 641, 8), torch.bfloat16)
     assert torch.equal(gradient(many, attend(many)), gradient(many, pytorchs(many)))
     qkv = fused((1, 2, 5, 8), torch.bfloat16).detach()

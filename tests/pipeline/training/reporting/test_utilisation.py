@@ -94,8 +94,8 @@ def test_memory_of_a_gpu_is_the_most_so_far(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def counted(job: TrainingJob) -> int:
-    """PyTorch's own count of the forward and backward pass of one image, on meta: no memory, no time. With attention
-    as products of matrices: fused kernels compute some of it again, which is not the model's need."""
+    """PyTorch's own count of the forward and backward pass of one image, on meta: no memory, no time. With attention as
+    products of matrices: fused kernels compute some of it again, which is not the model's need."""
     with torch.device("meta"):
         model = unfilled_model(job.model).train()
         images = torch.empty(1, job.model.image_size, job.model.image_size, 3, dtype=torch.uint8)

@@ -173,8 +173,8 @@ def keep_the_last_update(_: World) -> None:
 
 
 def wobble(_: World) -> None:
-    """One gradient of a query or key in a thousand is off by an ulp, another one in each pass: as a GPU's kernels
-    of attention have it, which add up in whatever order their blocks finish."""
+    """One gradient of a query or key in a thousand is off by an ulp, another one in each pass: as a GPU's kernels of
+    attention have it, which add up in whatever order their blocks finish."""
     real, draws = F.scaled_dot_product_attention, torch.Generator().manual_seed(0)
 
     def off(gradient: torch.Tensor) -> torch.Tensor:
