@@ -12,9 +12,9 @@ image three times; in DeiT III's sampler, they are on different GPUs, and every 
 Pixels are normalised to [-1, 1], where DeiT III has ImageNet's mean and deviation. In DeiT III, the class token has no
 position embedding; here it has one, which only adds a second vector to the same token. The learning rate follows the
 step and warms up from 0, where timm's follows the epoch and warms up from 1e-6. Mixup and CutMix have one weight or box
-per pair, where DeiT III has one per step. Matrices start as in the ViT paper's code, and the class token and the head
-at zero, where DeiT III starts all of them with a deviation of 0.02. The recipes have not been trained to their end
-here.
+per pair, where DeiT III has one per step. The head starts with a deviation of 0.02, as DeiT III's does; the other
+matrices start as in the ViT paper's code, and the class token at zero, where DeiT III has 0.02 for all of them. The
+recipes have not been trained to their end here.
 Command of each: patchline pretrain RECIPE --data.url URL --run-dir DIR (RECIPE_smoke: the same, tiny, on a CPU)
 """
 
@@ -115,6 +115,7 @@ def _job(name: str, *, image_size: int, stochastic_depth: float) -> TrainingJob:
             stochastic_depth_rates="uniform",
             gelu="exact",
             layer_scale=1e-4,
+            head_std=0.02,
         ),
         global_batch=_BATCH,
         schedule=ScheduleConfig(decay="cosine", final_learning_rate=1e-5),

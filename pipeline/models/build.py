@@ -25,7 +25,7 @@ from shards.hashing import derive_key
 # Standard deviation of a unit normal truncated at +-2; flax's lecun_normal divides by it.
 _TRUNCATED_STD = 0.87962566103423978
 # Standard deviations of DINOv2 and DeiT. Equal registers would have equal gradients and stay equal.
-_TOKEN_STDS: Mapping[str, float] = {"registers": 1e-6, "distillation_token": 0.02}
+_TOKEN_STDS = {"registers": 1e-6, "distillation_token": 0.02}
 Model = ViT | BiT
 _NORMS = frozenset(
     ("norm", "norm1", "norm2", "norm3", "norm_root", "norm_proj", "norm_out", "q_norm", "k_norm", "patch_norm")
@@ -66,23 +66,31 @@ def initial_of(config: ModelConfig, name: str, shape: tuple[int, ...], *, seed: 
         # The gate and what it multiplies are two matrices, as q, k and v are three.
         half = (shape[0] // 2, *shape[1:])
         return torch.cat([initial_tensor(f"{part}.{name}", half, seed=seed) for part in ("gate", "value")])
-    return initial_tensor(name, shape, seed=seed, position_std=config.position_std, layer_scale=config.layer_scale)
+    stds = {"position_std": config.position_std, "head_std": config.head_std}
+    return initial_tensor(name, shape, seed=seed, layer_scale=config.layer_scale, **stds)
 
 
 def initial_tensor(
-    name: str, shape: tuple[int, ...], *, seed: int, position_std: float = 0.02, layer_scale: float = 0.0
+    name: str,
+    shape: tuple[int, ...],
+    *,
+    seed: int,
+    position_std: float = 0.02,
+    head_std: float = 0.0,
+    layer_scale: float = 0.0,
 ) -> torch.Tensor:
-    """Returns the float32 initial value of the parameter `name`; `position_std` and `layer_scale` are as in
+    """Returns the float32 initial value of the parameter `name`; `position_std`, `head_std` and `layer_scale` are as in
     ModelConfig. Raises ValueError for an unknown name."""
     generator = torch.Generator().manual_seed(derive_key(seed, zlib.crc32(name.encode())) >> 1)
     layer, kind = name.split(".")[-2:] if "." in name else ("", name)
     if layer in _NORMS:
         is_one = kind == "weight" and layer != "norm_out"  # gn3 of a post-activation unit, which starts as the identity
         return torch.ones(shape) if is_one else torch.zeros(shape)
-    if kind in ("position", "position_x", "position_y", "relative"):
-        return torch.empty(shape).normal_(std=position_std, generator=generator)
-    if kind in _TOKEN_STDS:
-        return torch.empty(shape).normal_(std=_TOKEN_STDS[kind], generator=generator)
+    stds = dict.fromkeys(("position", "position_x", "position_y", "relative"), position_std) | _TOKEN_STDS
+    if layer in ("head", "head_dist") and head_std:
+        stds["weight"] = head_std
+    if kind in stds:
+        return torch.empty(shape).normal_(std=stds[kind], generator=generator)
     if layer in ("head", "head_dist") or kind == "class_token" or (layer, kind) == ("mask", "token"):
         return torch.zeros(shape)
     if layer in ("scale1", "scale2") and kind == "gamma":

@@ -191,6 +191,9 @@ class ModelConfig:
     position_std: Annotated[float, Range(0)] = 0.02
     """Standard deviation of the initial position embeddings, 0.02 in the paper; a run of a few hundred steps needs a
     larger one to learn where patches are."""
+    head_std: Annotated[float, Range(0)] = 0.0
+    """Standard deviation of the head's initial matrix: 0 (a matrix of zeros) in the paper, 0.02 in timm and DeiT. LAMB
+    needs a positive one, since its trust ratio lets a matrix grow by a share of its own norm only."""
     layer_norm_epsilon: Annotated[float, Range(above=0)] = 1e-6
     """Epsilon of every LayerNorm or RMSNorm: 1e-6 in the paper's code and timm, 1e-12 for weights from Hugging Face."""
     gelu: Gelu = "tanh"
@@ -523,7 +526,8 @@ class ModelConfig:
             )
 
     def _refuse_fields_of_transformers(self) -> None:
-        own = {"name", "image_size", "num_classes", "resnet_units", "resnet_factor", "head_bias", "resnet_epsilons"}
+        of_head = ("num_classes", "head_bias", "head_std")
+        own = {"name", "image_size", "resnet_units", "resnet_factor", "resnet_epsilons", *of_head}
         foreign = [f.name for f in fields(self) if f.name not in own and getattr(self, f.name) != f.default]
         if foreign:
             given = ", ".join(f"model.{field} is {getattr(self, field)!r}" for field in foreign)

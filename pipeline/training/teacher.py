@@ -37,7 +37,7 @@ from shards.errors import UserError
 from shards.output.quantities import short_count
 
 log = logging.getLogger(__name__)
-_OF_TRAINING = ("dropout", "stochastic_depth", "stochastic_depth_rates", "position_std", "layer_scale")
+_OF_TRAINING = ("dropout", "stochastic_depth", "stochastic_depth_rates", "position_std", "head_std", "layer_scale")
 _OF_SIZE = ("name", "patch", "depth", "width", "mlp_width", "num_heads", "resnet_units", "resnet_factor")
 
 

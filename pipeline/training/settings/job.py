@@ -52,7 +52,7 @@ class OptimizerConfig:
     momentum: Annotated[float, Range(0, below=1)] = 0.9
     """SGD: momentum, from 0 to below 1."""
     weight_decay: Annotated[float, Range(0)] = 0.0
-    """Weight decay, 0 for none; with sgd it is part of the gradient, as in PyTorch."""
+    """Weight decay, 0 for none; with sgd it is part of the gradient, as in PyTorch, and lamb needs some."""
     decay: Literal["kernels", "all"] = "kernels"
     """Parameters with weight decay: kernels (matrices and convolutions, as big_vision's mask .*/kernel$) or all."""
     decay_scale: Literal["rate", "schedule"] = "rate"
@@ -93,6 +93,11 @@ class OptimizerConfig:
             raise UserError(
                 f"optimizer.decay_scale is 'schedule' with optimizer.name {self.name!r}, whose decay is part of "
                 f"{what}; take --optimizer.decay-scale rate, or --optimizer.name adamw"
+            )
+        if self.name == "lamb" and not self.weight_decay:
+            raise UserError(
+                "optimizer.name is 'lamb' with optimizer.weight_decay 0; only parameters with weight decay have a "
+                "trust ratio, so this would be Adam: give --optimizer.weight-decay 0.02, or --optimizer.name adamw"
             )
 
     @property
@@ -226,7 +231,8 @@ class InitialConfig:
     """Weights to start from: a run (RUN), a weights folder, a timm or Hugging Face folder, or a .npz, .safetensors or
     .pth file."""
     new_head: bool = True
-    """Replace the head with a zero-initialised linear one, as the paper does; if off, all tensors must fit."""
+    """Replace the head with a linear one of zeros, as the paper does, or of model.head_std; if off, all tensors must
+    fit."""
     resample: ModeOrNone = "paper"
     """How position embeddings are resampled for another grid: the paper's way, bicubic, timm's, or not at all: then
     they get initial values."""
@@ -577,7 +583,8 @@ class TrainingJob:
 
     def _refuse_for_optimizer(self) -> None:
         """Raises UserError if there are no whole matrices for Muon to update, kernels that Adafactor would factor in
-        another way than big_vision, or a stage under which SAM cannot publish its weights."""
+        another way than big_vision, a head of zeros that LAMB could not train, or a stage under which SAM cannot
+        publish its weights."""
         if self.optimizer.sam_rho and self.engine.zero_stage > 1:
             raise UserError(
                 f"optimizer.sam_rho is {self.optimizer.sam_rho:g} with engine.zero_stage {self.engine.zero_stage}; "
@@ -588,6 +595,13 @@ class TrainingJob:
             raise UserError(
                 f"optimizer.name is 'adafactor' with model.name {self.model.name!r}; allowed: Transformers without "
                 "a ResNet, whose convolutions it does not factor: give --optimizer.name adamw"
+            )
+        is_new_head = not self.initial.weights or self.initial.new_head
+        if self.optimizer.name == "lamb" and is_new_head and not self.model.head_std and self.optimizer.head_decay:
+            raise UserError(
+                "optimizer.name is 'lamb' with model.head_std 0; the head would begin as a matrix of zeros, and LAMB's "
+                "trust ratio lets a matrix grow by a share of its own norm only, the learning rate: give "
+                "--model.head-std 0.02 (as in DeiT III), or --optimizer.name adamw"
             )
         if self.optimizer.name != "muon":
             return

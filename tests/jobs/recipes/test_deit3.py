@@ -22,7 +22,7 @@ def test_imagenet_1k(name: str, image_size: int, rate: float, drop_path: float, 
     job = RECIPES[name]()
     assert (job.model.image_size, job.model.stochastic_depth, job.model.dropout) == (image_size, drop_path, 0.0)
     assert (job.model.gelu, job.model.pooling, job.model.layer_norm_epsilon) == ("exact", "token", 1e-6)
-    assert (job.model.layer_scale, job.model.registers) == (1e-4, 0)
+    assert (job.model.layer_scale, job.model.registers, job.model.head_std) == (1e-4, 0, 0.02)
     assert (job.steps, job.global_batch, job.schedule.warmup_steps) == (500_000, 2048, 3125)
     assert (job.schedule.decay, job.schedule.final_learning_rate) == ("cosine", 1e-5)
     assert (job.loss, job.label_smoothing) == ("sigmoid", 0.0)

@@ -65,7 +65,7 @@ def test_the_page_names_the_methods_of_a_run_whose_recipe_has_them(tmp_path: Pat
     teacher = TeacherConfig(weights="/scratch/large <b>/weights", target="hard", sha256="a" * 64)
     tokens = TokensConfig(patch_dropout=0.5, image_sizes=(160,), size_steps=(40_000,))
     job = replace(job, loss="softmax", teacher=teacher, tokens=tokens)
-    job = replace(job, optimizer=replace(job.optimizer, name="lamb"))
+    job = replace(job, optimizer=replace(job.optimizer, name="lamb"), model=replace(job.model, head_std=0.02))
     job = replace(job, data=replace(job.data, augment=replace(job.data.augment, repeats=3)))
     write_record(tmp_path, stage="pretrain", job=job)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 1.0}\n')

@@ -358,10 +358,11 @@ def test_mlp_biases_are_tiny_normal(name: str) -> None:
         pytest.param("embed.position", (1, 197, D), id="1-D"),
         pytest.param("embed.position_x", (14, 16 * D), id="2-D, columns"),
         pytest.param("embed.position_y", (14, 16 * D), id="2-D, rows"),
+        pytest.param("head.weight", (100, 2 * D), id="a head"),
     ],
 )
-def test_position_embeddings_are_normal(name: str, shape: tuple[int, ...], std: float) -> None:
-    values = initial_tensor(name, shape, seed=0, position_std=std)
+def test_position_embeddings_and_a_head_are_normal(name: str, shape: tuple[int, ...], std: float) -> None:
+    values = initial_tensor(name, shape, seed=0, position_std=std, head_std=std)
     assert float(values.std()) == pytest.approx(std, rel=0.01)
     assert float(values.mean()) == pytest.approx(0.0, abs=0.01 * std)
     assert float(values.abs().max()) > 3.5 * std

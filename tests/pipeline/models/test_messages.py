@@ -193,6 +193,7 @@ def images_of(_: Path, height: int, width: int) -> None:
     ),
     row("no epsilon", model, {"layer_norm_epsilon": 0.0}).says("model.layer_norm_epsilon is 0.0; allowed: above 0"),
     row("negative deviation", model, {"position_std": -0.1}).says("model.position_std is -0.1; allowed: 0 or more"),
+    row("negative deviation of a head", model, {"head_std": -0.1}).says("model.head_std is -0.1; allowed: 0 or more"),
     row("half of an odd width", model, OWN | {"width": 27, "num_heads": 3, "position": "learned_2d"}).says(
         "model.width is 27: 2-D position embeddings take half of it for columns and half for rows; give an even "
         "--model.width, or --model.position learned_1d"

@@ -363,6 +363,15 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "24 images, 0 for the largest that fits, or --data.mixup.alpha 0 and --data.mixup.cutmix-alpha 0"
     ),
     row(
+        "LAMB: a head of zeros",
+        refusals,
+        {"optimizer": OptimizerConfig(name="lamb", weight_decay=0.02)},
+    ).says(
+        "optimizer.name is 'lamb' with model.head_std 0; the head would begin as a matrix of zeros, and LAMB's trust "
+        "ratio lets a matrix grow by a share of its own norm only, the learning rate: give --model.head-std 0.02 (as "
+        "in DeiT III), or --optimizer.name adamw"
+    ),
+    row(
         "Adafactor: model: ModelConfig(name=r50_vit_b16)",
         refusals,
         {"optimizer": OptimizerConfig(name="adafactor"), "model": ModelConfig(name="r50_vit_b16")},
@@ -456,6 +465,10 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     row("optimizer, LAMB's decay", optimizer, {"name": "lamb", "decay_scale": "schedule"}).says(
         "optimizer.decay_scale is 'schedule' with optimizer.name '…', whose decay is part of the update that the trust "
         "ratio scales; take --optimizer.decay-scale rate, or --optimizer.name adamw"
+    ),
+    row("optimizer, LAMB without decay", optimizer, {"name": "lamb"}).says(
+        "optimizer.name is 'lamb' with optimizer.weight_decay 0; only parameters with weight decay have a trust ratio, "
+        "so this would be Adam: give --optimizer.weight-decay 0.02, or --optimizer.name adamw"
     ),
     row("optimizer, {'beta1': 1.0}", optimizer, {"beta1": 1.0}).says("optimizer.beta1 is 1.0; allowed: 0 to below 1"),
     row("optimizer, {'beta2': -0.1}", optimizer, {"beta2": -0.1}).says(

@@ -1,5 +1,7 @@
 """LAMB's updates are timm's in every stage and on any number of ranks, which cut and join its tensors."""
 
+import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from pipeline.training.zero.optimizer import decay_of
 from tests.pipeline.models.parity import imported
 from tests.rigs.given_gradients import NUM_UPDATES, RATE, after_our_updates, gradient, initial, largest_difference
 from tests.rigs.processes import run_ranks
+from tests.rigs.training import losses, pretrain_words, run
 
 # Its flat blocks have padding, its class token and biases have no trust ratio, and its head has a ratio of 1 at first.
 MODEL = ModelConfig(
@@ -49,6 +52,15 @@ def test_updates_are_timms(stage: int, num_ranks: int) -> None:
     found = run_ranks(after_our_updates, MODEL, CONFIG, stage, CLIP, num_ranks=num_ranks)
     difference, name = largest_difference(found, after_timms_updates())
     assert difference < 1e-6, name
+
+
+@pytest.mark.long
+def test_a_new_head_is_learned(digits_url: str, tmp_path: Path) -> None:
+    """From a matrix of zeros, which is refused, the loss stays at 2.2: the trust ratio is the norm of the matrix."""
+    words = pretrain_words(digits_url, tmp_path / "run", "--steps", "300", "--schedule.learning-rate", "0.01")
+    words += ["--optimizer.name", "lamb", "--optimizer.weight-decay", "0.05", "--model.head-std", "0.02"]
+    assert run([*words, "--global-batch", "64", "--engine.precision", "fp32"], num_ranks=1, log_dir=tmp_path) == 0
+    assert statistics.mean(losses(tmp_path / "run")[-10:]) < 0.7
 
 
 def test_a_skipped_update_changes_nothing() -> None:
