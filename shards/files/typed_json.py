@@ -85,7 +85,7 @@ def _declared(kind: type) -> dict[str, tuple[Field[Any], Any]]:
 def _converted(value: Any, kind: Any, name: str) -> Any:
     """Returns the value in the type that its field declares. Raises ValueError if it does not fit."""
     kinds = without_none(kind)
-    if value is None and len(get_args(kind)) > len(kinds):
+    if value is None and kinds != (kind,):
         return None
     (plain,) = kinds
     inner = without_range(plain)

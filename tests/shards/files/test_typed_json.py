@@ -49,6 +49,11 @@ def test_a_record_comes_back_typed() -> None:
         ('{"name": "a", "share": 1, "nmae": 2}', "'nmae' is not a field; allowed: name, share"),
         ('{"name": 1, "share": 1}', "name is 1; allowed: a text"),
         ('{"name": null, "share": 1}', "name is None; allowed: a text"),
+        ('{"name": "a", "share": 1, "pair": null}', "pair is None; allowed: a list"),
+        (
+            '{"name": "a", "share": 1, "inners": [{"path": "p", "num_bytes": null}]}',
+            "inners.0.num_bytes is None; allowed: a whole number",
+        ),
         ('{"name": "a", "share": true}', "share is True; allowed: a finite number"),
         ('{"name": "a", "share": 1e999}', "share is inf; allowed: a finite number"),
         ('{"name": "a", "share": NaN}', "NaN is not a JSON number"),
