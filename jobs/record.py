@@ -19,6 +19,7 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
@@ -35,12 +36,14 @@ from pipeline.training.settings.job import TrainingJob
 from shards.config_values import allowed_instead, shown_text, whole_number, without_range
 from shards.errors import InvalidDataError, UserError
 from shards.files.local_files import at_home, read_local_file, write_whole
+from shards.files.looks import is_a_file
 from shards.output.terminal import printable_name
 
 MOST_BYTES = 256 * 1024  # a job's file has about 4 kB
 MOST_DEPTH = 16
-_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
-_DECIMAL = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)([eE][-+]?[0-9]+)?")
+# Underscores stand between digits, as Python reads them.
+_WHOLE = re.compile(r"[-+]?(0|[1-9][0-9]*(_[0-9]+)*)")
+_DECIMAL = re.compile(r"[-+]?({0}\.?({0})?|\.{0})([eE][-+]?[0-9]+)?".format(r"[0-9]+(?:_[0-9]+)*"))
 _TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _MOST_DIGITS = 400  # a whole number with more is out of range; Python's own limit is 4,300
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -410,9 +413,11 @@ def record_text(stage: str, job: Any) -> str:
 def write_record(run_dir: Path, *, stage: str, job: object) -> None:
     """Writes run_dir/job.yaml, completely or not at all. The umask decides who may read the run directory.
 
-    Raises OSError if the disk is full, and UserError if the folder cannot be made or written to for another reason.
+    Raises OSError if the disk is full, and UserError if the folder has the record of another stage, or if it cannot be
+    made or written to for another reason.
     """
     path = run_dir / RECORD_FILE
+    refuse_other_stage(run_dir, stage=stage)
     try:
         make_folder(run_dir)
         write_whole(path, f"# patchline {stage} {printable_name(str(path))}\n{record_text(stage, job)}".encode())
@@ -422,6 +427,17 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
             raise
         what = f"cannot write job.yaml in {run_dir}: {error.strerror}"
         raise UserError(what, todo="give --run-dir a folder that this user may write to") from error
+
+
+def refuse_other_stage(run_dir: Path, *, stage: str) -> None:
+    """Raises UserError if the folder has the record of another stage, which a record of `stage` would replace: without
+    its record, a training run could not be listed, reported or resumed. A record that cannot be read is none."""
+    path, found = run_dir / RECORD_FILE, ""
+    with suppress(UserError, InvalidDataError, OSError):
+        found = open_job(path).stage if is_a_file(path) else ""
+    if found not in ("", stage):
+        what = f"--run-dir {str(run_dir)!r} is a folder of the stage {found!r}, whose record would be lost"
+        raise UserError(what, todo=f"give --run-dir another folder, such as {str(run_dir) + '-' + stage!r}")
 
 
 def open_job(path: Path) -> JobFile:

@@ -24,6 +24,7 @@ from jobs.record import (
     record_text,
     write_record,
 )
+from jobs.settings.models import EvaluateJob, FewshotJob
 from pipeline.training.settings.job import TrainingJob
 from shards.errors import UserError
 from tests.rigs.faults import differs, every_fault
@@ -62,6 +63,21 @@ def test_a_run_folder_of_any_name_has_a_record_that_reads_back(tmp_path: Path) -
     run_dir = tmp_path / "two\nlines: [\x1b"
     write_record(run_dir, stage="pretrain", job=job)
     assert read_record(run_dir / "job.yaml", stage="pretrain", kind=type(job)) == job
+
+
+def test_the_record_of_another_stage_is_not_replaced(tmp_path: Path) -> None:
+    """`patchline evaluate RUN --run-dir RUN` took its record from a run."""
+    job, run_dir = pretrain.digits_smoke(), tmp_path / "run"
+    write_record(run_dir, stage="pretrain", job=job)
+    before = (run_dir / "job.yaml").read_text()
+    for stage, other in (("evaluate", EvaluateJob()), ("fewshot", FewshotJob())):
+        with pytest.raises(UserError, match=rf"run' is a folder of the stage 'pretrain', .* give .*run-{stage}'"):
+            write_record(run_dir, stage=stage, job=other)
+    assert (run_dir / "job.yaml").read_text() == before
+    (run_dir / "job.yaml").write_text("stage: evaluate\n  torn")
+    for _ in range(2):
+        write_record(run_dir, stage="pretrain", job=job)
+    assert (run_dir / "job.yaml").read_text() == before
 
 
 def rewritten(folder: Path, change: dict[str, Any], *, stage: str = "pretrain") -> Path:
@@ -231,6 +247,24 @@ def test_what_is_nothing(tmp_path: Path, text: str, is_nothing: bool) -> None:
     assert isinstance(tree, Fields)
     assert isinstance(tree.entries["a"], Scalar)
     assert tree.entries["a"].is_nothing is is_nothing
+
+
+@pytest.mark.parametrize("text", ["1000_", "1__0", "1_", "_1", "0_1"])
+def test_underscores_stand_between_digits(tmp_path: Path, text: str) -> None:
+    for field, allowed in (("steps", "a whole number"), ("schedule.learning_rate", "a finite number")):
+        content = rewritten(tmp_path / field, {field: "HERE"}).read_text().replace("HERE", text)
+        if field == "schedule.learning_rate" and text == "0_1":
+            continue  # 01 is a decimal number
+        (tmp_path / field / "job.yaml").write_text(content)
+        with pytest.raises(UserError, match=rf"{field} is {text}; allowed: {allowed}|{field} is {text}; "):
+            read_record(tmp_path / field / "job.yaml", stage="pretrain", kind=TrainingJob)
+
+
+def test_a_number_with_underscores(tmp_path: Path) -> None:
+    path = rewritten(tmp_path / "run", {"steps": "STEPS", "schedule.learning_rate": "RATE"})
+    path.write_text(path.read_text().replace("STEPS", "10_000").replace("RATE", "1_0.2_5e-3"))
+    job = read_record(path, stage="pretrain", kind=TrainingJob)
+    assert (job.steps, job.schedule.learning_rate) == (10_000, 10.25e-3)
 
 
 def test_an_empty_file_is_nothing(tmp_path: Path) -> None:

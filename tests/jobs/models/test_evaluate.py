@@ -22,7 +22,8 @@ from safetensors.torch import load_file, save_file
 from jobs import exit_codes
 from jobs.data import pack
 from jobs.models.evaluate import EvaluateJob, run, say_other_transform, say_weights_used, score_text
-from jobs.record import read_record
+from jobs.recipes.pretrain import digits_smoke
+from jobs.record import read_record, write_record
 from jobs.reports.points import point_of
 from pipeline.evaluation.config import EvaluatedData
 from pipeline.evaluation.predictor import load_model
@@ -105,6 +106,17 @@ def test_scores_are_said_on_standard_output_and_written(tmp_path: Path, digits: 
     assert again.code == 0
     assert json.loads(again.output) == scores | {"weights": weights, "data_url": digits}
     assert json.loads((tmp_path / "again" / "scores.json").read_text()) == about | scores
+
+
+def test_the_run_itself_is_no_place_for_its_scores(tmp_path: Path, digits: str) -> None:
+    run_dir = tmp_path / "run"
+    write_record(run_dir, stage="pretrain", job=digits_smoke())
+    (run_dir / "scores.json").write_text("{}")
+    before = {path: path.read_bytes() for path in run_dir.iterdir()}
+    job = EvaluateJob(weights=weights_that_say(tmp_path / "w", 3), data=EvaluatedData(url=digits), run_dir=str(run_dir))
+    with pytest.raises(UserError, match="is a folder of the stage 'pretrain'"):
+        run(job)
+    assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
 
 
 def test_answers_that_a_class_map_allows(tmp_path: Path, digits: str) -> None:
