@@ -21,7 +21,7 @@ from pathlib import Path
 from jobs.chains.steps import STATE, Unit
 from jobs.cluster.recorded_jobs import RecordedJob
 from shards.errors import PASSING_FAULTS, InvalidDataError, UserError
-from shards.files.local_files import append_line, read_local_file
+from shards.files.local_files import append_line, object_in, read_local_file
 from shards.files.looks import is_a_file, is_a_folder, is_there, patiently
 from shards.files.typed_json import read_record
 
@@ -143,18 +143,14 @@ def plan_json(plan: ChainPlan) -> str:
 
 
 def read_record_of(state: Path) -> Record:
-    """Reads the record since the chain last began. Lines that were cut off by a crash are skipped."""
+    """Reads the record since the chain last began. Lines that a crash has cut off or damaged are skipped."""
     epoch, life, folder, jobs, complete = 0, "", 0, list[ChainJob](), set[str]()
     path = state / RECORD
-    lines = list[str]()
+    data = b""
     if is_there(path):
-        lines = patiently(path, lambda: read_local_file(path, most_bytes=_MOST_BYTES)).decode().splitlines()
-    for line in lines:
-        try:
-            found = json.loads(line)
-        except ValueError:
-            continue
-        if not isinstance(found, dict):
+        data = patiently(path, lambda: read_local_file(path, most_bytes=_MOST_BYTES))
+    for line in data.split(b"\n"):
+        if (found := object_in(line)) is None:
             continue
         if "began" in found:
             epoch, life, folder = epoch + 1, str(found.get("life", "")), found.get("folder", 0)

@@ -99,8 +99,8 @@ def test_a_line_that_a_crash_tore_does_not_swallow_the_next(tmp_path: Path) -> N
     state = state_folder(str(tmp_path))
     state.mkdir()
     add_line(state, began=True)
-    with (state / RECORD).open("a") as file:
-        file.write('{"complete": "pack')
+    with (state / RECORD).open("ab") as file:
+        file.write(b'{"complete": "p\xff"}\n' + b"[" * 200_000 + b'\n{"complete": "pack')
     add_line(state, complete="train")
     assert read_record_of(state).complete == {"train"}
 
