@@ -30,6 +30,7 @@ _VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})\b")
 # The share of lists that must have the image's own label. It is 0.9 for ReaL's lists, and would be below 0.01 by
 # chance.
 _LEAST_AGREEMENT = 0.5
+_NO_TARGETS, _ONE_PLACE = torch.empty(0, dtype=torch.int64), torch.full((1,), -1)
 
 
 def by_name(dataset: Dataset, labels: Sequence[str]) -> Targets:
@@ -59,7 +60,7 @@ def read_class_map(path: str) -> dict[str, tuple[str, ...]]:
         given = names if isinstance(names, list) else names.split("; ") if isinstance(names, str) else [names]
         if not given or not all(isinstance(name, str) for name in given):
             raise UserError(f"--class-map {path}: {shown_value(label)} stands for {shown_value(names)}; allowed: names")
-        named[label] = tuple(given)
+        named[label] = tuple(dict.fromkeys(given))
     return named
 
 
@@ -90,15 +91,15 @@ def by_class_map(dataset: Dataset, labels: Sequence[str], classes: Mapping[str, 
 
 
 def read_lists(path: str) -> list[list[int]]:
-    """Reads a JSON list with a list of class numbers for each image. Raises UserError if the file holds anything
-    else."""
+    """Reads a JSON list with a list of class numbers for each image. A number counts once in a list. Raises UserError
+    if the file holds anything else."""
     found = _read(path, "--real")
     if not isinstance(found, list) or not found:
         raise UserError(f"--real {path} has no lists; allowed: real.json of ImageNet-ReaL, [[65], [970, 795], [], ...]")
     for number, own in enumerate(found):
         if not isinstance(own, list) or not all(type(one) is int and 0 <= one < 1 << 20 for one in own):
             raise UserError(f"--real {path}: entry {number} is {shown_value(own)}; allowed: a list of class numbers")
-    return found
+    return [list(dict.fromkeys(own)) for own in found]
 
 
 def by_lists(dataset: Dataset, labels: Sequence[str], lists: Sequence[Sequence[int]]) -> Targets:
@@ -114,11 +115,11 @@ def by_lists(dataset: Dataset, labels: Sequence[str], lists: Sequence[Sequence[i
             "1,000"
         )
     numbers, num_same, num_listed = label_map(dataset, tuple(labels)), 0, 0
-    table = torch.full((dataset.num_samples, max([1, *map(len, lists)])), -1)
+    rows = list[torch.Tensor]()
     for sample in range(dataset.num_samples):
         shard, row = locate_row(dataset, sample)
         own = lists[_place(dataset.source_of(shard, row), len(lists), where=f"{dataset.url}: sample {sample}")]
-        table[sample, : len(own)] = torch.tensor(own, dtype=torch.int64)
+        rows.append(torch.tensor(own, dtype=torch.int64))
         num_listed += bool(own)
         num_same += any(int(numbers[label]) in own for label in dataset.sample_rows(shard).labels_of(row))
     if num_same < _LEAST_AGREEMENT * num_listed:
@@ -128,10 +129,8 @@ def by_lists(dataset: Dataset, labels: Sequence[str], lists: Sequence[Sequence[i
         )
 
     def targets(batch: Batch) -> torch.Tensor:
-        found = torch.full((len(batch.labels), table.shape[1]), -1)
-        is_real = batch.sample_ids >= 0
-        found[is_real] = table[batch.sample_ids[is_real]]
-        return found
+        found = [rows[sample] if sample >= 0 else _NO_TARGETS for sample in batch.sample_ids.tolist()]
+        return torch.nn.utils.rnn.pad_sequence([*found, _ONE_PLACE], batch_first=True, padding_value=-1)[:-1]
 
     return targets
 

@@ -99,6 +99,16 @@ def test_lists_are_found_by_the_names_of_the_files(validation: Dataset) -> None:
     assert found == {f"c{n // 2}/ILSVRC2012_val_{n + 1:08d}.JPEG": set(lists[n]) for n in range(6)}
 
 
+def test_a_class_that_is_repeated_counts_once(validation: Dataset, tmp_path: Path) -> None:
+    """Or a short file could ask for a table of any width."""
+    path = tmp_path / "file.json"
+    path.write_text(json.dumps([[2], [2, 1] + [2] * 1_000_000, [], [3], [0], [0, 3]]))
+    lists = read_lists(str(path))
+    assert lists[:2] == [[2], [2, 1]]
+    path.write_text(json.dumps({"c0": ["other", "c2", *["other"] * 1000]}))
+    assert read_class_map(str(path)) == {"c0": ("other", "c2")}
+
+
 @pytest.mark.parametrize(
     ("lists", "message"),
     [
