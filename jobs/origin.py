@@ -21,7 +21,8 @@ from pipeline.runs.starts import NO_ORIGIN, Origin, last_origin
 _MOST_CHANGED = 16  # a record with more changes has no nearest recipe
 _PLACES = (
     *("run_dir", "data.url", "data.mix", "initial.weights", "evaluation.url", "checkpoint.url", "device", "threads"),
-    *("engine.precision", "micro_batch", "model.num_classes"),
+    *("engine.precision", "micro_batch", "model.num_classes", "fewshot.url", "fewshot.test_url"),
+    "teacher.sha256",  # teacher.weights counts: a run with a teacher is another run
 )
 _Fact = tuple[str, str | float]  # a field's name and value
 

@@ -216,7 +216,7 @@ def _training(training: Training | None) -> str:
     point, job = training.point, training.job
     rate = f"learning rate {job.schedule.learning_rate:g} ({job.schedule.decay})"
     included = ", pre-training included" if point.stage == "finetune" else ""
-    alone = f"{flops(point.own_exaflops)} of this run; that of its initial weights is not known"
+    alone = f"{flops(point.own_exaflops)} of this run; that of {' and '.join(point.uncounted)} is not known"
     cost = alone if point.exaflops is None else f"{flops(point.exaflops)}{included}"
     rows = [
         ("Data", f"{_code(_dataset(job.data.url) if job.data.url else 'a mix of datasets')}"),

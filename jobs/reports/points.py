@@ -56,8 +56,9 @@ class Point:
     """A run, or the repetitions of a sweep. The scores of repetitions are means with a sample standard deviation.
 
     `num_images`: the size of the dataset that the model was pre-trained on. `exaflops`: the compute of the completed
-    steps, including pre-training. `own_exaflops`: the compute of the run's own steps. `accuracies`: the accuracy at
-    each step that was scored. `accuracy`: the last accuracy. `is_averaged`: whether this is the accuracy of
+    steps, including pre-training. `own_exaflops`: the compute of the run's own steps, as far as it is known.
+    `uncounted`: whose compute is not known, such as the teacher's; not empty if `exaflops` is None. `accuracies`: the
+    accuracy at each step that was scored. `accuracy`: the last accuracy. `is_averaged`: whether this is the accuracy of
     averaged weights. `fewshot`: accuracy by the number of shots. `dataset`, `fewshot_dataset`: the names of the
     datasets that `accuracy` and `fewshot` are measured on. `also`: further scores. `label`: the model's name, with the
     sizes that tell it from others. `losses`: means of the training loss `loss_name` over successive ranges of steps,
@@ -76,6 +77,7 @@ class Point:
     num_images: int | None
     exaflops: float | None
     own_exaflops: float
+    uncounted: tuple[str, ...]
     accuracy: float | None
     best_accuracy: float | None
     fewshot: dict[int, float]
@@ -202,6 +204,7 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
     teacher, unknown = _teacher_of(job)
     own_flops = flops_of_steps(replace(job, model=model), step, teacher=teacher) * job.global_batch
     num_images, exaflops = _cost(job, lines, source, flops=own_flops)
+    uncounted = (("its teacher",) if unknown else ()) + (("its initial weights",) if exaflops is None else ())
     exaflops = None if unknown else exaflops
     reasons = [unknown] if unknown else []
     reasons += [] if lines else ["no metrics yet"]
@@ -233,6 +236,7 @@ def point_of(folder: Path, *, name: str, ancestors: int = 0, curves: Curves | No
         num_images=num_images,
         exaflops=exaflops,
         own_exaflops=own_flops / 1e18,
+        uncounted=uncounted,
         accuracy=scores[-1] if scores else None,
         best_accuracy=max(scores, default=None),
         is_averaged=is_averaged,

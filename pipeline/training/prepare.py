@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import platform
+import shlex
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -110,6 +111,15 @@ def prepare(job: TrainingJob, world: World, *, extend: bool = False) -> Prepared
     if world.is_first and has_address_limit():
         log.warning("%s: libraries that get no more memory may crash without a message", memory_todo())
     refuse_untested_deepspeed(job.engine, deepspeed_version())
+    if world.is_first and job.tokens.patch_sizes and job.model.size.patch not in job.tokens.patch_sizes:
+        log.warning(
+            "evaluations, and with them the best checkpoint, and the run's weights have patches of %d px, which no "
+            "step draws (%s px); give one of these as --model.patch, or score the run with other patches by: patchline "
+            "import %s --patch N --out DIR",
+            job.model.size.patch,
+            ", ".join(map(str, job.tokens.patch_sizes)),
+            shlex.quote(job.run_dir),
+        )
     plan = plan_batch(
         job.global_batch,
         micro_batch=job.micro_batch,

@@ -14,6 +14,7 @@ from jobs.resolve import recipe_job
 from jobs.stages import WITH_SMOKE, recipes_of
 from pipeline.models.config import ModelConfig
 from pipeline.runs.starts import NO_ORIGIN, Left, Origin, add_start
+from pipeline.training.settings.job import TeacherConfig
 from tests.rigs.processes import patchline
 from tests.rigs.training import pretrain_words
 
@@ -110,6 +111,8 @@ def test_changes_are_counted() -> None:
     found = nearest("pretrain", record(changed))
     assert (found, found.words()) == (Nearest(recipe="vit_b16_i21k", num_changed=3), "vit_b16_i21k +3")
     assert nearest("pretrain", record(job)).words() == "vit_b16_i21k"
+    taught = replace(job, loss="softmax", teacher=TeacherConfig(weights="w", sha256="a" * 64))
+    assert nearest("pretrain", record(taught)).num_changed == 2, "the digest is the start's"
 
 
 def test_a_record_of_another_kind_is_nobodys() -> None:

@@ -36,6 +36,7 @@ from pipeline.training.prepare import (
     refuse_other_head,
 )
 from pipeline.training.settings.job import EngineConfig, InitialConfig, TrainingJob
+from pipeline.training.settings.tokens import TokensConfig
 from pipeline.training.zero.loading import TESTED
 from shards.config import HeldOutConfig
 from shards.dataset import open_dataset
@@ -302,6 +303,16 @@ def test_images_without_labels_are_refused_where_labels_are_needed(tmp_path: Pat
         label_map(held_out, ("cat",))
     masked = masked_patches_pixels()
     assert decide_classes(masked, data, [], say=True)[0] == masked
+
+
+def test_a_patch_size_that_no_step_draws_is_a_warning(
+    digits_url: str, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = job_of(digits_url, run_dir)
+    for sizes, is_warned in (((4, 16), True), ((4, 8), False), ((), False)):
+        caplog.clear()
+        prepare(replace(job, tokens=TokensConfig(patch_sizes=sizes)), one_world(0, 1))
+        assert ("patches of 8 px, which no step draws (4, 16 px)" in caplog.text) == is_warned, sizes
 
 
 def test_one_class_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -182,6 +182,10 @@ def test_sam_doubles_the_model_but_not_its_teacher(tmp_path: Path) -> None:
     assert utilisation.values(1.0, step=1)["perf/mfu"] == pytest.approx(in_second / 1e12)
     run_dir = written(tmp_path / "run", optimizer=job.optimizer, teacher=teacher)
     assert point_of(run_dir, name="run").own_exaflops == pytest.approx(in_second / 1e18)
+    shutil.rmtree(teacher.weights)
+    found = point_of(run_dir, name="run")
+    assert (found.exaflops, found.uncounted) == (None, ("its teacher",))
+    assert found.own_exaflops == pytest.approx((in_second - taught * job.global_batch) / 1e18)
 
 
 def test_a_resnet_teaches_images_of_any_size(tmp_path: Path) -> None:

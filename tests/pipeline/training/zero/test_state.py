@@ -155,7 +155,8 @@ enter(world)
 plan = plan_batch(8, micro_batch=8 // accumulation // world.num_ranks, num_ranks=world.num_ranks, lanes=2)
 engine = Engine(
     ViT(config), config=EngineConfig(zero_stage=stage, precision=precision), plan=plan,
-    optimizer=OptimizerConfig(name=sys.argv[4], weight_decay=0.05, first_moment=sys.argv[5]), clip_norm=1.0, ema_decay=0.75,
+    optimizer=OptimizerConfig(name=sys.argv[4], weight_decay=0.05, first_moment=sys.argv[5]),
+    clip_norm=1.0, ema_decay=0.75,
 )
 values = {name: initial_tensor(name, shape, seed=5) for name, shape in shapes_of(config).items()}
 values["head.weight"] = torch.full_like(values["head.weight"], 0.01)
