@@ -1,6 +1,6 @@
 """Small fine-tuning recipes: higher resolution, resampled position embeddings, a new zero head, SGD with momentum,
 cosine decay, no weight decay, and clipping at 1 ("An Image is Worth 16x16 Words", Table 4 and appendix B.1.1). The
-papers' recipes are in paper_finetune.py, augreg_finetune.py, bit_finetune.py and paper_vtab.py.
+papers' recipes are in paper_finetune.py, augreg_finetune.py, bit_finetune.py, deit3_finetune.py and paper_vtab.py.
 
 Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url URL --run-dir DIR (RECIPE_smoke: tiny)
 """
@@ -8,7 +8,16 @@ Command of each: patchline finetune RECIPE --initial.weights WEIGHTS --data.url 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from jobs.recipes import augreg_finetune, bit_finetune, paper_finetune, paper_vtab, photos, pretrain, recipes_in
+from jobs.recipes import (
+    augreg_finetune,
+    bit_finetune,
+    deit3_finetune,
+    paper_finetune,
+    paper_vtab,
+    photos,
+    pretrain,
+    recipes_in,
+)
 from pipeline.checkpoints.config import CheckpointConfig
 from pipeline.data.config import AugmentConfig
 from pipeline.training.settings.job import OptimizerConfig, TrainingJob
@@ -66,5 +75,6 @@ RECIPES: dict[str, Callable[[], TrainingJob]] = {
     **paper_finetune.RECIPES,
     **augreg_finetune.RECIPES,
     **bit_finetune.RECIPES,
+    **deit3_finetune.RECIPES,
     **paper_vtab.RECIPES,
 }

@@ -12,6 +12,7 @@ from jobs.recipes import (
     bit_imagenet,
     deit,
     deit3,
+    deit3_finetune,
     finetune,
     paper_ablations,
     paper_finetune,
@@ -36,7 +37,10 @@ _TRANSFERS = {  # by the first word of a fine-tuning recipe's name
     "pets": paper_images.PETS,
     "flowers": paper_images.FLOWERS,
 }
-_FINETUNING = (*paper_finetune.RECIPES, *augreg_finetune.RECIPES, *bit_finetune.RECIPES)
+_FINETUNING = (
+    *(*paper_finetune.RECIPES, *augreg_finetune.RECIPES),
+    *(*bit_finetune.RECIPES, *deit3_finetune.RECIPES),
+)
 _DATASETS: dict[str, PaperDataset] = {
     "digits_smoke": paper_images.DIGITS,
     "digits_48": paper_images.DIGITS,

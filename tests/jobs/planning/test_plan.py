@@ -130,8 +130,8 @@ def test_a_run_has_a_plan(tmp_path: Path) -> None:
     assert ended.code == 0, ended.errors
     assert "633,470,440" in ended.output
     assert "8.00" in ended.output
-    write_record(tmp_path, stage="evaluate", job=EvaluateJob())
-    ended = patchline("plan", str(tmp_path / "job.yaml"))
+    write_record(tmp_path / "scores", stage="evaluate", job=EvaluateJob())
+    ended = patchline("plan", str(tmp_path / "scores/job.yaml"))
     assert (ended.code, "a record of the stage 'evaluate'; a plan is of pretrain or finetune" in ended.errors) == (
         2,
         True,

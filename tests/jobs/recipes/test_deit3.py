@@ -1,10 +1,13 @@
 """DeiT III's recipes compared with the command lines of README_revenge.md, written down independently."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 
 from jobs.recipes.deit3 import RECIPES
+from jobs.recipes.deit3_finetune import RECIPES as FINETUNING
 from pipeline.models.loss import classification_loss
 
 ON_1K = [  # recipe, image size, learning rate, stochastic depth, accuracy
@@ -54,6 +57,44 @@ def test_imagenet_21k(name: str, drop_path: float, accuracy: str) -> None:
     assert (augment.crop, augment.filter, augment.three_augment) == ("simple_random", "bicubic", True)
     assert job.model.stochastic_depth_rates == "uniform"
     assert accuracy in (RECIPES[name].__doc__ or "")
+
+
+def test_more_epochs_at_224_px() -> None:
+    """--batch 64 (x 8) --lr 1e-5 --epochs 20 --weight-decay 0.1 --input-size 224 --smoothing 0.1 --warmup-epochs 5
+    --opt adamw --mixup .8 --drop-path 0.2 --cutmix 1.0 --aa rand-m9-mstd0.5-inc1 --no-repeated-aug --finetune."""
+    job = FINETUNING["imagenet_224_b16_deit3"]()
+    assert (job.model.name, job.model.image_size, job.model.stochastic_depth) == ("vit_b16", 224, 0.2)
+    assert (job.model.layer_scale, job.model.stochastic_depth_rates, job.model.gelu) == (1e-4, "uniform", "exact")
+    assert (job.initial.new_head, job.initial.resample) == (False, "bicubic")
+    assert (job.steps, job.global_batch, job.schedule.warmup_steps) == (20 * 2502, 512, 5 * 2502)
+    assert (job.schedule.learning_rate, job.schedule.final_learning_rate) == (1e-5, 1e-5)
+    assert (job.optimizer.name, job.optimizer.weight_decay, job.optimizer.epsilon) == ("adamw", 0.1, 1e-8)
+    assert (job.loss, job.label_smoothing, job.clip_norm, job.data.augment.repeats) == ("softmax", 0.1, 0.0, 1)
+    augment, mixup, randaugment = job.data.augment, job.data.mixup, job.data.randaugment
+    assert (mixup.alpha, mixup.cutmix_alpha, mixup.binary_targets) == (0.8, 1.0, False)
+    assert (randaugment.num_ops, randaugment.magnitude) == (2, 9)
+    assert (augment.crop, augment.filter, augment.three_augment, augment.color_jitter) == (
+        *("random_resized", "bicubic"),
+        *(False, 0.0),
+    )
+    assert (job.evaluation.transform.mode, job.evaluation.transform.short_side) == ("central_crop", 224)
+
+
+@pytest.mark.parametrize(("size", "drop_path", "accuracy"), [("s16", 0.05, "83.1 %"), ("b16", 0.15, "85.7 %")])
+def test_imagenet_1k_after_21k(size: str, drop_path: float, accuracy: str) -> None:
+    """--lr 0.0003 --epochs 50 and another --drop-path; all else as on ImageNet-21k."""
+    recipe, before = FINETUNING[f"imagenet_224_{size}_deit3_i21k"], RECIPES[f"deit3_{size}_i21k"]()
+    job = recipe()
+    assert (job.model.name, job.model.stochastic_depth, job.initial.new_head) == (f"vit_{size}", drop_path, True)
+    assert (job.steps, job.schedule.learning_rate, job.schedule.warmup_steps) == (31_250, 3e-4, 3125)
+    kept = replace(
+        job,
+        model=replace(job.model, stochastic_depth=before.model.stochastic_depth),
+        steps=before.steps,
+        schedule=before.schedule,
+    )
+    assert kept == before
+    assert accuracy in (recipe.__doc__ or "")
 
 
 def test_a_mean_over_classes_is_the_sum_with_a_larger_epsilon() -> None:
