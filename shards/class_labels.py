@@ -49,7 +49,7 @@ class LabelRules:
 
     numbers: Literal["auto", "from-0", "from-1", "names"] = "auto"
     """Whole numbers where classes have names: ids that count from 0, ids that count from 1, or names; auto: from 0,
-    refused if the number of names is itself a label."""
+    refused if the number of names is itself a label, or if they may count from -1."""
     lists: Literal["auto", "ids", "positions"] = "auto"
     """Lists of 0 and 1: the ids of classes, or a position for each class; auto: refused if all are of one length."""
     text: Literal["auto", "names", "lists"] = "auto"
@@ -373,9 +373,9 @@ def _refuse_lists_in_text(labels: frozenset[str], *, are_listed: bool) -> None:
 
 
 def _check_numbers(labels: frozenset[str], names: tuple[str, ...], *, are_ids: bool) -> None:
-    """Raises UserError if numbers could be ids or names, or could count from 0 or from 1. Warns if no number is 0,
-    since they may then count from 1. `are_ids`: whether the source itself gives names to numbers; otherwise a number
-    that is also a name means that name."""
+    """Raises UserError if numbers could be ids or names, or could count from 0, from 1 or from -1. Warns if no number
+    is 0, since they may then count from 1. `are_ids`: whether the source itself gives names to numbers; otherwise a
+    number that is also a name means that name."""
     places, named, numbers = {name: place for place, name in enumerate(names)}, dict[int, int](), set[int]()
     for label in labels:
         if (found := _WHOLE.fullmatch(label)) and (number := _number(found[1])) >= 0:
@@ -398,6 +398,14 @@ def _check_numbers(labels: frozenset[str], names: tuple[str, ...], *, are_ids: b
             f"{last} is a label, but the {last} names of classes are for 0 to {last - 1}; if the labels count from 1, "
             f"give --labels.numbers from-1, with which 1 is {shown_value(names[0])}; if from 0: --labels.numbers "
             f"from-0, with which images with label {last} are refused"
+        )
+    below = {number for label in labels if (found := _WHOLE.fullmatch(label)) and (number := _number(found[1])) < 0}
+    if below == {-1} and last > 1 and ids == set(range(last - 1)) and names[-1] not in labels:
+        others = "the only other number is 0" if last == 2 else f"the other numbers are 0 to {last - 2}"
+        raise UserError(
+            f"-1 is a label and {others}, but the {last} names of classes are for 0 to {last - 1}, so that "
+            f"{shown_value(names[-1])} would have no image; if -1 means no label, give --labels.numbers from-0, with "
+            f"which 0 is {shown_value(names[0])}; if the labels count from -1, add 1 to each of them"
         )
     if 0 not in numbers and (largest := max((number for number in ids if number < last), default=0)):
         log.warning(

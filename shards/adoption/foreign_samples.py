@@ -198,6 +198,6 @@ def _labels(members: dict[str, Member], rules: SampleRules) -> tuple[str, ...]:
 
 def _text(data: bytes, suffix: str) -> str:
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")  # Windows programs write a byte order mark, which belongs to no name
     except UnicodeDecodeError as error:
         raise SampleRefusedError(f"no label: its .{suffix} is not UTF-8", RefusalCause.NO_LABEL) from error

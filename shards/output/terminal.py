@@ -38,6 +38,8 @@ _NO_JSON_ESCAPE = "\x7f"  # JSON may contain this control character unescaped, b
 _FLAG_INDENT = " " * 4
 log = logging.getLogger(__name__)
 _NOISY = ("botocore", "boto3", "urllib3", "s3transfer")
+# These warn of each failed attempt with a traceback, which may quote a credential process. Storage says what failed.
+_UNSAFE = ("botocore.credentials", "botocore.tokens")
 
 
 def printable(text: str) -> str:
@@ -304,6 +306,8 @@ def command_output(*, level: int = logging.INFO, rank: int = 0) -> Iterator[None
             root.setLevel(level)
         for noisy in _NOISY:
             logging.getLogger(noisy).setLevel(logging.WARNING)
+        for unsafe in _UNSAFE:
+            logging.getLogger(unsafe).setLevel(logging.ERROR)
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", module=r"PIL\.")  # about odd metadata and large sizes, which are checked
         stack.callback(logging.captureWarnings, False)

@@ -146,10 +146,10 @@ def refuse_groups(
 
 def unreadable() -> tuple[type[Exception], ...]:
     """Returns the exceptions that an unreadable file raises. ValueError is one of them because names in a damaged
-    footer may not be UTF-8."""
+    footer may not be UTF-8, OverflowError because dates and times may be out of Python's range."""
     import pyarrow as pa
 
-    return pa.ArrowException, ValueError, OSError, EOFError, MissingObjectError
+    return pa.ArrowException, ValueError, OverflowError, OSError, EOFError, MissingObjectError
 
 
 def _check(what: str, found: int, most: int) -> None:

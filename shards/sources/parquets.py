@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, NoReturn, Self
 
 from shards.class_names import class_name, labels_fault, repeated_fault
-from shards.config_values import refuse_wrong_values
+from shards.config_values import refuse_wrong_values, shown_value
 from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.files.typed_json import parse_json
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import MOST_GROUP_IMAGES, find_files, open_found, refuse_groups, unreadable
 from shards.sources.names import SPLIT_COLUMN, refuse_mixed_splits, refuse_several, split_of
-from shards.sources.tables import check_columns, written_labels
+from shards.sources.tables import batch_rows, check_columns, written_labels
 from shards.storage.ahead import in_order
 from shards.store import SCHEME, Buckets
 
@@ -120,7 +120,7 @@ class ParquetSource:
             with ParquetPieces(open_found(path, buckets), ours=False) as opened:
                 self._check(path, opened.schema)
                 refuse_groups(opened, self._columns(), most_rows=MOST_GROUP_IMAGES)
-                names = self._names(opened.schema)
+                names = self._names(path, opened.schema)
                 if reason := _names_fault(names):
                     todo = (
                         "give other names for all classes in --source.label-names, for example 'crane' and 'crane (2)'"
@@ -167,8 +167,9 @@ class ParquetSource:
     def _columns(self) -> list[str]:
         return [self.image_column, self.label_column]
 
-    def _names(self, schema: "pa.Schema") -> tuple[str, ...]:
-        """Returns the names of integer labels, or () if neither the settings nor the file give any."""
+    def _names(self, path: str, schema: "pa.Schema") -> tuple[str, ...]:
+        """Returns the names of integer labels, or () if neither the settings nor the file give any. Raises UserError if
+        the file's are not a list of texts, because only a list says which integer has which name."""
         if self.label_names:
             return tuple(class_name(name) for name in self.label_names)
         try:
@@ -176,9 +177,13 @@ class ParquetSource:
             while isinstance(feature, list) or "feature" in feature:  # the column holds lists of labels
                 feature = feature[0] if isinstance(feature, list) else feature["feature"]
             names = feature["names"]
-            return tuple(class_name(name) for name in names) if all(isinstance(name, str) for name in names) else ()
         except (KeyError, TypeError, ValueError, IndexError):
             return ()
+        if not isinstance(names, list | None) or not all(isinstance(name, str) for name in names or ()):
+            message = f"{printable(path)}: its metadata names the classes of column {self.label_column!r}"
+            todo = "give --source.label-names with the names as a list, in the order of their integers"
+            raise UserError(f"{message} by {shown_value(names)}; allowed: a list of texts; {todo}")
+        return tuple(class_name(name) for name in names or ())
 
     def _group_images(self, held: "_OpenFile", entry: Entry, max_bytes: int) -> Iterator[tuple[Entry, ImageBytes]]:
         path, _, group = entry.locator.rpartition(":")
@@ -223,7 +228,7 @@ class ParquetSource:
             data = columns["bytes"]
             image_names = columns["path"].to_pylist() if "path" in columns else image_names
         sizes = pc.binary_length(data).to_pylist()
-        labels = batch.column(self.label_column).to_pylist()
+        labels = batch_rows(batch, [self.label_column])
         for place in range(batch.num_rows):
             row = begin[1] + place
             name = printable(str(image_names[place] or f"{begin[0].name}:{row}"))
@@ -235,7 +240,9 @@ class ParquetSource:
             else:
                 image = data[place].as_py()
             try:
-                written = written_labels(labels[place])
+                if isinstance(cells := labels[place], ImageRefusedError):
+                    raise cells
+                written = written_labels(cells[0])
             except ImageRefusedError as refusal:
                 written, image = (), refusal
             yield Entry(locator=f"{begin[0].locator}:{row}", name=name, labels=written), image

@@ -5,7 +5,7 @@ import math
 import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shards.class_labels import MISSING, is_list, is_vector, split_text
 from shards.class_names import MOST_LABEL_CHARACTERS, MOST_LABELS, class_name, labels_fault
@@ -15,6 +15,9 @@ from shards.files.local_files import at_home
 from shards.sources.entry import IMAGE_SUFFIXES, printable
 from shards.sources.found_files import MOST_GROUP_ROWS, open_found, refuse_groups, unreadable
 from shards.store import Buckets
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TABLE_SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
 _BLOCK_BYTES = _MOST_LINE_BYTES = 1 << 20
@@ -82,6 +85,27 @@ def check_columns(path: str, have: Sequence[str], wanted: Mapping[str, str]) -> 
             raise UserError(f"{printable(path)} has {what} {column!r}; it has {columns}; set --source.{option}")
 
 
+def batch_rows(batch: "pa.RecordBatch", columns: Sequence[str]) -> list[RowValues]:
+    """Returns the values of `columns` for each row. A row is refused if one of them is a date or time that Python has
+    no value for, such as a day of the year 10000."""
+    try:
+        return list(zip(*(batch.column(column).to_pylist() for column in columns), strict=True))
+    except OverflowError:
+        return [_batch_row(batch, columns, row) for row in range(batch.num_rows)]
+
+
+def _batch_row(batch: "pa.RecordBatch", columns: Sequence[str], row: int) -> RowValues:
+    values = list[Any]()
+    for column in columns:
+        cell = batch.column(column)[row]
+        try:
+            values.append(cell.as_py())
+        except OverflowError:
+            what = f"its value in column {column!r} is a {cell.type} that is out of range"
+            return ImageRefusedError(f"{what}; allowed: text, whole numbers and lists of them")
+    return tuple(values)
+
+
 def _parquet_rows(
     path: str, columns: Mapping[str, str], buckets: Buckets, beside: str
 ) -> Iterator[tuple[int, RowValues]]:
@@ -92,11 +116,12 @@ def _parquet_rows(
         check_columns(path, file.schema.names, columns)
         has_beside = file.schema.names.count(beside) == 1
         wanted += [beside] * has_beside
+        absent = (None,) * (bool(beside) and not has_beside)
         refuse_groups(file, wanted, most_rows=MOST_GROUP_ROWS, most_bytes=MOST_BATCH_BYTES)
         number = 0
         for batch in file.batches(wanted, rows=_BATCH_ROWS):
-            for values in zip(*(batch.column(column).to_pylist() for column in wanted), strict=True):
-                yield number, values if has_beside or not beside else (*values, None)
+            for values in batch_rows(batch, wanted):
+                yield number, values if isinstance(values, ImageRefusedError) else values + absent
                 number += 1
         if number < file.num_rows:
             raise EOFError(f"it has {number} rows, its footer says {file.num_rows}")

@@ -38,11 +38,15 @@ log = logging.getLogger(__name__)
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired")
 _REPLACED_KEYS = ("InvalidAccessKeyId", "SignatureDoesNotMatch")  # the key was deleted, or has another secret
 _HEAD_EXPIRED = "400"  # the answer to a HEAD has no body, so only a status
-# The process or service that provides credentials has failed, which may pass.
+# The login that credentials come from has ended, or was never made.
+_SSO_LOGIN_ENDED = (boto_errors.SSOError, boto_errors.TokenRetrievalError)
+_LOGIN_ENDED = getattr(boto_errors, "LoginError", boto_errors.SSOError)  # an older botocore has no `aws login`
+# The process, service or login that provides credentials has failed, which may pass.
 CREDENTIALS_FAILED = (
     boto_errors.CredentialRetrievalError,
-    boto_errors.TokenRetrievalError,
     boto_errors.MetadataRetrievalError,
+    *_SSO_LOGIN_ENDED,
+    _LOGIN_ENDED,
 )
 DEADLINE_SECONDS = RetryConfig().deadline_seconds
 PAUSE_SECONDS = 1.0  # between two requests to the chain
@@ -85,13 +89,14 @@ def says_expired(code: str, operation: str) -> bool:
 class RenewedCredentials:
     """Replaces botocore's credentials, and the chain that finds them.
 
-    `is_accepted`: whether the server has accepted a request with these credentials. The constructor raises the chain's
-    error if the chain fails.
+    `is_accepted`: whether the server has accepted a request with these credentials. `profile`: the profile to use
+    instead of the environment's. The constructor raises the chain's error if the chain fails, and UserError if its
+    settings are wrong.
     """
 
-    def __init__(self, *, is_accepted: bool = False) -> None:
-        self.is_accepted, self._signed = is_accepted, b""
-        self._found = botocore.session.get_session().get_credentials()
+    def __init__(self, *, is_accepted: bool = False, profile: str = "") -> None:
+        self.is_accepted, self._signed, self._profile = is_accepted, b"", profile
+        self._found = _credentials(profile)
         self._lock, self._read_at = ForkLock(), time.monotonic()
 
     def load_credentials(self) -> "RenewedCredentials | None":
@@ -112,16 +117,13 @@ class RenewedCredentials:
         began = time.monotonic()
         while True:
             try:
-                frozen = self._found.get_frozen_credentials()
+                with _provider_errors():
+                    frozen = self._found.get_frozen_credentials()
                 self._signed = _identity(frozen)
                 return frozen
             except CREDENTIALS_FAILED as error:
-                if not self._is_waited_for(began, type(error).__name__):
+                if not self._is_waited_for(began, _reason(error)):
                     raise
-            except RuntimeError as error:  # from botocore: the credentials were renewed but have still expired
-                if not self._is_waited_for(began, "they have expired"):
-                    failed = {"provider": self.method, "error_msg": "they have expired"}
-                    raise boto_errors.CredentialRetrievalError(**failed) from error
 
     def get_deferred_property(self, name: str) -> Callable[[], Any]:
         """Returns a property that is looked up when it is needed, such as the account's id."""
@@ -137,14 +139,15 @@ class RenewedCredentials:
         with self._lock:
             if time.monotonic() - self._read_at >= PAUSE_SECONDS / 2:
                 try:
-                    found = botocore.session.get_session().get_credentials()
-                except boto_errors.BotoCoreError as error:
+                    found = _credentials(self._profile)
+                except (boto_errors.BotoCoreError, UserError) as error:
                     log.debug("the credentials could not be read again: %s", type(error).__name__)
                     found = None
                 self._found, self._read_at = found or self._found, time.monotonic()
         try:
-            return _identity(self._found.get_frozen_credentials()) != self._signed
-        except (*CREDENTIALS_FAILED, RuntimeError):
+            with _provider_errors():
+                return _identity(self._found.get_frozen_credentials()) != self._signed
+        except CREDENTIALS_FAILED:
             return False
 
     def retry(self, *, operation: Any, request_dict: dict[str, Any], response: Any = None, **_: object) -> float | None:
@@ -173,6 +176,64 @@ class RenewedCredentials:
         time.sleep(PAUSE_SECONDS)
         self.renew()
         return True
+
+
+def _credentials(profile: str) -> Any:
+    """Returns what botocore's chain finds, or None if it finds nothing."""
+    with _settings_errors():
+        chain = botocore.session.Session(profile=profile or None).get_component("credential_provider")
+        with _provider_errors():
+            return chain.load_credentials()
+
+
+@contextmanager
+def _settings_errors() -> Iterator[None]:
+    """Turns errors about values in AWS's files and variables into UserError. Errors about credentials and connections
+    pass."""
+    try:
+        yield
+    except (*_NO_CREDENTIALS, *CREDENTIALS_FAILED, *_UNREACHABLE):
+        raise
+    except (boto_errors.BotoCoreError, ValueError) as error:
+        raise _wrong_setting(error) from error
+
+
+@contextmanager
+def _provider_errors() -> Iterator[None]:
+    """Turns what a provider of credentials raises on its own into CredentialRetrievalError: a token's file is missing,
+    a process printed something that is not JSON, the credentials have expired. A wrong setting becomes UserError here,
+    too, because a provider sends its requests with a client of its own."""
+    try:
+        yield
+    except (*_NO_CREDENTIALS, *CREDENTIALS_FAILED, *_UNREACHABLE):
+        raise
+    except boto_errors.BotoCoreError as error:
+        raise _wrong_setting(error) from error
+    # EOFError: it asked for a code, and nobody is there. RuntimeError: the credentials were renewed but have expired.
+    except (OSError, ValueError, EOFError, RuntimeError) as error:
+        raise boto_errors.CredentialRetrievalError(provider="", error_msg=type(error).__name__) from error
+
+
+def _wrong_setting(error: Exception) -> UserError:
+    what = without_secrets(" ".join(str(error).split())).rstrip(".")
+    todo = "correct ~/.aws/config, ~/.aws/credentials or the AWS_ variable with this value"
+    return UserError(f"S3 cannot be used: {what}", todo=todo)
+
+
+def _reason(error: Exception) -> str:
+    """Says why credentials could not be fetched. The error's text is left out, because it may contain what the
+    credential process printed, and so is a file's name unless it is a path, because it may be part of a command."""
+    cause = error.__cause__
+    if isinstance(cause, RuntimeError):
+        return "they have expired"
+    path = _unreadable_file(error)
+    return type(cause or error).__name__ + (f": {path}" if path else "")
+
+
+def _unreadable_file(error: Exception) -> str:
+    """Returns the path of the file that a provider could not read, or "" if that is not why it failed."""
+    name = error.__cause__.filename if isinstance(error.__cause__, OSError) else None
+    return name if isinstance(name, str) and name.startswith("/") else ""
 
 
 def _identity(frozen: Any) -> bytes:
@@ -329,12 +390,15 @@ class GivenClient(ClientOfProcess):
 
 def probing_client(*, endpoint: str = "", profile: str = "") -> Any:
     """Returns a client for a probe, which does not retry. Without an endpoint or a profile, the environment's is used.
-    Raises UserError for a profile or an endpoint that cannot be used."""
+    Raises UserError for a profile, an endpoint or another setting that cannot be used."""
     try:
-        session = boto3.session.Session(profile_name=profile or None)
+        session = _session(RenewedCredentials(profile=profile), profile=profile)
     except boto_errors.ProfileNotFound as error:
         todo = "add it to ~/.aws/credentials, or correct s3_profile"
-        raise UserError(f"there is no profile {profile!r}", todo=todo) from error
+        raise UserError(f"there is no profile {error.kwargs['profile']!r}", todo=todo) from error
+    except (*_NO_CREDENTIALS, *CREDENTIALS_FAILED) as error:
+        user = f"profile {profile!r}" if profile else "this process"
+        raise _credentials_error(error, user, away=UnreachableError) from error
     return _new_client(session, attempts=1, read_timeout_seconds=READ_TIMEOUT_SECONDS, endpoint=endpoint)
 
 
@@ -350,15 +414,8 @@ def storage_errors(path: str, *, bucket: str, url: str, clients: ClientOfProcess
     except (boto_errors.ParamValidationError, boto_errors.EndpointResolutionError) as error:
         what = without_secrets(" ".join(str(error).split()))
         raise UserError(f"cannot use {url}: {what}", todo="correct the URL or AWS_ENDPOINT_URL") from error
-    except _NO_CREDENTIALS as error:
-        what = f"no usable S3 credentials for {url}"
-        todo = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
-        raise UserError(f"{what} ({type(error).__name__})", todo=todo) from error
-    except CREDENTIALS_FAILED as error:
-        # The error's text is left out, because it may contain what the credential process printed.
-        what = f"the S3 credentials for {url} could not be fetched ({type(error).__name__})"
-        todo = "try again, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        raise _away(clients)(what, todo=todo) from error
+    except (*_NO_CREDENTIALS, *CREDENTIALS_FAILED) as error:
+        raise _credentials_error(error, url, away=_away(clients)) from error
     except _UNREACHABLE as error:
         what = f"S3 is unreachable for {url} at {_endpoint(clients)} ({type(error).__name__})"
         raise _away(clients)(what, todo="start the server or correct AWS_ENDPOINT_URL") from error
@@ -366,6 +423,26 @@ def storage_errors(path: str, *, bucket: str, url: str, clients: ClientOfProcess
 
 def _away(clients: ClientOfProcess) -> type[StorageError | UnreachableError]:
     return StorageError if clients.has_answered else UnreachableError
+
+
+def _credentials_error(
+    error: Exception, purpose: str, *, away: type[StorageError | UnreachableError]
+) -> UserError | StorageError:
+    """Returns the error for credentials that are missing, or that could not be fetched (`away`)."""
+    keys = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+    if isinstance(error, _NO_CREDENTIALS):
+        return UserError(
+            f"no usable S3 credentials for {purpose} ({type(error).__name__})", todo=f"{keys}, or AWS_PROFILE"
+        )
+    todo = "try again"
+    if isinstance(error, _SSO_LOGIN_ENDED):
+        todo = "run aws sso login with the same profile"
+    elif isinstance(error, _LOGIN_ENDED):
+        todo = "run aws login with the same profile"
+    elif _unreadable_file(error):
+        todo = "make this file readable or correct its path"
+    what = f"the S3 credentials for {purpose} could not be fetched ({_reason(error)})"
+    return away(what, todo=f"{todo}, or {keys}")
 
 
 def _raise_client_error(
@@ -438,9 +515,7 @@ def _endpoint(clients: ClientOfProcess) -> str:
 def _new_clients(answered: Callable[..., None], *, was_let_in: bool) -> _Clients:
     """Creates the clients, which call `answered` for every answer. `was_let_in`: as in ClientOfProcess."""
     credentials = RenewedCredentials(is_accepted=was_let_in)
-    core = botocore.session.get_session()
-    core.register_component("credential_provider", credentials)
-    session = boto3.session.Session(botocore_session=core)
+    session = _session(credentials)
     reading, fresh = (_new_client(session, attempts=1, read_timeout_seconds=READ_TIMEOUT_SECONDS) for _ in range(2))
     fresh.meta.events.register("before-send.s3", _close_afterwards)
     retrying = _new_client(session, attempts=4, read_timeout_seconds=WORK_TIMEOUT_SECONDS)
@@ -449,6 +524,13 @@ def _new_clients(answered: Callable[..., None], *, was_let_in: bool) -> _Clients
         client.meta.events.register("after-call.s3", answered)
         client.meta.events.register("after-call.s3", credentials.answered)
     return _Clients(reading=reading, fresh=fresh, retrying=retrying, credentials=credentials)
+
+
+def _session(credentials: RenewedCredentials, *, profile: str = "") -> Any:
+    core = botocore.session.Session(profile=profile or None)
+    core.register_component("credential_provider", credentials)
+    with _settings_errors():
+        return boto3.session.Session(botocore_session=core)
 
 
 def _new_client(session: Any, *, attempts: int, read_timeout_seconds: int, endpoint: str = "") -> Any:
@@ -466,6 +548,8 @@ def _new_client(session: Any, *, attempts: int, read_timeout_seconds: int, endpo
     except ValueError as error:
         todo = "set AWS_ENDPOINT_URL to http://HOST:PORT or https://HOST, and AWS_DEFAULT_REGION to a region's name"
         raise UserError(f"S3 cannot be used: {without_secrets(str(error))}", todo=todo) from error
+    except boto_errors.BotoCoreError as error:
+        raise _wrong_setting(error) from error
     if ".amazonaws.com" in client.meta.endpoint_url or (client.meta.config.s3 or {}).get("addressing_style"):
         return client
     # Few other servers resolve bucket.host; users of such a server set `addressing_style` in their AWS configuration.

@@ -60,7 +60,7 @@ def test_what_a_labels_file_lists_is_a_class() -> None:
 
 
 def test_a_negative_number_is_no_label_where_names_are_given_for_numbers() -> None:
-    assert meant(("-1",), ("0",), numbered=("-1", "1")) == [(), ("-1",)]
+    assert meant(("-1",), ("0",), ("1",), numbered=("-1", "1")) == [(), ("-1",), ("1",)]
 
 
 @pytest.mark.parametrize("given", ["listed", "numbered"])
@@ -88,6 +88,28 @@ class TestNumbers:
     def test_from_0_if_it_is_said(self, given: str) -> None:
         found = meant(*one_each("1", "3"), rules=LabelRules(numbers="from-0"), given=given)
         assert found == [("bee",), "unknown label '3'"]
+
+    @pytest.mark.parametrize("labels", [("-1", "0", "1"), ("-1.0", "0.0", "1.0"), ("-1", "0", "1", "", "nan")])
+    def test_numbers_that_may_count_from_minus_1_are_refused(self, given: str, labels: tuple[str, ...]) -> None:
+        with pytest.raises(UserError):
+            meant(*one_each(*labels), given=given)
+        found = meant(*one_each(*labels), rules=LabelRules(numbers="from-0"), given=given)
+        assert found[:3] == [(), ("ant",), ("bee",)]
+
+    @pytest.mark.parametrize(
+        ("labels", "classes"),
+        [
+            pytest.param(["-1", "0", "1", "2"], [(), ("ant",), ("bee",), ("cat",)], id="each class has an image"),
+            pytest.param(["-1", "0", "1", "cat"], [(), ("ant",), ("bee",), ("cat",)], id="one of them by its name"),
+            pytest.param(["-1", "-1"], [(), ()], id="a held-out test set"),
+            pytest.param(["-1", "1", "2"], [(), ("bee",), ("cat",)], id="the last class has an image"),
+            pytest.param(["-1", "0"], [(), ("ant",)], id="two classes have none"),
+            pytest.param(["-1", "-2", "0", "1"], [(), (), ("ant",), ("bee",)], id="another number has no class"),
+            pytest.param(["0", "1"], [("ant",), ("bee",)], id="no -1"),
+        ],
+    )
+    def test_minus_1_is_no_label(self, given: str, labels: list[str], classes: list[tuple[str, ...]]) -> None:
+        assert meant(*one_each(*labels), given=given) == classes
 
     @pytest.mark.parametrize(("labels", "is_said"), [(("1", "2"), True), (("0", "1"), False), (("ant", "cat"), False)])
     def test_no_label_0_is_said(

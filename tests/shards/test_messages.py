@@ -236,6 +236,16 @@ def damaged_index(folder: Path) -> None:
             [("-1", "1", "0"), ("0", "1", "")],
         )
     ),
+    row("from -1, three names", lambda _: meant(("-1",), ("0",), ("1",), given="numbered")).says(
+        "-1 is a label and the other numbers are 0 to 1, but the 3 names of classes are for 0 to 2, so that 'cat' "
+        "would have no image; if -1 means no label, give --labels.numbers from-0, with which 0 is 'ant'; if the labels "
+        "count from -1, add 1 to each of them"
+    ),
+    row("from -1, two names", lambda _: meant(("-1",), ("0",), listed=("a", "b"))).says(
+        "-1 is a label and the only other number is 0, but the 2 names of classes are for 0 to 1, so that 'b' would "
+        "have no image; if -1 means no label, give --labels.numbers from-0, with which 0 is 'a'; if the labels count "
+        "from -1, add 1 to each of them"
+    ),
     row("lists in text of known names", lambda _: meant(("['ant', 'bee']",), ("ant",), listed=NAMES)).says(
         "1 labels are lists written as text, such as \"['ant', 'bee']\"; if an image has each of the classes in its "
         "list, give --labels.text lists; if the whole text is the name of one class: --labels.text names"

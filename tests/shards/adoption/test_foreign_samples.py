@@ -85,12 +85,19 @@ def test_the_first_image_key_that_is_there() -> None:
         (b'{"label": 1.0}', ("1",)),
         (b'{"label": ["None", "NA"]}', ("None", "NA")),
         (b'{"label": ["a", "b"]}', ("a", "b")),
+        (b'\xef\xbb\xbf{"label": 3}', ("3",)),
     ],
 )
 def test_labels_of_a_json_field(data: bytes, labels: tuple[str, ...]) -> None:
     (sample,) = found_in(member("a.json", data), member("a.jpg"), rules=SampleRules(label_field="label"))
     assert isinstance(sample, FoundSample)
     assert sample.labels == labels
+
+
+def test_a_byte_order_mark_belongs_to_no_label() -> None:
+    (sample,) = found_in(member("a.jpg"), member("a.cls", b"\xef\xbb\xbf0"))
+    assert isinstance(sample, FoundSample)
+    assert sample.labels == ("0",)
 
 
 @pytest.mark.parametrize(

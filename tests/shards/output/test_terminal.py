@@ -13,6 +13,8 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from botocore.credentials import DeferredRefreshableCredentials
+from botocore.exceptions import CredentialRetrievalError
 
 from shards.output.terminal import (
     Escaped,
@@ -284,6 +286,15 @@ def test_no_message_has_a_line_that_passes_for_another() -> None:
     assert said.count("Traceback") == 3
     assert said.count("owned") == 6, said
     assert (threading.excepthook, sys.unraisablehook) == hooks
+
+
+def test_botocore_does_not_log_what_a_credential_process_printed() -> None:
+    def refused() -> None:
+        raise CredentialRetrievalError(provider="custom-process", error_msg="hidden")
+
+    with own_streams() as streams, command_output(), pytest.raises(CredentialRetrievalError):
+        DeferredRefreshableCredentials(refresh_using=refused, method="custom-process").get_frozen_credentials()
+    assert streams[1].getvalue() == ""
 
 
 def test_the_output_of_workers_is_escaped() -> None:

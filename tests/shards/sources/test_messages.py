@@ -139,6 +139,11 @@ def parquets_of_other_names(folder: Path) -> None:
     list(ParquetSource(files=(str(folder),)).entries())
 
 
+def parquet_with_names(folder: Path, names: Any) -> None:
+    path = write_images(folder / "a.parquet", [0], names={"names": names})
+    ParquetSource(files=(str(path),)).known_labels()
+
+
 def list_without_end(folder: Path, name: str, kind: str) -> None:
     path = folder / name
     os.mkfifo(path) if kind == "pipe" else path.symlink_to("/dev/zero")
@@ -364,6 +369,13 @@ def listing(_: Path, root: str) -> None:
     row("files that disagree on names", parquets_of_other_names).says(
         "DIR/b.parquet has other names for its integer labels than the files before it; pack such files "
         "separately, or give --source.label-names for all"
+    ),
+    *(
+        row(f"names in Parquet: {names!r}", parquet_with_names, names).says(
+            f"DIR/a.parquet: its metadata names the classes of column 'label' by {names!r}; allowed: a list of texts; "
+            "give --source.label-names with the names as a list, in the order of their integers"
+        )
+        for names in ({"0": "ant", "1": "bee"}, "abc", [1, 2])
     ),
     # tables
     *(

@@ -1,6 +1,7 @@
 """Parquet files with embedded images, as Hugging Face datasets write them."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_labels_of_every_kind(labels: list[Any], found: list[tuple[str, ...]], t
         ({"feature": {"names": ["zebra", "ant"], "_type": "ClassLabel"}, "_type": "Sequence"}, ("zebra", "ant")),
         ([{"names": ["zebra", "ant"]}], ("zebra", "ant")),
         ({"dtype": "int64", "_type": "Value"}, None),
-        ({"names": [1, 2]}, None),
+        ({"names": None}, None),
         ("nonsense", None),
         ([], None),
     ],
@@ -90,6 +91,27 @@ def test_names_written_into_the_file_are_used(feature: Any, known: tuple[str, ..
     assert source.known_labels() == known
     assert labels_of(source) == [("1",), ("0",)]
     assert ParquetSource(files=(str(path),), label_names=("x", "y")).known_labels() == ("x", "y")
+
+
+@pytest.mark.parametrize("names", [{"0": "zebra", "1": "ant"}, "za", [1, 2], 2, True])
+def test_names_that_are_no_list_of_texts_are_refused(names: Any, tmp_path: Path) -> None:
+    path = write_images(tmp_path / "a.parquet", [1, 0], names={"names": names, "_type": "ClassLabel"})
+    with pytest.raises(UserError):
+        ParquetSource(files=(str(path),)).known_labels()
+    assert ParquetSource(files=(str(path),), label_names=("x", "y")).known_labels() == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [(pa.timestamp("s"), 10**15), (pa.date32(), 10**7), (pa.list_(pa.timestamp("s")), [10**15])]
+)
+def test_dates_that_python_has_no_value_for_refuse_their_images(kind: pa.DataType, value: Any, tmp_path: Path) -> None:
+    path, today = write_images(tmp_path / "a.parquet", [1, 1]), [0] if pa.types.is_list(kind) else 0
+    table = pq.read_table(path).set_column(1, "label", pa.array([value, today], kind))
+    pq.write_table(table, path)
+    refused = [str(image) for _, image in read(ParquetSource(files=(str(path),)))]
+    said = r"its value in column 'label' is a .* that is out of range; allowed: text, whole numbers and lists of them"
+    assert re.fullmatch(said, refused[0])
+    assert re.fullmatch(r"its label .* is a date(time)?; allowed: text, whole numbers and lists of them", refused[1])
 
 
 def test_files_that_disagree_on_names_are_refused(tmp_path: Path) -> None:

@@ -68,6 +68,22 @@ def test_parquet_gives_its_own_types(tmp_path: Path) -> None:
     assert rows(str(tmp_path / "t.parquet")) == [(0, ("x", ["a", "b"])), (1, (None, [])), (2, ("z", None))]
 
 
+@pytest.mark.parametrize("column", ["path", "label"])
+@pytest.mark.parametrize(("kind", "value"), [(pa.timestamp("s"), 10**15), (pa.date32(), 10**7)])
+def test_a_date_that_python_has_no_value_for_refuses_its_row(
+    column: str, kind: pa.DataType, value: int, tmp_path: Path
+) -> None:
+    columns = {"path": pa.array(["x", "y"]), "label": pa.array(["a", "b"]), column: pa.array([value, None], kind)}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    (_, first), (_, second) = rows(str(tmp_path / "t.parquet"))
+    assert "that is out of range" in str(first)
+    assert second == ((None, "b") if column == "path" else ("y", None))
+    wanted = {"path-column": "path", "label-column": "label"}
+    (_, beside), (_, whole) = read_rows(str(tmp_path / "t.parquet"), wanted, beside="weights")
+    assert str(beside) == str(first)
+    assert whole == (*second, None)
+
+
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [

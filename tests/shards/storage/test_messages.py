@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import botocore.exceptions
 import pytest
 
 from shards.storage.ahead import in_order
@@ -15,6 +16,8 @@ from shards.storage.local import LocalStore
 from shards.storage.objects import checked_path
 from shards.storage.ranges import ReusedMemory
 from shards.storage.retries import RetryConfig
+from shards.storage.s3 import S3Store
+from shards.storage.s3_client import ClientOfProcess, probing_client, storage_errors
 from shards.storage.temporary import temporary_file
 from tests.rigs.messages import Row, row, table
 from tests.shards.storage.test_ranges import freed
@@ -98,6 +101,33 @@ def no_temporary_folder(_: Path) -> None:
         temporary_file().__enter__()
 
 
+def aws_settings(folder: Path, /, config: str = "", *, asks: str = "a store", **variables: str) -> None:
+    """Uses a bucket, or makes a probe's client, with a configuration file, variables and, unless given, no keys."""
+    (folder / "config").write_text(config)
+    files = {"AWS_CONFIG_FILE": str(folder / "config"), "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+    away = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(folder)}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        for name in [name for name in os.environ if name.startswith("AWS_")]:
+            monkeypatch.delenv(name)
+        for name, value in (files | away | variables).items():
+            monkeypatch.setenv(name, value)
+        if asks == "a store":
+            S3Store(bucket="b").exists("x")
+        else:
+            probing_client(profile="me")
+
+
+def login_ended(_: Path) -> None:
+    with storage_errors("x", bucket="b", url="s3://b", clients=ClientOfProcess()):
+        raise botocore.exceptions.LoginRefreshRequired()
+
+
+KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"}
+SSO = "sso_account_id = 1\nsso_role_name = r\nsso_region = us-east-1\nsso_start_url = https://x\nregion = us-east-1\n"
+CORRECT = "correct ~/.aws/config, ~/.aws/credentials or the AWS_ variable with this value"
+OR_KEYS = "or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+
+
 @table(
     # ahead
     row("threads and window: 0 1", ordered, 0, 1).says(
@@ -173,6 +203,68 @@ def no_temporary_folder(_: Path) -> None:
     ),
     row("retries, {'budget_share': -0.1}", retry_config, {"budget_share": -0.1}).says(
         "budget_share is -0.1; allowed: 0 or more"
+    ),
+    # s3_client
+    row("no SSO login", aws_settings, f"[default]\n{SSO}").says(
+        "UnreachableError: the S3 credentials for s3://b could not be fetched (SSOTokenLoadError); run aws sso login "
+        f"with the same profile, {OR_KEYS}"
+    ),
+    row("an AWS login that has ended", login_ended).says(
+        "UnreachableError: the S3 credentials for s3://b could not be fetched (LoginRefreshRequired); run aws login "
+        f"with the same profile, {OR_KEYS}"
+    ),
+    row(
+        "no file with a web identity",
+        aws_settings,
+        AWS_ROLE_ARN="arn:aws:iam::123456789012:role/x",
+        AWS_WEB_IDENTITY_TOKEN_FILE="/nonexist",
+    ).says(
+        "UnreachableError: the S3 credentials for s3://b could not be fetched (FileNotFoundError: /nonexist); make "
+        f"this file readable or correct its path, {OR_KEYS}"
+    ),
+    *(
+        row(f"a credential process: {command}", aws_settings, f"[default]\ncredential_process = {command}\n").says(
+            f"UnreachableError: the S3 credentials for s3://b could not be fetched ({why}); try again, {OR_KEYS}"
+        )
+        for command, why in (("echo hidden", "JSONDecodeError"), ("KEY=hidden run", "FileNotFoundError"))
+    ),
+    row(
+        "a probe's credential process", aws_settings, "[profile me]\ncredential_process = echo hidden\n", asks="a probe"
+    ).says(
+        "UnreachableError: the S3 credentials for profile 'me' could not be fetched (JSONDecodeError); try "
+        f"again, {OR_KEYS}"
+    ),
+    *(
+        row(f"a broken configuration for {asks}", aws_settings, "[default\n", asks=asks, **KEYS).says(
+            f"S3 cannot be used: Unable to parse config file: DIR/config; {CORRECT}"
+        )
+        for asks in ("a store", "a probe")
+    ),
+    row("an addressing style", aws_settings, "[default]\ns3 =\n  addressing_style = foo\n", **KEYS).says(
+        "S3 cannot be used: S3 addressing style foo is invalid. Valid options are: 'auto', 'virtual', and 'path'; "
+        f"{CORRECT}"
+    ),
+    row("a source profile", aws_settings, "[default]\nrole_arn = x\nsource_profile = nope\n").says(
+        f'S3 cannot be used: The source_profile "nope" referenced in the profile "default" does not exist; {CORRECT}'
+    ),
+    *(
+        row(f"{name}={value}", aws_settings, **variables, **{name: value}).says(f"S3 cannot be used: {said}; {CORRECT}")
+        for name, value, said, variables in (
+            ("AWS_DEFAULTS_MODE", "foo", "Client configured with invalid defaults mode: foo. …", KEYS),
+            (
+                "AWS_ACCOUNT_ID_ENDPOINT_MODE",
+                "foo",
+                "The configured value 'foo' for 'account_id_endpoint_mode' …",
+                KEYS,
+            ),
+            (
+                "AWS_REQUEST_MIN_COMPRESSION_SIZE_BYTES",
+                "abc",
+                'Invalid value "abc" for request_min_compression_…',
+                KEYS,
+            ),
+            ("AWS_METADATA_SERVICE_TIMEOUT", "abc", "invalid literal for int() with base 10: 'abc'", {}),
+        )
     ),
     # s3_read
     row("a storage that ignores ranges", ranges_ignored).says(

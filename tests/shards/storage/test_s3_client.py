@@ -29,6 +29,7 @@ from shards.storage.s3_client import (
     Body,
     ClientOfProcess,
     DeleteRefusedError,
+    RenewedCredentials,
     RequestFault,
     fault_of,
     storage_errors,
@@ -101,6 +102,7 @@ def test_missing_credentials_are_said_to_be_missing(s3_endpoint: str, monkeypatc
             botocore.exceptions.TokenRetrievalError(provider="sso", error_msg="timed out"), id="a token that failed"
         ),
         pytest.param(botocore.exceptions.MetadataRetrievalError(error_msg="timed out"), id="a metadata service"),
+        pytest.param(botocore.exceptions.UnauthorizedSSOTokenError(), id="a login that has ended"),
         pytest.param(botocore.exceptions.ReadTimeoutError(endpoint_url="x"), id="a slow answer"),
         pytest.param(botocore.exceptions.ConnectTimeoutError(endpoint_url="x"), id="no answer"),
     ],
@@ -446,6 +448,45 @@ def test_a_provider_that_answers_late_is_waited_for(
     path.unlink()
     with renewed_once(lambda: "(CredentialRetrievalError); waiting" in caplog.text, path, credentials(3600)):
         store.write("y", b"1")
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (botocore.exceptions.UnauthorizedSSOTokenError(), "UnauthorizedSSOTokenError"),
+        (botocore.exceptions.SSOTokenLoadError(error_msg=""), "SSOTokenLoadError"),
+        (botocore.exceptions.LoginRefreshRequired(), "LoginRefreshRequired"),
+        (FileNotFoundError(2, "No such file", "/token"), "FileNotFoundError: /token"),
+        (FileNotFoundError(2, "No such file", "KEY=hidden"), "FileNotFoundError"),
+        (ValueError("hidden"), "ValueError"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_login_or_a_file_that_comes_back_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception, reason: str
+) -> None:
+    """In a run whose credentials were accepted, and in no other."""
+    faults = list[Exception]()
+
+    class Found:
+        access_key, secret_key, token, method = "A", "S", None, "sso"
+
+        def get_frozen_credentials(self) -> "Found":
+            if faults:
+                raise faults.pop()
+            return self
+
+    monkeypatch.setattr("shards.storage.s3_client.PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr("shards.storage.s3_client._credentials", lambda _: Found())
+    caplog.set_level("INFO")
+    accepted, late = RenewedCredentials(is_accepted=True), RenewedCredentials()
+    faults += [fault] * 4
+    assert accepted.get_frozen_credentials().access_key == "A"
+    assert f"({reason}); waiting" in caplog.text
+    assert "hidden" not in caplog.text
+    faults += [fault] * 4
+    with pytest.raises(botocore.exceptions.BotoCoreError):
+        late.get_frozen_credentials()
 
 
 @pytest.mark.parametrize("operation", ["read", "write"])
