@@ -142,7 +142,7 @@ class ViT(nn.Module):
         rotation_2Nd, stride = None, patch or self.config.stride
         if self.config.is_rotary:
             grid = images_BHW3.shape[1] // stride, images_BHW3.shape[2] // stride
-            rotation_2Nd = rotations(self.config, grid, device=z_BND.device)
+            rotation_2Nd = rotations(self.config, grid, patch=patch, device=z_BND.device)
         # Nothing is recomputed in evaluations, or if the model is frozen.
         is_recomputed = self.checkpoint_blocks and z_BND.requires_grad
         is_axial = self.config.attention == "axial"
@@ -175,7 +175,8 @@ class Embedding(nn.Module):
     The distillation token follows the class token, and has a position, too.
     Registers follow the class token ("Vision Transformers Need Registers", Darcet et al., 2024); they have no position,
     as in DINOv2's code. If images have another grid than the configuration's, because of their size or that of their
-    patches, learned position embeddings are resampled as in the paper, and fixed ones are computed for that grid.
+    patches, learned position embeddings are resampled as in the paper. Fixed ones are computed for that grid, stretched
+    onto the grid of an image of the configuration's size.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -227,7 +228,7 @@ class Embedding(nn.Module):
                 (self.class_token,) if self.distillation_token is None else (self.class_token, self.distillation_token)
             )
             z_BND = torch.cat([*(token.expand(batch, -1, -1) for token in own), z_BND], dim=1)
-        positions_1ND = self.positions((rows, columns))
+        positions_1ND = self.positions((rows, columns), patch=patch)
         if positions_1ND is not None:
             z_BND = z_BND + positions_1ND.to(z_BND.dtype)
         if self.registers is not None:
@@ -240,9 +241,9 @@ class Embedding(nn.Module):
             z_BND = staying(z_BND, stay_BS, num_prefix_tokens=self.num_prefix_tokens)
         return z_BND if self.norm is None else self.norm(z_BND), again_1ND
 
-    def positions(self, grid: Grid) -> torch.Tensor | None:
+    def positions(self, grid: Grid, *, patch: int | None = None) -> torch.Tensor | None:
         """Returns the position embeddings for a grid (height, width in patches), [1, N, D], without registers; None if
-        the model has none."""
+        the model has none. `patch`: the side in pixels of the patches, if it is not the configuration's."""
         if self.position is not None:
             if grid == self.grid:
                 return self.position
@@ -252,7 +253,8 @@ class Embedding(nn.Module):
         height, width = grid
         if self.has_sines:  # computed each time: a model built on the meta device would lose a buffer
             d, device = self.patch.out_features, self.patch.weight.device
-            x_WD, y_HD = sines(width, d, device=device), sines(height, d, device=device)
+            own_length = self.grid[0] * self.stride // (patch or self.stride)
+            x_WD, y_HD = (sines(length, d, own_length=own_length, device=device) for length in (width, height))
             return from_axes(x_WD, y_HD, num_prefix_tokens=self.num_class_tokens)
         if self.position_x is None or self.position_y is None:
             return None
