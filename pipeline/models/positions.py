@@ -161,8 +161,9 @@ def _rotary_places(config: ModelConfig, length: int, *, own_length: int, device:
 
 
 def rotated(x_BNhd: torch.Tensor, rotation_2Nd: torch.Tensor) -> torch.Tensor:
-    """Rotates queries or keys, in fp32 or better: (a, b) becomes (a cos - b sin, b cos + a sin)."""
-    cosine_N1d, sine_N1d = rotation_2Nd.unsqueeze(2)
+    """Rotates queries or keys, in fp32 or better: (a, b) becomes (a cos - b sin, b cos + a sin). If the tokens of each
+    image have other places, `rotation_2Nd` is [2, B, N, d]."""
+    cosine_N1d, sine_N1d = rotation_2Nd.unsqueeze(-2)
     across_BNhd = torch.stack([-x_BNhd[..., 1::2], x_BNhd[..., ::2]], dim=-1).flatten(-2)
     turned_BNhd: torch.Tensor = x_BNhd * cosine_N1d + across_BNhd * sine_N1d
     return turned_BNhd.to(x_BNhd.dtype)

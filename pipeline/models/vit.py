@@ -143,6 +143,8 @@ class ViT(nn.Module):
         if self.config.is_rotary:
             grid = images_BHW3.shape[1] // stride, images_BHW3.shape[2] // stride
             rotation_2Nd = rotations(self.config, grid, patch=patch, device=z_BND.device)
+            if stay_BS is not None:  # (2, N, d) -> (2, B, prefix + S, d)
+                rotation_2Nd = rotation_2Nd[:, _places(stay_BS, num_prefix_tokens=self.config.num_prefix_tokens)]
         # Nothing is recomputed in evaluations, or if the model is frozen.
         is_recomputed = self.checkpoint_blocks and z_BND.requires_grad
         is_axial = self.config.attention == "axial"
@@ -269,11 +271,16 @@ def staying(z_BND: torch.Tensor, stay_BS: torch.Tensor, *, num_prefix_tokens: in
     Unlike `gather`, `index_select` keeps only the indices for the backward pass.
     """
     batch, num_tokens, width = z_BND.shape
-    place_S = torch.arange(num_prefix_tokens, device=z_BND.device)
-    places_BS = torch.cat([place_S.expand(batch, -1), stay_BS + num_prefix_tokens], dim=1)
+    places_BS = _places(stay_BS, num_prefix_tokens=num_prefix_tokens)
     first_B1 = torch.arange(0, batch * num_tokens, num_tokens, device=z_BND.device).unsqueeze(1)
     # (B, N, D) -> (B * N, D) -> (B * S, D) -> (B, S, D)
     return z_BND.flatten(0, 1).index_select(0, (places_BS + first_B1).flatten()).reshape(batch, -1, width)
+
+
+def _places(stay_BS: torch.Tensor, *, num_prefix_tokens: int) -> torch.Tensor:
+    """Returns the places of an image's first tokens and of the patches after them that stay: int64[B, prefix + S]."""
+    place_S = torch.arange(num_prefix_tokens, device=stay_BS.device)
+    return torch.cat([place_S.expand(len(stay_BS), -1), stay_BS + num_prefix_tokens], dim=1)
 
 
 class Block(nn.Module):
@@ -282,6 +289,7 @@ class Block(nn.Module):
 
     If attention is axial, tokens are arranged in rows and columns, [B, H, W, D]. Blocks with an even number attend
     along rows, the others along columns. `recompute`: a context in which autograd keeps less (recompute.py).
+    `rotation_2Nd` of `forward` is that of rotary positions, [2, B, N, d] with PatchDropout.
     """
 
     def __init__(self, config: ModelConfig, *, number: int = 0) -> None:
@@ -322,13 +330,14 @@ class Block(nn.Module):
         first_B11 = second_B11 = None
         if branches_B2 is not None:
             first_B11, second_B11 = branches_B2.to(z_BND.dtype).T.reshape(2, len(z_BND), *(1,) * (z_BND.dim() - 1))
-        turns = () if rotation_2Nd is None else (rotation_2Nd,)
+        turns: tuple[torch.Tensor, ...] = () if rotation_2Nd is None else (rotation_2Nd,)
         if kept is None or first_B11 is None or second_B11 is None:  # equations 2 and 3
             z_BND = z_BND + _scaled(self.dropout(self.attention(self.norm1(z_BND), *turns)), self.scale1, first_B11)
             return z_BND + _scaled(self.mlp(self.norm2(z_BND)), self.scale2, second_B11)
         # The same, but only for the K images that keep a branch. DINOv2's code does so with the same K in every step.
         first_K, second_K = kept
         x_KND = z_BND.index_select(0, first_K)
+        turns = tuple(each.index_select(1, first_K) if each.dim() == 4 else each for each in turns)
         added_KND = self.dropout(self.attention(self.norm1(x_KND), *turns))
         z_BND = z_BND.index_add(0, first_K, _scaled(added_KND, self.scale1, first_B11.index_select(0, first_K)))
         added_KND = self.mlp(self.norm2(z_BND.index_select(0, second_K)))

@@ -153,15 +153,15 @@ def refuse_for_tokens(config: TokensConfig, model: ModelConfig, *, num_steps: in
         f"model.name {model.name!r}, a ResNet": model.is_bit,
         "model.masked_patches, whose head predicts every patch": model.masked_patches,
         "model.attention 'axial', which needs whole rows and columns": model.attention == "axial",
-        f"model.position {model.position!r}, which is of the sequence of all tokens": model.position
-        in ("relative", "rope2d", "learned_rope2d"),
+        "model.position 'relative', which is of the sequence of all tokens": model.position == "relative",
         f"model.position_at {model.position_at!r}, which adds positions of all patches": model.position_at != "input",
     }
     wrong = [words for words, is_wrong in misfits.items() if is_wrong]
     if wrong:
         raise UserError(
             f"tokens.patch_dropout is {config.patch_dropout:g} with {'; '.join(wrong)}; allowed: Transformers and "
-            "hybrids of global attention whose positions are added to the input; give --tokens.patch-dropout 0"
+            "hybrids of global attention whose positions are rotary or added to the input; give "
+            "--tokens.patch-dropout 0"
         )
     if config.whole_steps >= num_steps:
         raise UserError(
