@@ -227,13 +227,13 @@ def _embedding(config: ModelConfig, how: Pass) -> _Kept:
     turns = 2 * _FP32 * _num_tokens(config, how) * size.width // size.num_heads if config.is_rotary else 0
     # Masked patch prediction keeps what patches are gathered from: all patches and the [mask] embedding.
     sources = config.masked_patches * how.element_bytes * (height * width + 1) * size.width
-    # PatchDropout keeps the places of the tokens that stay.
-    places = 0 if how.num_stay is None else _INT64 * _num_tokens(config, how)
+    # PatchDropout keeps the places of the tokens that stay, and each image has rotations of its own.
+    places = 0 if how.num_stay is None else _INT64 * _num_tokens(config, how) + turns
     image = num_copies * how.element_bytes * patches + masks + sources + places
     # The inputs of both norms. The result of the second is the first block's.
     of_norm = how.element_bytes * size.width + _inside_norms(config, how, num_norms=1, num_channels=size.width)
     image += of_norm * (config.patch_norm * height * width + config.first_norm * _num_tokens(config, how))
-    return _Kept(image_bytes=image, fixed_bytes=turns)
+    return _Kept(image_bytes=image, fixed_bytes=turns if how.num_stay is None else 0)
 
 
 def _last(config: ModelConfig, how: Pass) -> _Kept:

@@ -247,9 +247,10 @@ class ModelConfig:
     rotary_places: RotaryPlaces = "from_zero"
     """Where rotary positions place patches along each axis: from_zero (0, 1, 2, ...), from_one (1, 2, 3, ...:
     Perception Encoder), or centred (the centres of patches on an axis from -2 pi to 2 pi: DINOv3)."""
-    rotary_grid: Annotated[int, Range(0, MOST_PIXELS, zero="the image's own")] = 0
+    rotary_grid: Annotated[int, Range(0, MOST_PIXELS, zero="the model's own")] = 0
     """Side in patches of the grid to which rotary positions of an image of any size are stretched, which is that of
-    pre-training in EVA-02 (16)."""
+    pre-training in EVA-02 (16). With 0, images of model.image_size are not stretched, and others are stretched to the
+    grid of these."""
 
     def __post_init__(self) -> None:
         if isinstance(self.resnet_units, list):  # JSON turns a tuple into a list

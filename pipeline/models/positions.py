@@ -13,6 +13,11 @@ al., 2023) has frequencies down to almost 1 / 10,000, like those of language mod
 grid to the grid of pre-training. DINOv3 (Simeoni et al., 2025) places the centres of patches on an axis of fixed
 length. Source of all: timm's layers/pos_embed_sincos.py.
 
+Sines and rotary places of a model are those of the grid of its own image size. Images of another size, such as the
+smaller ones with which a run may begin, get the same places in fewer or more steps, so that a patch's position says
+where in the image it is. A number of patches from zero would say where it is only at one size. A model that is
+fine-tuned at another size has another grid of its own, which it counts from zero, as in big_vision and timm.
+
 Three methods of resampling a learned table (section 3.2) are in use, and the same weights give different logits with
 each:
 - `paper`: scipy.ndimage.zoom(order=1) of the reference code, which is bilinear interpolation with aligned corners.
@@ -76,12 +81,20 @@ def from_axes(x_WD: torch.Tensor, y_HD: torch.Tensor, *, num_prefix_tokens: int)
     return F.pad(both_HWD.flatten(0, 1), (0, 0, num_prefix_tokens, 0)).unsqueeze(0)
 
 
-def sines(length: int, width: int, *, device: torch.device | None = None) -> torch.Tensor:
+def sines(
+    length: int, width: int, *, own_length: int | None = None, device: torch.device | None = None
+) -> torch.Tensor:
     """Computes the fixed position embeddings of one axis, float32[L, D/2]: the sines of the positions and then their
-    cosines, each with D/4 frequencies from 1 down to 1 / 10,000. `width` is D, a multiple of 4 and at least 8."""
+    cosines, each with D/4 frequencies from 1 down to 1 / 10,000. `width` is D, a multiple of 4 and at least 8.
+
+    Places are 0, 1, 2, ... in a grid of `own_length` (None: `length`) patches. Another number of patches is stretched
+    onto it: the first and the last patch keep their places, as if a learned table were resampled.
+    """
     num_frequencies = width // 4
     exponent = torch.arange(num_frequencies, dtype=torch.float64, device=device) / (num_frequencies - 1)
     places = torch.arange(length, dtype=torch.float64, device=device)
+    if own_length is not None and own_length != length:
+        places = places * ((own_length - 1) / max(1, length - 1))
     angles = torch.outer(places, 1 / _SINE_TEMPERATURE**exponent)
     return torch.cat([angles.sin(), angles.cos()], dim=1).float()
 
@@ -116,14 +129,18 @@ class RelativePositions(nn.Module):
         return logits_BhNN
 
 
-def rotations(config: ModelConfig, grid: Grid, *, device: torch.device | None = None) -> torch.Tensor:
+def rotations(
+    config: ModelConfig, grid: Grid, *, patch: int | None = None, device: torch.device | None = None
+) -> torch.Tensor:
     """Computes the cosine and the sine for each channel of each token of a grid (height, width in patches): float32[2,
-    N, d]."""
+    N, d]. `patch`: the side in pixels of the patches, if it is not the configuration's."""
     num_frequencies = config.size.width // config.size.num_heads // 4
     exponent = torch.arange(num_frequencies, dtype=torch.float64, device=device) / num_frequencies
     frequency_F = 1 / config.rotary_temperature**exponent
+    own_length = config.rotary_grid or config.image_size // (patch or config.stride)
     angles_x_WF, angles_y_HF = (
-        torch.outer(_rotary_places(config, length, device=device), frequency_F) for length in (grid[1], grid[0])
+        torch.outer(_rotary_places(config, length, own_length=own_length, device=device), frequency_F)
+        for length in (grid[1], grid[0])
     )
     x_HWF, y_HWF = angles_x_WF[None].expand(grid[0], -1, -1), angles_y_HF[:, None].expand(-1, grid[1], -1)
     # (H, W, d / 2) -> (H * W, d): both channels of a pair turn by the same angle
@@ -132,19 +149,21 @@ def rotations(config: ModelConfig, grid: Grid, *, device: torch.device | None = 
     return torch.stack([angles_Nd.cos(), angles_Nd.sin()]).float()
 
 
-def _rotary_places(config: ModelConfig, length: int, *, device: torch.device | None) -> torch.Tensor:
-    """Returns the places of the patches along one axis, float64[L]."""
+def _rotary_places(config: ModelConfig, length: int, *, own_length: int, device: torch.device | None) -> torch.Tensor:
+    """Returns the places of the patches along one axis, float64[L]: numbers, which are stretched onto `own_length`
+    patches, or centres on an axis of fixed length."""
     places_L = torch.arange(length, dtype=torch.float64, device=device)
     if config.rotary_places == "centred":
         return 2 * math.pi * (2 * (places_L + 0.5) / length - 1)
     if config.rotary_places == "from_one":
         places_L = places_L + 1
-    return places_L * (config.rotary_grid / length) if config.rotary_grid else places_L
+    return places_L * (own_length / length)
 
 
 def rotated(x_BNhd: torch.Tensor, rotation_2Nd: torch.Tensor) -> torch.Tensor:
-    """Rotates queries or keys, in fp32 or better: (a, b) becomes (a cos - b sin, b cos + a sin)."""
-    cosine_N1d, sine_N1d = rotation_2Nd.unsqueeze(2)
+    """Rotates queries or keys, in fp32 or better: (a, b) becomes (a cos - b sin, b cos + a sin). If the tokens of each
+    image have other places, `rotation_2Nd` is [2, B, N, d]."""
+    cosine_N1d, sine_N1d = rotation_2Nd.unsqueeze(-2)
     across_BNhd = torch.stack([-x_BNhd[..., 1::2], x_BNhd[..., ::2]], dim=-1).flatten(-2)
     turned_BNhd: torch.Tensor = x_BNhd * cosine_N1d + across_BNhd * sine_N1d
     return turned_BNhd.to(x_BNhd.dtype)

@@ -142,7 +142,9 @@ class ViT(nn.Module):
         rotation_2Nd, stride = None, patch or self.config.stride
         if self.config.is_rotary:
             grid = images_BHW3.shape[1] // stride, images_BHW3.shape[2] // stride
-            rotation_2Nd = rotations(self.config, grid, device=z_BND.device)
+            rotation_2Nd = rotations(self.config, grid, patch=patch, device=z_BND.device)
+            if stay_BS is not None:  # (2, N, d) -> (2, B, prefix + S, d)
+                rotation_2Nd = rotation_2Nd[:, _places(stay_BS, num_prefix_tokens=self.config.num_prefix_tokens)]
         # Nothing is recomputed in evaluations, or if the model is frozen.
         is_recomputed = self.checkpoint_blocks and z_BND.requires_grad
         is_axial = self.config.attention == "axial"
@@ -175,7 +177,8 @@ class Embedding(nn.Module):
     The distillation token follows the class token, and has a position, too.
     Registers follow the class token ("Vision Transformers Need Registers", Darcet et al., 2024); they have no position,
     as in DINOv2's code. If images have another grid than the configuration's, because of their size or that of their
-    patches, learned position embeddings are resampled as in the paper, and fixed ones are computed for that grid.
+    patches, learned position embeddings are resampled as in the paper. Fixed ones are computed for that grid, stretched
+    onto the grid of an image of the configuration's size.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -227,7 +230,7 @@ class Embedding(nn.Module):
                 (self.class_token,) if self.distillation_token is None else (self.class_token, self.distillation_token)
             )
             z_BND = torch.cat([*(token.expand(batch, -1, -1) for token in own), z_BND], dim=1)
-        positions_1ND = self.positions((rows, columns))
+        positions_1ND = self.positions((rows, columns), patch=patch)
         if positions_1ND is not None:
             z_BND = z_BND + positions_1ND.to(z_BND.dtype)
         if self.registers is not None:
@@ -240,9 +243,9 @@ class Embedding(nn.Module):
             z_BND = staying(z_BND, stay_BS, num_prefix_tokens=self.num_prefix_tokens)
         return z_BND if self.norm is None else self.norm(z_BND), again_1ND
 
-    def positions(self, grid: Grid) -> torch.Tensor | None:
+    def positions(self, grid: Grid, *, patch: int | None = None) -> torch.Tensor | None:
         """Returns the position embeddings for a grid (height, width in patches), [1, N, D], without registers; None if
-        the model has none."""
+        the model has none. `patch`: the side in pixels of the patches, if it is not the configuration's."""
         if self.position is not None:
             if grid == self.grid:
                 return self.position
@@ -252,7 +255,8 @@ class Embedding(nn.Module):
         height, width = grid
         if self.has_sines:  # computed each time: a model built on the meta device would lose a buffer
             d, device = self.patch.out_features, self.patch.weight.device
-            x_WD, y_HD = sines(width, d, device=device), sines(height, d, device=device)
+            own_length = self.grid[0] * self.stride // (patch or self.stride)
+            x_WD, y_HD = (sines(length, d, own_length=own_length, device=device) for length in (width, height))
             return from_axes(x_WD, y_HD, num_prefix_tokens=self.num_class_tokens)
         if self.position_x is None or self.position_y is None:
             return None
@@ -267,11 +271,16 @@ def staying(z_BND: torch.Tensor, stay_BS: torch.Tensor, *, num_prefix_tokens: in
     Unlike `gather`, `index_select` keeps only the indices for the backward pass.
     """
     batch, num_tokens, width = z_BND.shape
-    place_S = torch.arange(num_prefix_tokens, device=z_BND.device)
-    places_BS = torch.cat([place_S.expand(batch, -1), stay_BS + num_prefix_tokens], dim=1)
+    places_BS = _places(stay_BS, num_prefix_tokens=num_prefix_tokens)
     first_B1 = torch.arange(0, batch * num_tokens, num_tokens, device=z_BND.device).unsqueeze(1)
     # (B, N, D) -> (B * N, D) -> (B * S, D) -> (B, S, D)
     return z_BND.flatten(0, 1).index_select(0, (places_BS + first_B1).flatten()).reshape(batch, -1, width)
+
+
+def _places(stay_BS: torch.Tensor, *, num_prefix_tokens: int) -> torch.Tensor:
+    """Returns the places of an image's first tokens and of the patches after them that stay: int64[B, prefix + S]."""
+    place_S = torch.arange(num_prefix_tokens, device=stay_BS.device)
+    return torch.cat([place_S.expand(len(stay_BS), -1), stay_BS + num_prefix_tokens], dim=1)
 
 
 class Block(nn.Module):
@@ -280,6 +289,7 @@ class Block(nn.Module):
 
     If attention is axial, tokens are arranged in rows and columns, [B, H, W, D]. Blocks with an even number attend
     along rows, the others along columns. `recompute`: a context in which autograd keeps less (recompute.py).
+    `rotation_2Nd` of `forward` is that of rotary positions, [2, B, N, d] with PatchDropout.
     """
 
     def __init__(self, config: ModelConfig, *, number: int = 0) -> None:
@@ -320,13 +330,14 @@ class Block(nn.Module):
         first_B11 = second_B11 = None
         if branches_B2 is not None:
             first_B11, second_B11 = branches_B2.to(z_BND.dtype).T.reshape(2, len(z_BND), *(1,) * (z_BND.dim() - 1))
-        turns = () if rotation_2Nd is None else (rotation_2Nd,)
+        turns: tuple[torch.Tensor, ...] = () if rotation_2Nd is None else (rotation_2Nd,)
         if kept is None or first_B11 is None or second_B11 is None:  # equations 2 and 3
             z_BND = z_BND + _scaled(self.dropout(self.attention(self.norm1(z_BND), *turns)), self.scale1, first_B11)
             return z_BND + _scaled(self.mlp(self.norm2(z_BND)), self.scale2, second_B11)
         # The same, but only for the K images that keep a branch. DINOv2's code does so with the same K in every step.
         first_K, second_K = kept
         x_KND = z_BND.index_select(0, first_K)
+        turns = tuple(each.index_select(1, first_K) if each.dim() == 4 else each for each in turns)
         added_KND = self.dropout(self.attention(self.norm1(x_KND), *turns))
         z_BND = z_BND.index_add(0, first_K, _scaled(added_KND, self.scale1, first_B11.index_select(0, first_K)))
         added_KND = self.mlp(self.norm2(z_BND.index_select(0, second_K)))

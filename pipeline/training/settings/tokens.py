@@ -6,7 +6,8 @@ Pre-training via Masking" (FLIP, Li et al., arXiv 2212.00794) keeps all patches 
 "unmasked tuning", since an evaluation has all patches. The number of patches that stay is rounded as by timm's
 layers/patch_dropout.py. A run that begins with smaller images ("Fixing the train-test resolution discrepancy", Touvron
 et al., arXiv 1906.06423; DeiT III, arXiv 2204.07118) resamples its position embeddings in each pass, as timm does with
-dynamic_img_size, but in this project's mode `paper`.
+dynamic_img_size, but in this project's mode `paper`. Fixed sines and rotary positions are stretched instead
+(models/positions.py).
 
 "FlexiViT: One Model for All Patch Sizes" (Beyer et al., CVPR 2023, arXiv 2212.08013; big_vision's trainers/proj/flexi/
 train.py and configs/proj/flexivit) draws the patch size of each step. There it is given as the side of the grid, whose
@@ -40,8 +41,8 @@ class TokensConfig:
     whole_steps: Annotated[int, Range(0, MOST_STEPS, zero="none")] = 0
     """Last steps of the run, in which all patches stay (FLIP's unmasked tuning)."""
     image_sizes: tuple[Annotated[int, Range(1, _MOST_PIXELS)], ...] = ()
-    """Image sizes, in pixels, with which the run begins, such as 160 192, before it has the model's; position
-    embeddings are resampled in each pass. Shifts, cutouts and blurs have the same pixels at each size, so they are
+    """Image sizes, in pixels, with which the run begins, such as 160 192, before it has the model's; positions
+    are resampled or stretched in each pass. Shifts, cutouts and blurs have the same pixels at each size, so they are
     stronger in smaller images."""
     size_steps: tuple[Annotated[int, Range(1, MOST_STEPS)], ...] = ()
     """The last step with each of the image sizes, such as 40000 80000."""
@@ -152,15 +153,15 @@ def refuse_for_tokens(config: TokensConfig, model: ModelConfig, *, num_steps: in
         f"model.name {model.name!r}, a ResNet": model.is_bit,
         "model.masked_patches, whose head predicts every patch": model.masked_patches,
         "model.attention 'axial', which needs whole rows and columns": model.attention == "axial",
-        f"model.position {model.position!r}, which is of the sequence of all tokens": model.position
-        in ("relative", "rope2d", "learned_rope2d"),
+        "model.position 'relative', which is of the sequence of all tokens": model.position == "relative",
         f"model.position_at {model.position_at!r}, which adds positions of all patches": model.position_at != "input",
     }
     wrong = [words for words, is_wrong in misfits.items() if is_wrong]
     if wrong:
         raise UserError(
             f"tokens.patch_dropout is {config.patch_dropout:g} with {'; '.join(wrong)}; allowed: Transformers and "
-            "hybrids of global attention whose positions are added to the input; give --tokens.patch-dropout 0"
+            "hybrids of global attention whose positions are rotary or added to the input; give "
+            "--tokens.patch-dropout 0"
         )
     if config.whole_steps >= num_steps:
         raise UserError(

@@ -146,6 +146,7 @@ TINY_BYTES = 64  # sums of the loss
             id="PatchDropout, pooling",
         ),
         pytest.param("r26_vit_s32", {}, replace(FP32, num_stay=24, recomputed="selective"), id="PatchDropout, hybrid"),
+        pytest.param("vit_s16", {"position": "rope2d"}, replace(BF16, num_stay=98), id="PatchDropout, rotations"),
         pytest.param("vit_s16", {}, replace(BF16, is_frozen=True), id="frozen"),
         pytest.param("vit_s16", {"representation": True}, replace(BF16, is_frozen=True), id="frozen, hidden layer"),
         pytest.param("vit_s16", {"representation": True}, replace(FP32, is_frozen=True), id="frozen in fp32"),

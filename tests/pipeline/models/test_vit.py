@@ -3,7 +3,7 @@
 Pixels are in the value range of the paper's code, and the classifier is fp32 in any model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -154,7 +154,8 @@ def reference_positions(model: ViT, p: dict[str, Array], at: str = "embed") -> A
         return table
     places = [np.zeros(model.config.size.width)] * model.config.num_class_tokens
     if model.config.position == "sincos2d":
-        return np.stack([*places, *reference_sines(*model.config.grid, model.config.size.width)])
+        rows, columns = map(range, model.config.grid)
+        return np.stack([*places, *reference_sines(rows, columns, model.config.size.width)])
     for row in range(model.config.grid[0]):
         for column in range(model.config.grid[1]):
             is_none = model.config.position in ("none", "relative", "rope2d")
@@ -163,13 +164,15 @@ def reference_positions(model: ViT, p: dict[str, Array], at: str = "embed") -> A
     return np.stack(places)
 
 
-def reference_sines(height: int, width: int, d: int) -> Array:
-    """Rows of the grid one after another; each patch: sine and cosine of its column, sine and cosine of its row."""
+def reference_sines(rows: Sequence[float], columns: Sequence[float], d: int) -> Array:
+    """The rows at these places one after another; each patch: sine and cosine of its column, sine and cosine of its
+    row."""
     frequencies = 10_000.0 ** (-np.arange(d // 4) / (d // 4 - 1))
     return np.stack(
         [
             np.concatenate([wave(place * frequencies) for place in (column, row) for wave in (np.sin, np.cos)])
-            for row, column in np.ndindex(height, width)
+            for row in rows
+            for column in columns
         ]
     )
 
@@ -402,7 +405,7 @@ def test_numbers_from_0_to_255_may_be_floats() -> None:
     assert torch.equal(model(images.float()), model(images))
 
 
-def test_turns_of_another_grid_are_computed_for_it_and_depend_on_distances_alone() -> None:
+def test_turns_of_another_grid_depend_on_distances_alone() -> None:
     config = ModelConfig(**(TINY | {"position": "rope2d", "registers": 1}))
     turns_2Nd = rotations(config, (3, 5))
     assert turns_2Nd.shape == (2, 17, 8)
@@ -443,11 +446,41 @@ def test_2d_positions_of_another_grid_are_resampled_along_each_axis() -> None:
     torch.testing.assert_close(grid_HWD[:, 0, 12:], model.embed.position_y)
 
 
-def test_sines_of_another_grid_are_computed_for_it() -> None:
-    """As in big_vision, whose model computes them from the shape of its input; nothing is resampled."""
-    positions_1ND = random_model(position="sincos2d", pooling="average").embed.positions((3, 5))
+@pytest.mark.parametrize(
+    ("rotary", "places"),
+    [
+        pytest.param({}, (0, 1.5), id="counted from 0 in the model's grid of 3"),
+        pytest.param({"rotary_places": "from_one"}, (1.5, 3), id="counted from 1 in the model's grid of 3"),
+        pytest.param({"rotary_grid": 16}, (0, 8), id="a grid that is given"),
+        pytest.param({"rotary_places": "centred"}, (-np.pi, np.pi), id="an axis of fixed length"),
+    ],
+)
+def test_turns_of_another_grid_are_stretched_onto_the_models_own(
+    rotary: dict[str, Any], places: tuple[float, float]
+) -> None:
+    config = ModelConfig(**(TINY | rotary | {"position": "rope2d", "pooling": "average"}))
+    angles = np.array([[x, x / 10, y, y / 10] for y in places for x in places]).repeat(2, axis=1)
+    turns_2Nd = rotations(config, (2, 2)).double()
+    torch.testing.assert_close(turns_2Nd, torch.from_numpy(np.stack([np.cos(angles), np.sin(angles)])))
+    in_2_pixels = ModelConfig(**vars(config) | {"patch": 2})
+    assert torch.equal(rotations(config, (6, 6), patch=2), rotations(in_2_pixels, (6, 6)))
+
+
+@pytest.mark.parametrize(
+    ("grid", "rows", "columns"),
+    [
+        pytest.param((3, 3), (0, 1, 2), (0, 1, 2), id="the model's own"),
+        pytest.param((2, 2), (0, 2), (0, 2), id="smaller"),
+        pytest.param((1, 5), (0,), (0, 0.5, 1, 1.5, 2), id="one row; more columns"),
+    ],
+)
+def test_sines_of_another_grid_are_stretched_onto_the_models_own(
+    grid: tuple[int, int], rows: Sequence[float], columns: Sequence[float]
+) -> None:
+    """Corners fall on corners, as if a learned table were resampled."""
+    positions_1ND = random_model(position="sincos2d", pooling="average").embed.positions(grid)
     assert positions_1ND is not None
-    expected = torch.from_numpy(reference_sines(3, 5, 24))
+    expected = torch.from_numpy(reference_sines(rows, columns, 24))
     torch.testing.assert_close(positions_1ND[0].double(), expected, rtol=0, atol=1e-6)
 
 

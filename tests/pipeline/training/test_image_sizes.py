@@ -66,6 +66,20 @@ def test_positions_are_resampled_in_the_pass_and_get_gradients() -> None:
     assert gradient.any()
 
 
+def test_rotary_positions_of_smaller_images_are_those_of_the_models_own_grid() -> None:
+    rotary = replace(VIT, position="rope2d")
+    images = torch.randint(0, 256, (2, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+
+    def tokens(config: ModelConfig) -> torch.Tensor:
+        model = build_model(config, seed=1)
+        assert isinstance(model, ViT)
+        return model.tokens(images)
+
+    found = tokens(rotary)
+    assert torch.equal(found, tokens(replace(rotary, rotary_grid=4)))
+    assert not torch.allclose(found, tokens(replace(rotary, image_size=16))), "places that are counted"
+
+
 CROPS = [AugmentConfig(crop="inception"), AugmentConfig(crop="resize_crop")]
 
 

@@ -598,7 +598,7 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     ),
     row("patches left out of a ResNet", fewer_tokens, {"name": "bit_r50x1"}, {"patch_dropout": 0.5}).says(
         "tokens.patch_dropout is 0.5 with model.name 'bit_r50x1', a ResNet; allowed: Transformers and hybrids of "
-        "global attention whose positions are added to the input; give --tokens.patch-dropout 0"
+        "global attention whose positions are rotary or added to the input; give --tokens.patch-dropout 0"
     ),
     row(
         "patches left out that are predicted",
@@ -607,7 +607,8 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         {"patch_dropout": 0.5},
     ).says(
         "tokens.patch_dropout is 0.5 with model.masked_patches, whose head predicts every patch; allowed: Transformers "
-        "and hybrids of global attention whose positions are added to the input; give --tokens.patch-dropout 0"
+        "and hybrids of global attention whose positions are rotary or added to the input; give "
+        "--tokens.patch-dropout 0"
     ),
     row(
         "patches left out of axial attention, with positions in each layer",
@@ -617,11 +618,11 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
     ).says(
         "tokens.patch_dropout is 0.5 with model.attention 'axial', which needs whole rows and columns; "
         "model.position_at 'layers', which adds positions of all patches; allowed: Transformers and hybrids of global "
-        "attention whose positions are added to the input; give --tokens.patch-dropout 0"
+        "attention whose positions are rotary or added to the input; give --tokens.patch-dropout 0"
     ),
-    row("patches left out of rotations", fewer_tokens, {"position": "rope2d"}, {"patch_dropout": 0.5}).says(
-        "tokens.patch_dropout is 0.5 with model.position 'rope2d', which is of the sequence of all tokens; allowed: "
-        "Transformers and hybrids of global attention whose positions are added to the input; give "
+    row("patches left out of a sequence", fewer_tokens, {"position": "relative"}, {"patch_dropout": 0.5}).says(
+        "tokens.patch_dropout is 0.5 with model.position 'relative', which is of the sequence of all tokens; allowed: "
+        "Transformers and hybrids of global attention whose positions are rotary or added to the input; give "
         "--tokens.patch-dropout 0"
     ),
     row("sizes without steps", fewer_tokens, {}, {"image_sizes": (160,)}).says(

@@ -14,7 +14,8 @@ import torch
 from jobs import exit_codes
 from jobs.recipes.pretrain import digits_smoke
 from jobs.recipes.shorter import shortened, smoke
-from pipeline.models import ModelConfig, ViT, build_model, compile_blocks
+from pipeline.models import ModelConfig, ViT, build_model, checkpoint_blocks, compile_blocks
+from pipeline.models.positions import rotations
 from pipeline.planning.step_time import flops_at, flops_of_steps
 from pipeline.training.gradients import Gradients, staying_patches
 from pipeline.training.settings.job import TrainingJob
@@ -162,6 +163,31 @@ def test_blocks_see_the_first_tokens_and_the_patches_that_stay(options: dict[str
         torch.testing.assert_close(model.head(pooled)[0], found[image])
 
 
+ROTARY = replace(VIT, position="learned_rope2d", registers=2, qk_norm=True)
+
+
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_patches_that_stay_are_turned_by_their_own_places(is_recomputed: bool) -> None:
+    """Image by image, in fp64. The branches that some images skip are skipped, too."""
+    model, prefix = vit(ROTARY).double().train(), ROTARY.num_prefix_tokens
+    if is_recomputed:
+        checkpoint_blocks(model)
+    stay = torch.from_numpy(staying_patches(0, np.arange(4), seed=5, num_patches=16, num_stay=6))
+    factors = torch.tensor([[[1, 1], [0, 2], [2, 0], [2, 2]], [[0, 2], [2, 0], [2, 2], [1, 1]]])
+    kept = [tuple(factors[block, :, branch].nonzero().flatten() for branch in range(2)) for block in range(2)]
+    for skipped in ((), kept):
+        found = model.tokens(IMAGES, factors, None, skipped, stay)  # type: ignore[arg-type]  # the list holds pairs
+        for image, places in enumerate(stay.tolist()):
+            own = [*range(prefix), *(prefix + place for place in places)]
+            z = model.embed(IMAGES[image : image + 1])[0][:, own]
+            for block, branches in zip(model.blocks, factors, strict=True):
+                z = block(z, branches[image : image + 1], rotations(ROTARY, (4, 4))[:, own])
+            torch.testing.assert_close(found[image], z[0], rtol=0, atol=1e-12)
+    assert all(
+        gradient.any() for gradient in torch.autograd.grad(found.square().sum(), list(model.blocks.parameters()))
+    )
+
+
 def test_patches_that_are_left_out_get_no_gradient() -> None:
     model = vit()
     stay = torch.tensor([[0, 5, 15]]).expand(4, -1)
@@ -170,15 +196,17 @@ def test_patches_that_are_left_out_get_no_gradient() -> None:
     assert gradient[0].any(dim=1).nonzero().flatten().tolist() == [0, 1, 6, 16], "the class token, and these patches"
 
 
-def test_all_patches_staying_changes_no_bit() -> None:
-    model = vit()
+@pytest.mark.parametrize("config", [VIT, ROTARY], ids=["learned", "rotary"])
+def test_all_patches_staying_changes_no_bit(config: ModelConfig) -> None:
+    model = vit(config)
     assert torch.equal(model(IMAGES, stay_BS=torch.arange(16).expand(4, -1)), model(IMAGES))
 
 
-def test_the_whole_steps_compile_each_block_once_more() -> None:
+@pytest.mark.parametrize("config", [VIT, ROTARY], ids=["learned", "rotary"])
+def test_the_whole_steps_compile_each_block_once_more(config: ModelConfig) -> None:
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    compiled, plain = vit(), vit()
+    compiled, plain = vit(config), vit(config)
     compile_blocks(compiled, backend="aot_eager")
     num_graphs = []
     for num_stay in (6, 6, None, None, 6):
