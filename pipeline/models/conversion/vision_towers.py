@@ -21,7 +21,8 @@ from typing import Any
 import torch
 
 from pipeline.models.conversion.config import Hints, PixelName
-from pipeline.models.conversion.hugging_face import labels_of, transform_of
+from pipeline.models.conversion.hugging_face import labels_of
+from pipeline.models.conversion.image_processor import transform_of
 from pipeline.models.conversion.pixel_range import PIXELS, PixelRange
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.timm import open_timm
@@ -169,10 +170,11 @@ def open_tower(
     arguments |= {"rope_temperature": known["rope_theta"]} if "rope_theta" in known else {}
     hints = replace(hints, layer_norm_epsilon=hints.layer_norm_epsilon or float(epsilon))
     weights = open_timm(_with_timms_names(file, tower), {"model_args": arguments}, hints)
+    transform = transform_of(processor, weights.config.image_size, model_type=kind, where=file.where)
     return replace(
         weights,
         labels=labels_of(description.get("id2label"), weights.config.num_classes, file.where),
-        usage=Usage(transform=transform_of(processor, weights.config.image_size)),
+        usage=Usage(transform=transform),
     )
 
 
