@@ -203,8 +203,8 @@ def labels_of(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
     names = dict(enumerate(given)) if isinstance(given, list) else given
     if not isinstance(names, dict) or not names:
         return ()
-    ids = [str(number) for number in names]
-    if num_classes and (beyond := [number for number in ids if number not in set(map(str, range(num_classes)))]):
+    ids, known = [str(number) for number in names], frozenset(map(str, range(num_classes)))
+    if num_classes and (beyond := [number for number in ids if number not in known]):
         raise UserError(
             f"id2label in config.json beside {where!r} has the id {shown_value(beyond[0])}; the classifier has "
             f"{num_classes} classes, 0 to {num_classes - 1}: correct it"
