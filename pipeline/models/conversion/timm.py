@@ -71,12 +71,15 @@ from shards.errors import UserError
 log = logging.getLogger(__name__)
 MARKS = ("patch_embed.proj.weight", "stem.conv.weight")
 # timm's interpolations by Pillow: our filter, and whether to antialias.
-_FILTERS: dict[Any, tuple[ResizeFilter, bool]] = {
+_FILTERS: dict[str, tuple[ResizeFilter, bool]] = {
     "bilinear": ("bilinear", True),
     "bicubic": ("bicubic", False),
     "box": ("area", False),
 }
+_CROP_MODES = ("center", "squash")
 _LEAST_CROP = 0.1
+# What timm's evaluation does unless a config.json says otherwise (resolve_data_config in timm's data/config.py).
+_USUAL_EVALUATION: dict[str, Any] = {"crop_pct": 0.875, "interpolation": "bicubic", "crop_mode": "center"}
 _RESNETS = {
     ResNetSize(units=(3, 4, 9)): "vit_base_r50_s16_224",
     ResNetSize(units=(3, 4, 6, 3)): "vit_large_r50_s32_224",
@@ -429,20 +432,35 @@ def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dic
 
 
 def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -> EvaluationTransform:
-    """Returns how timm's own evaluation prepares images: the inverse of `_evaluation_settings`.
+    """Returns how timm's own evaluation prepares images: the inverse of `_evaluation_settings`. What the file leaves
+    out is as in timm's resolve_data_config.
 
-    Returns the default if the file describes no transform, or one that ours cannot do. Raises UserError if `crop_pct`
-    is not from 0.1 to 1.
+    Returns the default if the file describes no transform. Also returns it, and logs a warning, if ours cannot do what
+    the file describes. Raises UserError if `crop_pct` is not from 0.1 to 1, or a setting is of another type.
     """
     said = entries(description, "pretrained_cfg")
-    crop_share, interpolation, crop_mode = (said.get(key) for key in ("crop_pct", "interpolation", "crop_mode"))
-    if crop_share is None or interpolation not in _FILTERS or crop_mode not in (None, "center", "squash"):
+    declared = {key: said[key] for key in _USUAL_EVALUATION if said.get(key) is not None}
+    if not declared:
         return DEFAULT_USAGE.transform
+    crop_share, interpolation, crop_mode = (declared.get(key, usual) for key, usual in _USUAL_EVALUATION.items())
     if type(crop_share) not in (int, float) or not _LEAST_CROP <= crop_share <= 1:
         raise UserError(
             f"{where!r} says crop_pct {shown_value(crop_share)}; allowed: {_LEAST_CROP:g} to 1, the share of the "
             "resized image that its centre is"
         )
+    for key, value, known in (("interpolation", interpolation, _FILTERS), ("crop_mode", crop_mode, _CROP_MODES)):
+        if type(value) is not str:
+            raise UserError(
+                f"config.json beside {where!r} says {key} {shown_value(value)}; allowed: {', '.join(known)}, or "
+                "another name of timm's, for which images are resized without a crop; correct it"
+            )
+    if interpolation not in _FILTERS or crop_mode not in _CROP_MODES:
+        log.warning(
+            "%s: its config.json prepares images by %s, which is not possible here; instead they are resized to %d x "
+            "%d px, by bilinear interpolation and without a crop",
+            *(where, shown_value(declared), image_size, image_size),
+        )
+        return DEFAULT_USAGE.transform
     resize_filter, antialias = _FILTERS[interpolation]
     found = EvaluationTransform(filter=resize_filter, antialias=antialias)
     if crop_mode == "squash" and crop_share == 1:
