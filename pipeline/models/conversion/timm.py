@@ -17,6 +17,7 @@ import torch
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig, ResNetSize
 from pipeline.models.conversion.config import Hints
+from pipeline.models.conversion.dino import description_of_dino, with_names_of_timm
 from pipeline.models.conversion.layout import (
     AS_IS,
     LAYER,
@@ -100,7 +101,8 @@ _BITS = {
 def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
     """Opens the weights in timm's state dict. Raises a UserError that names the tensor that does not fit and says
     why."""
-    description = _with_published(description or of_script(file.arguments))
+    description = _with_published(description or of_script(file.arguments) or description_of_dino(file))
+    file = with_names_of_timm(file)
     file, table, found = model_in(file, description, hints)
     names = description.get("label_names") or entries(description, "pretrained_cfg").get("label_names")
     labels = texts_of(names, where=file.where) if isinstance(names, list) else ()

@@ -53,6 +53,8 @@ from tests.pipeline.models.conversion.random_weights import (
     tensors_of,
 )
 from tests.pipeline.models.conversion.test_convert import DEVIATION, HEADS, MEAN, exported, weights_of
+from tests.pipeline.models.conversion.test_dino_files import of_dinov3
+from tests.pipeline.models.conversion.test_dino_files import opened as opened_dino
 from tests.pipeline.models.conversion.test_hugging_face import opened as opened_hugging_face
 from tests.pipeline.models.conversion.test_hugging_face import saved as saved_hugging_face
 from tests.pipeline.models.conversion.test_layout import TABLE
@@ -639,6 +641,10 @@ def tower_config(folder: Path, description: dict[str, Any]) -> None:
     path = saved_hugging_face(folder) / "config.json"
     path.write_text(json.dumps(description))
     open_any(str(folder), Hints())
+
+
+def other_periods(folder: Path) -> None:
+    opened_dino(folder, of_dinov3() | {"rope_embed.periods": torch.arange(1.0, 5.0)})
 
 
 def rotary_without_a_config(folder: Path) -> None:
@@ -1658,6 +1664,10 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
     row("rotary positions without a config.json", rotary_without_a_config).says(
         "'DIR/model.safetensors' has no pos_embed, as models with rotary positions (rope), and no config.json "
         "says which: give the folder with both"
+    ),
+    row("periods that are not DINOv3's", other_periods).says(
+        "rope_embed.periods in 'DIR/w.pth' is [1.0, 2.0, 3.0, 4.0] in a model that is 32 wide; allowed: powers of 100 "
+        "from 1 up, one for each four channels of a head, as in DINOv3; give other weights"
     ),
     row("timm's own basic units", basic_units_of_timm).says(
         "'r18' has basic units (resnetv2_18, resnetv2_34), which timm trains with batch norm and plain "
