@@ -73,15 +73,16 @@ def open_hugging_face(
     file = _without_idle_pooler(file.renamed({_published(name): name for name in file.shapes}))
     file = _with_unread_token_as_register(file)
     found, model_type = _model(file, description, hints), str(description.get("model_type"))
+    transform, assumed = transform_of(processor or {}, found.config.image_size, model_type=model_type)
     return weights_of(
         file,
         table(found.config.size.patch),
-        found,
+        replace(found, assumed=(*found.assumed, *assumed)),
         advice=f"config.json and the tensors must be of one ViT. {hints.advice()}",
         labels=labels_of(description.get("id2label"), found.config.num_classes, file.where),
         usage=Usage(
             loss="sigmoid" if description.get("problem_type") == _MULTI_LABEL else "softmax",
-            transform=transform_of(processor or {}, found.config.image_size, model_type=model_type, where=file.where),
+            transform=transform,
         ),
     )
 

@@ -4,17 +4,16 @@ Sources: image_processing_vit.py, image_processing_deit.py, image_processing_cli
 image_processing_siglip.py and image_processing_dinov3_vit.py of transformers 5.23.
 """
 
-import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from pipeline.models.weights.folder import Assumption
 from pipeline.models.weights.usage import DEFAULT_USAGE
 from pipeline.shared_settings import EvaluationTransform, central_short_side
 from shards.config_values import shown_value
 
-log = logging.getLogger(__name__)
 _BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
 _MOST_SIDE = 1 << 16
 _FLEXIBLE = "max_num_patches"  # of SigLIP 2's processor, which keeps the proportions of each image
@@ -84,17 +83,19 @@ def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str
     }
 
 
-def transform_of(processor: Mapping[str, Any], image_size: int, *, model_type: str, where: str) -> EvaluationTransform:
-    """Returns the transform that a processor describes, as the inverse of `image_processor`; the default if it
-    describes none. `model_type`: that of config.json, whose processor is taken if this one does not name its class.
+def transform_of(
+    processor: Mapping[str, Any], image_size: int, *, model_type: str
+) -> tuple[EvaluationTransform, tuple[Assumption, ...]]:
+    """Returns the transform that a processor describes, as the inverse of `image_processor`, and what is assumed about
+    it; the default if it describes none. `model_type`: that of config.json, whose processor is taken if this one does
+    not name its class.
 
-    If the processor makes images of another size than the model's, the same proportions are taken at the model's size.
-    A warning says so. Another warning is logged if EvaluationTransform cannot express what the processor describes,
-    and the default is returned.
+    If the processor makes images of another size than the model's, the same proportions are taken at the model's size,
+    which is an assumption. So is the default, which replaces a transform that EvaluationTransform cannot express.
     """
     declared = {key: processor[key] for key in _DECLARATIONS if processor.get(key) is not None}
     if not declared:
-        return DEFAULT_USAGE.transform
+        return DEFAULT_USAGE.transform, ()
     usual = _usual_processor(processor, model_type)
     crops, resample = bool(declared.get("do_center_crop", usual.crops)), declared.get("resample", usual.resample)
     size = usual.sides(declared.get("size", usual.size))
@@ -103,21 +104,21 @@ def transform_of(processor: Mapping[str, Any], image_size: int, *, model_type: s
     made = (crop if type(crop) is int else _side_in(crop, ({"height", "width"},))) if crops else side
     is_known = type(resample) is int and resample in (_BILINEAR, _BICUBIC) and declared.get("do_resize", True) is True
     if not is_known or _FLEXIBLE in declared or not side or not made or not 0 < made <= side <= _MOST_SIDE:
-        log.warning(
-            "%s: its preprocessor prepares images by %s, which is not possible here; instead they are resized to %d x "
-            "%d px, by bilinear interpolation and without a crop",
-            *(where, shown_value(declared), image_size, image_size),
-        )
-        return DEFAULT_USAGE.transform
-    if made != image_size:
-        message = "%s: its preprocessor makes images of %d px, and the model takes %d px: they get the same proportions"
-        log.warning(f"{message} at %d px", where, made, image_size, image_size)
+        return DEFAULT_USAGE.transform, (default_transform_for(declared, image_size),)
+    same = f"of the same proportions at {image_size} px, not at {made} px as in the file"
+    assumed = () if made == image_size else (Assumption(field="transform", value=same),)
     is_bicubic = resample == _BICUBIC
     found = EvaluationTransform(filter="bicubic" if is_bicubic else "bilinear", antialias=not is_bicubic)
     if not crops:
-        return found
+        return found, assumed
     mode: Literal["central_crop", "fewshot"] = "central_crop" if "shortest_edge" in size else "fewshot"
-    return replace(found, mode=mode, short_side=round(side * image_size / made))
+    return replace(found, mode=mode, short_side=round(side * image_size / made)), assumed
+
+
+def default_transform_for(declared: Mapping[str, Any], image_size: int) -> Assumption:
+    """Returns the assumption of the default transform in the place of what a file declares."""
+    default = f"resize to {image_size} x {image_size} px, bilinear and without a crop"
+    return Assumption(field="transform", value=f"{default}, not {shown_value(declared)} as in the file")
 
 
 def _usual_processor(processor: Mapping[str, Any], model_type: str) -> Processor:

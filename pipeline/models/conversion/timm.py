@@ -18,6 +18,7 @@ from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig, ResNetSize
 from pipeline.models.conversion.config import Hints
 from pipeline.models.conversion.dino import description_of_dino, with_names_of_timm
+from pipeline.models.conversion.image_processor import default_transform_for
 from pipeline.models.conversion.layout import (
     AS_IS,
     LAYER,
@@ -62,7 +63,7 @@ from pipeline.models.conversion.timm_config import (
     usual_of,
 )
 from pipeline.models.conversion.timm_tensors import naflex_grid, usual_tensors
-from pipeline.models.weights.folder import Weights, write_folder
+from pipeline.models.weights.folder import Assumption, Weights, write_folder
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, texts_of, unique_labels
 from pipeline.shared_settings import EvaluationTransform, ResizeFilter, central_short_side
@@ -106,13 +107,14 @@ def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) ->
     file, table, found = model_in(file, description, hints)
     names = description.get("label_names") or entries(description, "pretrained_cfg").get("label_names")
     labels = texts_of(names, where=file.where) if isinstance(names, list) else ()
+    transform, assumed = _transform(description, found.config.image_size, where=file.where)
     return weights_of(
         file,
         table,
-        found,
+        replace(found, assumed=(*found.assumed, *assumed)),
         advice=hints.advice(),
         labels=unique_labels(labels, where=file.where),
-        usage=Usage(transform=_transform(description, found.config.image_size, where=file.where)),
+        usage=Usage(transform=transform),
     )
 
 
@@ -433,17 +435,19 @@ def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dic
     return {"interpolation": interpolation, "crop_pct": crop_share, "crop_mode": crop_mode}
 
 
-def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -> EvaluationTransform:
-    """Returns how timm's own evaluation prepares images: the inverse of `_evaluation_settings`. What the file leaves
-    out is as in timm's resolve_data_config.
+def _transform(
+    description: Mapping[str, Any], image_size: int, *, where: str
+) -> tuple[EvaluationTransform, tuple[Assumption, ...]]:
+    """Returns how timm's own evaluation prepares images, the inverse of `_evaluation_settings`, and what is assumed
+    about it. What the file leaves out is as in timm's resolve_data_config.
 
-    Returns the default if the file describes no transform. Also returns it, and logs a warning, if ours cannot do what
-    the file describes. Raises UserError if `crop_pct` is not from 0.1 to 1, or a setting is of another type.
+    Returns the default if the file describes no transform, or one that ours cannot do, which is then an assumption.
+    Raises UserError if `crop_pct` is not from 0.1 to 1, or a setting is of another type.
     """
     said = entries(description, "pretrained_cfg")
     declared = {key: said[key] for key in _USUAL_EVALUATION if said.get(key) is not None}
     if not declared:
-        return DEFAULT_USAGE.transform
+        return DEFAULT_USAGE.transform, ()
     crop_share, interpolation, crop_mode = (declared.get(key, usual) for key, usual in _USUAL_EVALUATION.items())
     if type(crop_share) not in (int, float) or not _LEAST_CROP <= crop_share <= 1:
         raise UserError(
@@ -457,18 +461,13 @@ def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -
                 "another name of timm's, for which images are resized without a crop; correct it"
             )
     if interpolation not in _FILTERS or crop_mode not in _CROP_MODES:
-        log.warning(
-            "%s: its config.json prepares images by %s, which is not possible here; instead they are resized to %d x "
-            "%d px, by bilinear interpolation and without a crop",
-            *(where, shown_value(declared), image_size, image_size),
-        )
-        return DEFAULT_USAGE.transform
+        return DEFAULT_USAGE.transform, (default_transform_for(declared, image_size),)
     resize_filter, antialias = _FILTERS[interpolation]
     found = EvaluationTransform(filter=resize_filter, antialias=antialias)
     if crop_mode == "squash" and crop_share == 1:
-        return found
+        return found, ()
     mode: Literal["central_crop", "fewshot"] = "fewshot" if crop_mode == "squash" else "central_crop"
-    return replace(found, mode=mode, short_side=math.floor(image_size / crop_share))
+    return replace(found, mode=mode, short_side=math.floor(image_size / crop_share)), ()
 
 
 def _architecture(config: ModelConfig) -> str:

@@ -178,10 +178,11 @@ def open_tower(
         arguments["rope_temperature"] = temperature_of(known["rope_theta"], key="rope_theta", where=file.where)
     hints = replace(hints, layer_norm_epsilon=hints.layer_norm_epsilon or float(epsilon))
     weights = open_timm(_with_timms_names(file, tower), {"model_args": arguments}, hints)
-    transform = transform_of(processor, weights.config.image_size, model_type=kind, where=file.where)
+    transform, assumed = transform_of(processor, weights.config.image_size, model_type=kind)
     return replace(
         weights,
         labels=labels_of(description.get("id2label"), weights.config.num_classes, file.where),
+        assumed=(*weights.assumed, *assumed),
         usage=Usage(transform=transform),
     )
 

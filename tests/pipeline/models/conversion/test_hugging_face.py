@@ -225,16 +225,15 @@ def test_how_images_are_prepared_comes_back(tmp_path: Path, transform: Evaluatio
     ],
     ids=str,
 )
-def test_what_ours_cannot_prepare_is_prepared_as_by_default_with_a_warning(
-    tmp_path: Path, change: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_ours_cannot_prepare_is_prepared_as_by_default_and_said(tmp_path: Path, change: dict[str, Any]) -> None:
     folder = saved(tmp_path)
     said = json.loads((folder / PIXELS_FILE).read_text())
     (folder / PIXELS_FILE).write_text(json.dumps(said | change))
-    assert usage_for(str(folder)).transform == EvaluationTransform()
-    (line,) = caplog.messages
-    assert repr(said["size"] if "size" not in change else change["size"]) in line
-    assert "instead they are resized to 16 x 16 px, by bilinear interpolation and without a crop" in line
+    weights = open_any(str(folder), Hints())
+    assert weights.usage.transform == EvaluationTransform()
+    (line,) = assumed_of(weights)
+    assert line.startswith("transform resize to 16 x 16 px, bilinear and without a crop, not {'do_resize': ")
+    assert all(repr(value) in line for value in change.values())
 
 
 CROP = EvaluationTransform(mode="central_crop", filter="bicubic", short_side=18)
@@ -269,10 +268,9 @@ OLD_CLIP: dict[str, Any] = {"size": 18, "do_center_crop": True, "crop_size": 16,
     ],
 )
 def test_what_a_processor_leaves_out_is_as_in_its_class(
-    processor: dict[str, Any], model_type: str, expected: EvaluationTransform, caplog: pytest.LogCaptureFixture
+    processor: dict[str, Any], model_type: str, expected: EvaluationTransform
 ) -> None:
-    assert transform_of(processor, 16, model_type=model_type, where="w") == expected
-    assert caplog.messages == []
+    assert transform_of(processor, 16, model_type=model_type) == (expected, ())
 
 
 @every_fault
@@ -298,13 +296,12 @@ def test_the_table_is_what_the_classes_of_transformers_do(transformers: ModuleTy
         pytest.param({"size": 224}, "vit", SMOOTH, id="no crop"),
     ],
 )
-def test_proportions_are_kept_at_the_models_own_size_with_a_warning(
-    processor: dict[str, Any], model_type: str, expected: EvaluationTransform, caplog: pytest.LogCaptureFixture
+def test_proportions_are_kept_at_the_models_own_size_and_said(
+    processor: dict[str, Any], model_type: str, expected: EvaluationTransform
 ) -> None:
-    assert transform_of(processor, 518, model_type=model_type, where="w") == expected
-    (line,) = caplog.messages
-    assert "makes images of 224 px" in line
-    assert "the model takes 518 px" in line
+    found, assumed = transform_of(processor, 518, model_type=model_type)
+    assert found == expected
+    assert list(map(str, assumed)) == ["transform of the same proportions at 518 px, not at 224 px as in the file"]
 
 
 def test_names_of_many_classes_are_read_at_once() -> None:

@@ -39,6 +39,7 @@ from tests.pipeline.models.conversion.random_weights import (
     TINY,
     VIT,
     assert_same_tensors,
+    assumed_of,
     random_model,
     tensors_of,
 )
@@ -244,8 +245,10 @@ def test_a_preparation_that_ours_cannot_do_is_said(
     others = {key: value for key, value in description["pretrained_cfg"].items() if "crop" not in key}
     del others["interpolation"]
     (tmp_path / "config.json").write_text(json.dumps(description | {"pretrained_cfg": others | declared}))
-    assert opened(tmp_path).usage.transform == expected
-    assert [repr(declared) in line and "16 x 16 px" in line for line in caplog.messages] == [True] * is_said
+    weights = opened(tmp_path)
+    assert weights.usage.transform == expected
+    default = "transform resize to 16 x 16 px, bilinear and without a crop"
+    assert assumed_of(weights) == (f"{default}, not {declared} as in the file",) * is_said
 
 
 def test_a_state_dict_alone_is_timms_usual(tmp_path: Path) -> None:
