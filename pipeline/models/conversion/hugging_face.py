@@ -18,6 +18,7 @@ import torch
 from pipeline.models.build import shapes_of
 from pipeline.models.config import Gelu, ModelConfig
 from pipeline.models.conversion.config import Hints, Pair
+from pipeline.models.conversion.image_processor import image_processor, transform_of
 from pipeline.models.conversion.layout import (
     LAYER,
     TENSOR,
@@ -36,7 +37,6 @@ from pipeline.models.conversion.timm_tensors import Made, with_made
 from pipeline.models.weights.folder import Weights, write_folder
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, texts_of, unique_labels
-from pipeline.shared_settings import EvaluationTransform, central_short_side
 from shards.config_values import shown_value
 from shards.errors import UserError
 
@@ -46,8 +46,6 @@ _PATCH = "vit.embeddings.patch_embeddings.projection.weight"
 _TOKEN, _POSITIONS = "vit.embeddings.distillation_token", "vit.embeddings.position_embeddings"
 _REGISTER = "vit.embeddings.register"  # is in no file: see _with_unread_token_as_register
 _MULTI_LABEL = "multi_label_classification"  # a problem_type whose probabilities are sigmoids, not softmax
-_BILINEAR, _BICUBIC = 2, 3  # Pillow's numbers
-_MOST_SIDE = 1 << 16
 VIT_TYPES = ("vit", "deit")
 # The names of a DeiT -> those of a ViT.
 _OF_DEIT = (("deit.", "vit."), ("cls_classifier.", "classifier."))
@@ -74,16 +72,17 @@ def open_hugging_face(
     """
     file = _without_idle_pooler(file.renamed({_published(name): name for name in file.shapes}))
     file = _with_unread_token_as_register(file)
-    found = _model(file, description, hints)
+    found, model_type = _model(file, description, hints), str(description.get("model_type"))
+    transform, assumed = transform_of(processor or {}, found.config.image_size, model_type=model_type)
     return weights_of(
         file,
         table(found.config.size.patch),
-        found,
+        replace(found, assumed=(*found.assumed, *assumed)),
         advice=f"config.json and the tensors must be of one ViT. {hints.advice()}",
         labels=labels_of(description.get("id2label"), found.config.num_classes, file.where),
         usage=Usage(
             loss="sigmoid" if description.get("problem_type") == _MULTI_LABEL else "softmax",
-            transform=transform_of(processor or {}, found.config.image_size),
+            transform=transform,
         ),
     )
 
@@ -114,58 +113,6 @@ def save_hugging_face(
 def transformers_class(config: ModelConfig) -> str:
     """Returns the name of transformers' class for the model."""
     return "DeiTForImageClassificationWithTeacher" if config.distillation_token else "ViTForImageClassification"
-
-
-def image_processor(image_size: int, transform: EvaluationTransform) -> dict[str, Any]:
-    """Returns the settings with which an image processor of transformers prepares images as `transform` does, as far as
-    it can.
-
-    The filter `area` becomes bilinear, since torchvision, which transformers uses, has no such filter. Both backends of
-    transformers always antialias. In version 4 of transformers, ViTImageProcessor does not crop; CLIP's processor crops
-    in versions 4 and 5.
-    """
-    square = {"height": image_size, "width": image_size}
-    if transform.mode == "resize":
-        kind = {"image_processor_type": "ViTImageProcessor", "do_resize": True, "size": square}
-    else:
-        short_side = central_short_side(transform, image_size)
-        is_square = transform.mode == "fewshot"
-        size = {"height": short_side, "width": short_side} if is_square else {"shortest_edge": short_side}
-        kind = {"image_processor_type": "CLIPImageProcessor", "do_resize": True, "size": size}
-        kind |= {"do_center_crop": True, "crop_size": square}
-    return {
-        **kind,
-        "resample": _BICUBIC if transform.filter == "bicubic" else _BILINEAR,
-        "do_convert_rgb": True,
-        "do_rescale": True,
-        "rescale_factor": 1 / 255,
-        "do_normalize": True,
-        "image_mean": [0.5, 0.5, 0.5],
-        "image_std": [0.5, 0.5, 0.5],
-    }
-
-
-def transform_of(processor: Mapping[str, Any], image_size: int) -> EvaluationTransform:
-    """Returns the transform that a processor describes, as the inverse of `image_processor`. Returns the default if the
-    processor describes none, or one that EvaluationTransform cannot express, such as one with an image size other than
-    the model's."""
-    size, crop = processor.get("size"), processor.get("crop_size", image_size)
-    resample = processor.get("resample", _BILINEAR)
-    if type(size) is int:  # the oldest files give one number
-        size = {"height": size, "width": size}
-    if not isinstance(size, dict) or type(resample) is not int or resample not in (_BILINEAR, _BICUBIC):
-        return DEFAULT_USAGE.transform
-    square = {"height": image_size, "width": image_size}
-    is_bicubic = resample == _BICUBIC
-    found = EvaluationTransform(filter="bicubic" if is_bicubic else "bilinear", antialias=not is_bicubic)
-    if not processor.get("do_center_crop"):
-        return found if size == square else DEFAULT_USAGE.transform
-    sides = list(size.values())
-    side = sides[0] if sides and all(each == sides[0] for each in sides) else None
-    is_known = set(size) in ({"shortest_edge"}, {"height", "width"}) and crop in (image_size, square)
-    if not is_known or type(side) is not int or not image_size <= side <= _MOST_SIDE:
-        return DEFAULT_USAGE.transform
-    return replace(found, mode="central_crop" if "shortest_edge" in size else "fewshot", short_side=side)
 
 
 def table(patch: int) -> Table:
@@ -257,8 +204,8 @@ def labels_of(given: Any, num_classes: int, where: str) -> tuple[str, ...]:
     names = dict(enumerate(given)) if isinstance(given, list) else given
     if not isinstance(names, dict) or not names:
         return ()
-    ids = [str(number) for number in names]
-    if num_classes and (beyond := [number for number in ids if number not in set(map(str, range(num_classes)))]):
+    ids, known = [str(number) for number in names], frozenset(map(str, range(num_classes)))
+    if num_classes and (beyond := [number for number in ids if number not in known]):
         raise UserError(
             f"id2label in config.json beside {where!r} has the id {shown_value(beyond[0])}; the classifier has "
             f"{num_classes} classes, 0 to {num_classes - 1}: correct it"

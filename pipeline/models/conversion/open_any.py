@@ -17,6 +17,7 @@ import torch
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion import timm
 from pipeline.models.conversion.config import Hints
+from pipeline.models.conversion.dino import has_dino_tokens
 from pipeline.models.conversion.hugging_face import VIT_TYPES, open_hugging_face
 from pipeline.models.conversion.layout import OurView
 from pipeline.models.conversion.npz import open_npz
@@ -254,7 +255,7 @@ def _open_bare(file: TensorFile, path: Path, hints: Hints) -> Weights:
         return open_plain(file, hints)
     if any(name in file.shapes for name in timm.MARKS):
         declared = of_timm(file.arguments, where=str(path))
-        usual = usual_pixels(file, of_script(file.arguments))
+        usual = PIXELS["imagenet"] if has_dino_tokens(file) else usual_pixels(file, of_script(file.arguments))
         if hints.pixels is None and declared is None:
             trained = str(file.arguments.get("model") or file.arguments.get("arch") or "")
             _refuse_other_pixels(path, trained=trained, usual=usual)

@@ -30,7 +30,9 @@ _BEIT_CHOICE = "imagenet_default_mean_and_std"  # an argument of BEiT's scripts,
 # Words in the names of published files, by the pixels of their models. In timm, models of AugReg, SAM and BEiT take
 # mean and deviation 0.5.
 _WORDS: dict[str, PixelName] = {
-    **dict.fromkeys(("deit", "deit3", "dino", "dinov2", "mae", "moco", "mocov3", "msn", "ibot", "swag"), "imagenet"),
+    **dict.fromkeys(
+        ("deit", "deit3", "dino", "dinov2", "dinov3", "mae", "moco", "mocov3", "msn", "ibot", "swag"), "imagenet"
+    ),
     **dict.fromkeys(("clip", "openai", "laion", "laion2b", "datacomp", "eva", "eva02"), "clip"),
 }
 

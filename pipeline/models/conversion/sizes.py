@@ -1,6 +1,7 @@
 """Finds the configuration of a model from the shapes in its file, and from hints about what a file cannot say."""
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -311,6 +312,16 @@ def pair_of(value: Any, *, key: str, where: str) -> Pair:
             "or two (height, width)"
         )
     return pair[0], pair[1]
+
+
+def temperature_of(value: Any, *, key: str, where: str) -> float:
+    """Returns the temperature of rotary positions. Raises UserError for anything but a finite number above 1."""
+    if type(value) not in (int, float) or not 1 < value <= sys.float_info.max:
+        raise UserError(
+            f"config.json beside {where!r} says {key} {shown_value(value)}; allowed: a finite number above 1; "
+            "correct it"
+        )
+    return float(value)
 
 
 def grid_of(image: Pair, patch: Pair) -> Pair:

@@ -17,6 +17,8 @@ import torch
 from pipeline.models.build import shapes_of
 from pipeline.models.config import ModelConfig, ResNetSize
 from pipeline.models.conversion.config import Hints
+from pipeline.models.conversion.dino import description_of_dino, with_names_of_timm
+from pipeline.models.conversion.image_processor import default_transform_for
 from pipeline.models.conversion.layout import (
     AS_IS,
     LAYER,
@@ -61,7 +63,7 @@ from pipeline.models.conversion.timm_config import (
     usual_of,
 )
 from pipeline.models.conversion.timm_tensors import naflex_grid, usual_tensors
-from pipeline.models.weights.folder import Weights, write_folder
+from pipeline.models.weights.folder import Assumption, Weights, write_folder
 from pipeline.models.weights.safetensors import TensorByName
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage, texts_of, unique_labels
 from pipeline.shared_settings import EvaluationTransform, ResizeFilter, central_short_side
@@ -71,12 +73,15 @@ from shards.errors import UserError
 log = logging.getLogger(__name__)
 MARKS = ("patch_embed.proj.weight", "stem.conv.weight")
 # timm's interpolations by Pillow: our filter, and whether to antialias.
-_FILTERS: dict[Any, tuple[ResizeFilter, bool]] = {
+_FILTERS: dict[str, tuple[ResizeFilter, bool]] = {
     "bilinear": ("bilinear", True),
     "bicubic": ("bicubic", False),
     "box": ("area", False),
 }
+_CROP_MODES = ("center", "squash")
 _LEAST_CROP = 0.1
+# What timm's evaluation does unless a config.json says otherwise (resolve_data_config in timm's data/config.py).
+_USUAL_EVALUATION: dict[str, Any] = {"crop_pct": 0.875, "interpolation": "bicubic", "crop_mode": "center"}
 _RESNETS = {
     ResNetSize(units=(3, 4, 9)): "vit_base_r50_s16_224",
     ResNetSize(units=(3, 4, 6, 3)): "vit_large_r50_s32_224",
@@ -97,17 +102,19 @@ _BITS = {
 def open_timm(file: TensorFile, description: Mapping[str, Any], hints: Hints) -> Weights:
     """Opens the weights in timm's state dict. Raises a UserError that names the tensor that does not fit and says
     why."""
-    description = _with_published(description or of_script(file.arguments))
+    description = _with_published(description or of_script(file.arguments) or description_of_dino(file))
+    file = with_names_of_timm(file)
     file, table, found = model_in(file, description, hints)
     names = description.get("label_names") or entries(description, "pretrained_cfg").get("label_names")
     labels = texts_of(names, where=file.where) if isinstance(names, list) else ()
+    transform, assumed = _transform(description, found.config.image_size, where=file.where)
     return weights_of(
         file,
         table,
-        found,
+        replace(found, assumed=(*found.assumed, *assumed)),
         advice=hints.advice(),
         labels=unique_labels(labels, where=file.where),
-        usage=Usage(transform=_transform(description, found.config.image_size, where=file.where)),
+        usage=Usage(transform=transform),
     )
 
 
@@ -428,27 +435,39 @@ def _evaluation_settings(transform: EvaluationTransform, image_size: int) -> dic
     return {"interpolation": interpolation, "crop_pct": crop_share, "crop_mode": crop_mode}
 
 
-def _transform(description: Mapping[str, Any], image_size: int, *, where: str) -> EvaluationTransform:
-    """Returns how timm's own evaluation prepares images: the inverse of `_evaluation_settings`.
+def _transform(
+    description: Mapping[str, Any], image_size: int, *, where: str
+) -> tuple[EvaluationTransform, tuple[Assumption, ...]]:
+    """Returns how timm's own evaluation prepares images, the inverse of `_evaluation_settings`, and what is assumed
+    about it. What the file leaves out is as in timm's resolve_data_config.
 
-    Returns the default if the file describes no transform, or one that ours cannot do. Raises UserError if `crop_pct`
-    is not from 0.1 to 1.
+    Returns the default if the file describes no transform, or one that ours cannot do, which is then an assumption.
+    Raises UserError if `crop_pct` is not from 0.1 to 1, or a setting is of another type.
     """
     said = entries(description, "pretrained_cfg")
-    crop_share, interpolation, crop_mode = (said.get(key) for key in ("crop_pct", "interpolation", "crop_mode"))
-    if crop_share is None or interpolation not in _FILTERS or crop_mode not in (None, "center", "squash"):
-        return DEFAULT_USAGE.transform
+    declared = {key: said[key] for key in _USUAL_EVALUATION if said.get(key) is not None}
+    if not declared:
+        return DEFAULT_USAGE.transform, ()
+    crop_share, interpolation, crop_mode = (declared.get(key, usual) for key, usual in _USUAL_EVALUATION.items())
     if type(crop_share) not in (int, float) or not _LEAST_CROP <= crop_share <= 1:
         raise UserError(
             f"{where!r} says crop_pct {shown_value(crop_share)}; allowed: {_LEAST_CROP:g} to 1, the share of the "
             "resized image that its centre is"
         )
+    for key, value, known in (("interpolation", interpolation, _FILTERS), ("crop_mode", crop_mode, _CROP_MODES)):
+        if type(value) is not str:
+            raise UserError(
+                f"config.json beside {where!r} says {key} {shown_value(value)}; allowed: {', '.join(known)}, or "
+                "another name of timm's, for which images are resized without a crop; correct it"
+            )
+    if interpolation not in _FILTERS or crop_mode not in _CROP_MODES:
+        return DEFAULT_USAGE.transform, (default_transform_for(declared, image_size),)
     resize_filter, antialias = _FILTERS[interpolation]
     found = EvaluationTransform(filter=resize_filter, antialias=antialias)
     if crop_mode == "squash" and crop_share == 1:
-        return found
+        return found, ()
     mode: Literal["central_crop", "fewshot"] = "fewshot" if crop_mode == "squash" else "central_crop"
-    return replace(found, mode=mode, short_side=math.floor(image_size / crop_share))
+    return replace(found, mode=mode, short_side=math.floor(image_size / crop_share)), ()
 
 
 def _architecture(config: ModelConfig) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from pipeline.models.config import Gelu, LastNorm
 from pipeline.models.conversion.config import Hints, Pair
 from pipeline.models.conversion.pixel_range import PIXELS, PixelRange, name_by_words
-from pipeline.models.conversion.sizes import USUAL_LAYER_SCALE, Usual, grid_of, pair_of
+from pipeline.models.conversion.sizes import USUAL_LAYER_SCALE, Usual, grid_of, pair_of, temperature_of
 from pipeline.models.conversion.tensor_file import FlagNeededError, TensorFile
 from pipeline.models.conversion.timm_architectures import ARCHITECTURES, ARGUMENTS, Architecture
 from shards.config_values import shown_value
@@ -179,11 +179,12 @@ def turns_of(file: TensorFile, description: Mapping[str, Any]) -> Turns | None:
             "frequencies (rope_type cat or dinov3), a grid_offset of 0 or 1, a square ref_feat_shape, and "
             "use_abs_pos_emb as the tensors have it"
         )
-    temperature = arguments.get("rope_temperature", 10_000.0)
+    said = arguments.get("rope_temperature", 10_000.0)
+    temperature = temperature_of(said, key="rope_temperature", where=file.where)
     places = "centred" if is_centred else "from_one" if offset else "from_zero"
     fields = {
         "position": "learned_rope2d" if has_table else "rope2d",
-        "rotary_temperature": float(temperature),
+        "rotary_temperature": temperature,
         "rotary_places": places,
     }
     return Turns(

@@ -21,8 +21,10 @@ from typing import Any
 import torch
 
 from pipeline.models.conversion.config import Hints, PixelName
-from pipeline.models.conversion.hugging_face import labels_of, transform_of
+from pipeline.models.conversion.hugging_face import labels_of
+from pipeline.models.conversion.image_processor import transform_of
 from pipeline.models.conversion.pixel_range import PIXELS, PixelRange
+from pipeline.models.conversion.sizes import pair_of, temperature_of
 from pipeline.models.conversion.tensor_file import TensorFile
 from pipeline.models.conversion.timm import open_timm
 from pipeline.models.conversion.timm_tensors import Made, with_made
@@ -157,22 +159,31 @@ def open_tower(
         raise UserError(
             f"layer_norm_eps beside {file.where!r} is {shown_value(epsilon)}; allowed: a number from above 0 to 1"
         )
-    image_size = known["image_size"]
-    if type(num_patches := known.get("num_patches")) is int and type(known["patch_size"]) is int:
-        image_size = math.isqrt(num_patches) * known["patch_size"]
+    image_size, num_patches = known["image_size"], known.get("num_patches")
+    if num_patches is not None:
+        if type(num_patches) is not int or num_patches < 1:
+            raise UserError(
+                f"config.json beside {file.where!r} says num_patches {shown_value(num_patches)}; allowed: a whole "
+                "number of 1 or more, the rows of its position table; correct it"
+            )
+        patch, _ = pair_of(known["patch_size"], key="patch_size", where=file.where)
+        image_size = math.isqrt(num_patches) * patch
     arguments = {
         **tower.arguments,
         "num_heads": known["num_attention_heads"],
         "act_layer": _ACTIVATIONS.get(activation, "gelu"),
     }
     arguments |= {"img_size": image_size} if image_size else {}
-    arguments |= {"rope_temperature": known["rope_theta"]} if "rope_theta" in known else {}
+    if "rope_theta" in known:
+        arguments["rope_temperature"] = temperature_of(known["rope_theta"], key="rope_theta", where=file.where)
     hints = replace(hints, layer_norm_epsilon=hints.layer_norm_epsilon or float(epsilon))
     weights = open_timm(_with_timms_names(file, tower), {"model_args": arguments}, hints)
+    transform, assumed = transform_of(processor, weights.config.image_size, model_type=kind)
     return replace(
         weights,
         labels=labels_of(description.get("id2label"), weights.config.num_classes, file.where),
-        usage=Usage(transform=transform_of(processor, weights.config.image_size)),
+        assumed=(*weights.assumed, *assumed),
+        usage=Usage(transform=transform),
     )
 
 

@@ -30,6 +30,7 @@ _PARTS = (
     *("pooling", "position", "position_at", "registers", "distillation_token", "qk_norm", "attention", "mlp"),
     *("inner_norms", "norm", "patch_norm", "first_norm", "last_norm"),
 )
+_OF_HEAD = ("num_classes", "representation")
 _OF_TRANSFORMERS = ("gelu", "layer_norm_epsilon", "position", "position_at", "attention", "last_norm", *_ROTARY)
 
 
@@ -67,7 +68,7 @@ def fit_weights(
     }
     refuse_misfits(
         weights.where,
-        advice=_advice(weights.config, target),
+        advice=_advice(weights.config, target, new_head=new_head),
         found={name: shape for name, shape in found.items() if name not in skip},
         wanted={name: shape for name, shape in wanted.items() if name not in skip},
     )
@@ -133,18 +134,33 @@ def _refuse_other_distances(weights: Weights, target: ModelConfig) -> None:
         )
 
 
-def _advice(source: ModelConfig, target: ModelConfig) -> str:
-    """Returns the flags that give the model the settings and sizes of the weights; empty if both have the same."""
-    pairs = [(name, getattr(source, name), getattr(target, name)) for name in _PARTS]
+def _advice(source: ModelConfig, target: ModelConfig, *, new_head: bool) -> str:
+    """Returns the flags that give the model the settings and sizes of the weights, including those that change no
+    shape; empty if both have the same."""
+    names = (*_PARTS, *(() if new_head else _OF_HEAD))
+    pairs = [(name, getattr(source, name), getattr(target, name)) for name in names]
     if bool(source.layer_scale) != bool(target.layer_scale):  # initial values may differ
         pairs.append(("layer_scale", source.layer_scale, target.layer_scale))
     if not target.is_bit:
         pairs += [
             (field.name, *(getattr(each.size, field.name) for each in (source, target))) for field in fields(Size)
         ]
-    flags = [_flag(name, was) for name, was, now in pairs if was != now]
+    pairs += _arithmetic(source, target)
+    flags = dict.fromkeys(_flag(name, was) for name, was, now in pairs if was != now)
     resize = ", or --initial.patch resize" if has_other_patches(source, target) else ""
     return f"Give {' '.join(flags)}{resize}, or other weights" if flags else ""
+
+
+def _arithmetic(source: ModelConfig, target: ModelConfig) -> list[tuple[str, Any, Any]]:
+    """Returns the fields that change what the same tensors compute without changing a shape, with the values of
+    both."""
+    pairs: list[tuple[str, Any, Any]] = []
+    if target.resnet is not None:
+        pairs.append(("resnet_epsilons", source.resnet_epsilons, target.resnet_epsilons))
+    if not target.is_bit:
+        pairs += [(field, getattr(source, field), getattr(target, field)) for field in _OF_TRANSFORMERS]
+        pairs.append(("num_heads", source.size.num_heads, target.size.num_heads))
+    return pairs
 
 
 def _flag(name: str, value: Any) -> str:
@@ -154,14 +170,7 @@ def _flag(name: str, value: Any) -> str:
 
 def _refuse_other_arithmetic(weights: Weights, target: ModelConfig) -> None:
     """Raises UserError for differing fields that change what the same tensors compute without changing a shape."""
-    source = weights.config
-    pairs: list[tuple[str, Any, Any]] = [("resnet_epsilons", source.resnet_epsilons, target.resnet_epsilons)]
-    if target.resnet is None:
-        pairs = []
-    if not target.is_bit:
-        pairs += [(field, getattr(source, field), getattr(target, field)) for field in _OF_TRANSFORMERS]
-        pairs += [("num_heads", source.size.num_heads, target.size.num_heads)]
-    differing = [pair for pair in pairs if pair[1] != pair[2]]
+    differing = [pair for pair in _arithmetic(weights.config, target) if pair[1] != pair[2]]
     if differing:
         listed = ", ".join(f"model.{field} {was} (the model here has {now})" for field, was, now in differing)
         flags = " ".join(f"--model.{field.replace('_', '-')} {was}" for field, was, _ in differing)

@@ -2,6 +2,8 @@
 
 import json
 import logging
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +18,13 @@ from safetensors.torch import load_file, save_file
 from pipeline.data.transform import evaluation_view_of_pixels
 from pipeline.models import ModelConfig
 from pipeline.models.conversion.config import Hints
-from pipeline.models.conversion.hugging_face import open_hugging_face, save_hugging_face, transformers_class
+from pipeline.models.conversion.hugging_face import (
+    labels_of,
+    open_hugging_face,
+    save_hugging_face,
+    transformers_class,
+)
+from pipeline.models.conversion.image_processor import PROCESSORS, transform_of
 from pipeline.models.conversion.open_any import open_any, usage_for
 from pipeline.models.conversion.open_file import open_tensor_file
 from pipeline.models.weights.folder import PIXELS_FILE, Weights, filled_model
@@ -33,6 +41,7 @@ from tests.pipeline.models.conversion.random_weights import (
 )
 from tests.pipeline.models.parity import difference, random_images
 from tests.pipeline.models.parity import random_model as gentle_model
+from tests.rigs.faults import differs, every_fault
 
 LABELS = ("cat", "dog", "Füchsin")
 EXACT = ModelConfig(**TINY | {"gelu": "exact", "layer_norm_epsilon": 1e-12})
@@ -201,22 +210,106 @@ def test_how_images_are_prepared_comes_back(tmp_path: Path, transform: Evaluatio
 @pytest.mark.parametrize(
     "change",
     [
-        {"size": {"height": 32, "width": 32}},
+        {"size": {"height": 16, "width": 18}},
+        {"size": {"shortest_edge": 16}},
         {"size": {"height": [16], "width": {}}},
         {"size": "16"},
         {"resample": 1},
         {"resample": True},
+        {"do_resize": False},
+        {"max_num_patches": 16},
         {"do_center_crop": True, "size": {"shortest_edge": 1 << 40}},
         {"do_center_crop": True, "size": {}},
-        {"do_center_crop": True, "size": {"shortest_edge": 18}, "crop_size": 15},
+        {"do_center_crop": True, "size": {"shortest_edge": 18}, "crop_size": {"height": 16, "width": 15}},
+        {"do_center_crop": True, "size": {"shortest_edge": 15}, "crop_size": 16},
     ],
     ids=str,
 )
-def test_what_ours_cannot_prepare_is_prepared_as_by_default(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_what_ours_cannot_prepare_is_prepared_as_by_default_and_said(tmp_path: Path, change: dict[str, Any]) -> None:
     folder = saved(tmp_path)
     said = json.loads((folder / PIXELS_FILE).read_text())
     (folder / PIXELS_FILE).write_text(json.dumps(said | change))
-    assert usage_for(str(folder)).transform == EvaluationTransform()
+    weights = open_any(str(folder), Hints())
+    assert weights.usage.transform == EvaluationTransform()
+    (line,) = assumed_of(weights)
+    assert line.startswith("transform resize to 16 x 16 px, bilinear and without a crop, not {'do_resize': ")
+    assert all(repr(value) in line for value in change.values())
+
+
+CROP = EvaluationTransform(mode="central_crop", filter="bicubic", short_side=18)
+SQUARE = EvaluationTransform(mode="fewshot", filter="bicubic", short_side=18)
+SMOOTH = EvaluationTransform(antialias=True)
+OLD_CLIP: dict[str, Any] = {"size": 18, "do_center_crop": True, "crop_size": 16, "resample": 3}
+
+
+@pytest.mark.parametrize(
+    ("processor", "model_type", "expected"),
+    [
+        pytest.param(OLD_CLIP, "clip", CROP, id="an old CLIP, which names no class"),
+        pytest.param(OLD_CLIP, "dinov2", CROP, id="DINOv2, which has BiT's class"),
+        pytest.param(OLD_CLIP, "dinov2_with_registers", CROP, id="DINOv2 with registers"),
+        pytest.param(OLD_CLIP, "deit", SQUARE, id="DeiT's square"),
+        pytest.param(OLD_CLIP, "vit", SQUARE, id="ViT's square"),
+        pytest.param(OLD_CLIP | {"feature_extractor_type": "CLIPFeatureExtractor"}, "vit", CROP, id="an old name"),
+        pytest.param(OLD_CLIP | {"image_processor_type": "BitImageProcessorFast"}, "vit", CROP, id="BiT"),
+        pytest.param(OLD_CLIP | {"image_processor_type": "DeiTImageProcessor"}, "clip", SQUARE, id="the class decides"),
+        pytest.param(OLD_CLIP | {"image_processor_type": "NewImageProcessor"}, "clip", CROP, id="an unknown class"),
+        pytest.param({"size": 18, "crop_size": 16}, "clip", CROP, id="CLIP crops and is bicubic by default"),
+        pytest.param({"size": 18, "crop_size": 16, "resample": None}, "deit", SQUARE, id="so is DeiT"),
+        pytest.param({"size": 16}, "vit", SMOOTH, id="ViT is bilinear and does not crop"),
+        pytest.param({"size": 16}, "dinov3_vit", SMOOTH, id="and so is DINOv3"),
+        pytest.param(
+            {"size": {"height": 16, "width": 16}},
+            "siglip",
+            EvaluationTransform(filter="bicubic"),
+            id="SigLIP is bicubic",
+        ),
+        pytest.param({"image_mean": [0.5] * 3}, "clip", EvaluationTransform(), id="nothing is declared"),
+    ],
+)
+def test_what_a_processor_leaves_out_is_as_in_its_class(
+    processor: dict[str, Any], model_type: str, expected: EvaluationTransform
+) -> None:
+    assert transform_of(processor, 16, model_type=model_type) == (expected, ())
+
+
+@every_fault
+def test_the_table_is_what_the_classes_of_transformers_do(transformers: ModuleType) -> Iterator[str]:
+    for name, known in PROCESSORS.items():
+        kind = getattr(transformers, f"{name}ImageProcessor")
+        yield from differs(f"{name}: filter", known.resample, int(kind.resample))
+        yield from differs(f"{name}: size", {known.size}, set(kind.size.values()))
+        yield from differs(f"{name}: crop", known.crops, bool(kind(size=7).do_center_crop))
+        yield from differs(f"{name}: size of one number", known.sides(7), dict(kind(size=7).size))
+
+
+@pytest.mark.parametrize(
+    ("processor", "model_type", "expected"),
+    [
+        pytest.param(
+            {"size": {"shortest_edge": 256}, "do_center_crop": True, "crop_size": {"height": 224, "width": 224}},
+            "dinov2",
+            replace(CROP, short_side=592),
+            id="DINOv2 as published",
+        ),
+        pytest.param({"size": 256, "crop_size": 224}, "deit", replace(SQUARE, short_side=592), id="a square"),
+        pytest.param({"size": 224}, "vit", SMOOTH, id="no crop"),
+    ],
+)
+def test_proportions_are_kept_at_the_models_own_size_and_said(
+    processor: dict[str, Any], model_type: str, expected: EvaluationTransform
+) -> None:
+    found, assumed = transform_of(processor, 518, model_type=model_type)
+    assert found == expected
+    assert list(map(str, assumed)) == ["transform of the same proportions at 518 px, not at 224 px as in the file"]
+
+
+def test_names_of_many_classes_are_read_at_once() -> None:
+    """ImageNet-21k's 21,843 once took minutes, a time that grew with the square."""
+    names = {str(number): f"class {number}" for number in range(50_000)}
+    start = time.process_time()
+    assert len(labels_of(names, 50_000, "w")) == 50_000
+    assert time.process_time() - start < 1
 
 
 def test_a_pooler_beside_a_classifier_is_no_part_of_it(

@@ -53,6 +53,8 @@ from tests.pipeline.models.conversion.random_weights import (
     tensors_of,
 )
 from tests.pipeline.models.conversion.test_convert import DEVIATION, HEADS, MEAN, exported, weights_of
+from tests.pipeline.models.conversion.test_dino_files import of_dinov3
+from tests.pipeline.models.conversion.test_dino_files import opened as opened_dino
 from tests.pipeline.models.conversion.test_hugging_face import opened as opened_hugging_face
 from tests.pipeline.models.conversion.test_hugging_face import saved as saved_hugging_face
 from tests.pipeline.models.conversion.test_layout import TABLE
@@ -103,6 +105,7 @@ ROTATIONS: tuple[dict[str, Any], ...] = (
     {"ref_feat_shape": [16, 14]},
     {"use_abs_pos_emb": True},
 )
+NUM_PATCHES = "a whole number of 1 or more, the rows of its position table"
 ELSEWHERE: dict[str, tuple[ModelConfig, tuple[Format, ...]]] = {
     "a last norm of the mean, or none (model.last_norm)": (replace(VIT, last_norm="none"), ("timm",)),
     "registers": (replace(VIT, registers=2), ("timm",)),
@@ -578,6 +581,12 @@ def timm_crop(folder: Path, share: Any) -> None:
     open_timm(open_tensor_file(folder / "model.safetensors"), description, Hints(num_heads=2))
 
 
+def timm_evaluation(folder: Path, change: dict[str, Any]) -> None:
+    description = json.loads((saved_timm(folder) / "config.json").read_text())
+    description["pretrained_cfg"] |= change
+    open_timm(open_tensor_file(folder / "model.safetensors"), description, Hints(num_heads=2))
+
+
 def exported_to_timm(folder: Path, config: ModelConfig) -> None:
     try:
         saved_timm(folder / "out", config)
@@ -626,6 +635,16 @@ def rotary_config(folder: Path, change: dict[str, Any]) -> None:
     description = json.loads((folder / "config.json").read_text())
     assert description["architecture"] == "vit_base_patch16_rope_224"
     open_timm(open_tensor_file(path), description | change, Hints(num_heads=3))
+
+
+def tower_config(folder: Path, description: dict[str, Any]) -> None:
+    path = saved_hugging_face(folder) / "config.json"
+    path.write_text(json.dumps(description))
+    open_any(str(folder), Hints())
+
+
+def other_periods(folder: Path) -> None:
+    opened_dino(folder, of_dinov3() | {"rope_embed.periods": torch.arange(1.0, 5.0)})
 
 
 def rotary_without_a_config(folder: Path) -> None:
@@ -1498,6 +1517,16 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         )
         for share in (0.05, 1.5, "0.9", True, float("nan"))
     ),
+    *(
+        row(f"{key} of another type", timm_evaluation, {key: value}).says(
+            f"config.json beside 'DIR/model.safetensors' says {key} {value!r}; allowed: {allowed}, or another name of "
+            "timm's, for which images are resized without a crop; correct it"
+        )
+        for key, value, allowed in (
+            ("interpolation", ["bicubic"], "bilinear, bicubic, box"),
+            ("crop_mode", {"center": 1}, "center, squash"),
+        )
+    ),
     row("rotary positions", exported_to_timm, replace(ROTARY, gelu="tanh", pooling="attention", registers=2)).says(
         "model.position is 'rope2d', and timm's models with rotary positions cannot have the tanh GELU "
         "(model.gelu) or registers that attention pooling leaves out; give --format patchline"
@@ -1614,9 +1643,31 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
         )
         for change in ROTATIONS
     ),
+    *(
+        row(f"a temperature of {value}", rotary_config, {"model_args": {"rope_temperature": value}}).says(
+            f"config.json beside 'DIR/model.safetensors' says rope_temperature {value!r}; allowed: a finite number "
+            "above 1; correct it"
+        )
+        for value in ("hot", None, [100.0], True, float("nan"), float("inf"), 1)
+    ),
+    *(
+        row(f"{model_type}: {key} {value}", tower_config, {"model_type": model_type, key: value}).says(
+            f"config.json beside 'DIR/model.safetensors' says {key} {value!r}; allowed: {allowed}; correct it"
+        )
+        for model_type, key, value, allowed in (
+            ("dinov3_vit", "rope_theta", "hot", "a finite number above 1"),
+            ("dinov3_vit", "rope_theta", [100.0], "a finite number above 1"),
+            ("siglip2_vision_model", "num_patches", -1, NUM_PATCHES),
+            ("siglip2_vision_model", "num_patches", "256", NUM_PATCHES),
+        )
+    ),
     row("rotary positions without a config.json", rotary_without_a_config).says(
         "'DIR/model.safetensors' has no pos_embed, as models with rotary positions (rope), and no config.json "
         "says which: give the folder with both"
+    ),
+    row("periods that are not DINOv3's", other_periods).says(
+        "rope_embed.periods in 'DIR/w.pth' is [1.0, 2.0, 3.0, 4.0] in a model that is 32 wide; allowed: powers of 100 "
+        "from 1 up, one for each four channels of a head, as in DINOv3; give other weights"
     ),
     row("timm's own basic units", basic_units_of_timm).says(
         "'r18' has basic units (resnetv2_18, resnetv2_34), which timm trains with batch norm and plain "

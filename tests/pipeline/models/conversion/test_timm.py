@@ -39,6 +39,7 @@ from tests.pipeline.models.conversion.random_weights import (
     TINY,
     VIT,
     assert_same_tensors,
+    assumed_of,
     random_model,
     tensors_of,
 )
@@ -214,6 +215,40 @@ def test_a_round_trip_changes_no_bit(tmp_path: Path, config: ModelConfig) -> Non
     weights = opened(saved(tmp_path, config), Hints(num_heads=config.size.num_heads))
     assert (weights.config, weights.labels) == (config, LABELS)
     assert_same_tensors(weights, random_model(config))
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected", "is_said"),
+    [
+        ({"crop_pct": 0.8, "interpolation": "lanczos", "crop_mode": "center"}, EvaluationTransform(), True),
+        ({"crop_pct": 0.8, "interpolation": "bicubic", "crop_mode": "border"}, EvaluationTransform(), True),
+        ({"interpolation": "random"}, EvaluationTransform(), True),
+        ({}, EvaluationTransform(), False),
+        ({"crop_mode": None}, EvaluationTransform(), False),
+        ({"crop_pct": 0.8}, EvaluationTransform(mode="central_crop", filter="bicubic", short_side=20), False),
+        (
+            {"interpolation": "bilinear"},
+            EvaluationTransform(mode="central_crop", antialias=True, short_side=18),
+            False,
+        ),
+    ],
+    ids=str,
+)
+def test_a_preparation_that_ours_cannot_do_is_said(
+    tmp_path: Path,
+    declared: dict[str, Any],
+    expected: EvaluationTransform,
+    is_said: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    description = json.loads((saved(tmp_path) / "config.json").read_text())
+    others = {key: value for key, value in description["pretrained_cfg"].items() if "crop" not in key}
+    del others["interpolation"]
+    (tmp_path / "config.json").write_text(json.dumps(description | {"pretrained_cfg": others | declared}))
+    weights = opened(tmp_path)
+    assert weights.usage.transform == expected
+    default = "transform resize to 16 x 16 px, bilinear and without a crop"
+    assert assumed_of(weights) == (f"{default}, not {declared} as in the file",) * is_said
 
 
 def test_a_state_dict_alone_is_timms_usual(tmp_path: Path) -> None:

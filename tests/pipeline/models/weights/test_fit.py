@@ -1,12 +1,15 @@
 """Weights of another size: other heads, grids and patch sizes, and what is refused."""
 
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from jobs.arguments import values_of, with_values
+from jobs.flags import flags_of
 from pipeline.models import ModelConfig, build_model
 from pipeline.models.config import Mode
 from pipeline.models.patches import resized_patches
@@ -17,6 +20,15 @@ from shards.errors import UserError
 from tests.pipeline.models.weights.test_folder import TINY, config_of, initial_of, random_model, saved
 
 HYBRID: dict[str, Any] = TINY | {"patch": 1, "resnet_units": (1, 1), "image_size": 16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A job that has only a model."""
+
+    model: ModelConfig
+
+
 FAMILIES = {
     "a ViT": config_of(),
     "a hybrid": config_of(resnet_units=(1,), patch=1),
@@ -159,3 +171,41 @@ def test_what_does_not_fit_is_named_with_both_shapes(
         fit_weights(weights, target, initial=initial_of(target), new_head=new_head)
     for message in (str(tmp_path / "w"), *messages):
         assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(
+            {
+                "position": "rope2d",
+                "num_heads": 3,
+                "registers": 2,
+                "pooling": "average",
+                "gelu": "exact",
+                "layer_norm_epsilon": 1e-5,
+                "rotary_places": "centred",
+                "rotary_temperature": 10_000.0,
+                "layer_scale": 1e-4,
+            },
+            id="as DINOv3",
+        ),
+        pytest.param(
+            {"depth": 1, "gelu": "quick", "mlp": "swiglu", "first_norm": True, "last_norm": "none"}, id="sizes"
+        ),
+        pytest.param({"pooling": "average", "attention": "axial", "qk_norm": True, "gelu": "exact"}, id="axial"),
+        pytest.param({"representation": True, "position": "none", "gelu": "exact"}, id="the head is kept"),
+        pytest.param(HYBRID | {"resnet_epsilons": "timm", "registers": 1}, id="hybrid"),
+    ],
+)
+def test_the_flags_in_a_refusal_are_all_that_is_needed(tmp_path: Path, source: dict[str, Any]) -> None:
+    """Once they came in two refusals: what changes a shape, and then what changes the arithmetic alone."""
+    weights = open_weights(saved(tmp_path, build_model(ModelConfig(**TINY | source), seed=3)))
+    target = replace(ModelConfig(**HYBRID) if "resnet_units" in source else config_of(), name=weights.config.name)
+    with pytest.raises(UserError) as caught:
+        fit_weights(weights, target, initial=initial_of(target), new_head=False)
+    (words,) = re.findall("Give ((?:--model[^ ]+ (?:[^- ][^ ]*)? ?)+)", str(caught.value).replace(",", " "))
+    given = Holder(model=target)
+    values = values_of(words.split(), list(flags_of(given)), command=("finetune", "mine"))
+    changed = with_values(given, values).model
+    fit_weights(weights, changed, initial=initial_of(changed), new_head=False)
