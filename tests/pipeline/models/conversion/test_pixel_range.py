@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import conv2d
 
 from pipeline.models.config import ModelConfig
-from pipeline.models.conversion.hugging_face import image_processor
+from pipeline.models.conversion.image_processor import image_processor
 from pipeline.models.conversion.pixel_range import (
     PIXELS,
     PixelRange,
