@@ -85,7 +85,7 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
     notes = list[str]()
     if recipe in FINETUNE_RECIPES and (weights := values.get("--initial.weights")):
         from pipeline.models.conversion.open_any import open_for_use  # noqa: PLC0415 - loads torch, not needed for help
-        from pipeline.models.weights.folder import usage_at  # noqa: PLC0415
+        from pipeline.models.weights.folder import said_of, usage_at  # noqa: PLC0415
 
         found = open_for_use(weights)
         job = replace(job, model=_model_of(found, values))
@@ -93,8 +93,7 @@ def _of_photos(recipe: str, job: TrainingJob, values: Mapping[str, Any]) -> tupl
         resized = "" if size == job.model.image_size else f" instead of {job.model.image_size}"
         notes.append(f"the model is that of the weights: {job.model.name} at {size} px{resized}")
         if found.assumed:
-            assumed = ", ".join(map(str, found.assumed))
-            notes.append(f"assumed, as the file does not say: {assumed} (others: patchline import)")
+            notes.append(f"{said_of(found.assumed)} (others: patchline import)")
         if (transform := usage_at(found, size).transform) != DEFAULT_USAGE.transform:
             job = replace(job, evaluation=replace(job.evaluation, transform=transform))
             notes.append(

@@ -19,7 +19,6 @@ import itertools
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
@@ -30,7 +29,7 @@ import yaml
 from jobs.mistakes import known_instead
 from jobs.output import make_folder
 from jobs.recipes.shorter import scaled
-from jobs.stages import STAGES
+from jobs.stages import STAGES, WITH_SMOKE
 from pipeline.shared_settings import RECORD_FILE
 from pipeline.training.settings.job import TrainingJob
 from shards.config_values import allowed_instead, shown_text, whole_number, without_range
@@ -413,11 +412,11 @@ def record_text(stage: str, job: Any) -> str:
 def write_record(run_dir: Path, *, stage: str, job: object) -> None:
     """Writes run_dir/job.yaml, completely or not at all. The umask decides who may read the run directory.
 
-    Raises OSError if the disk is full, and UserError if the folder has the record of another stage, or if it cannot be
-    made or written to for another reason.
+    Raises OSError if the disk is full, and UserError if the folder is a training run and `stage` is not, or if it
+    cannot be made or written to for another reason.
     """
     path = run_dir / RECORD_FILE
-    refuse_other_stage(run_dir, stage=stage)
+    refuse_training_run(run_dir, stage=stage)
     try:
         make_folder(run_dir)
         write_whole(path, f"# patchline {stage} {printable_name(str(path))}\n{record_text(stage, job)}".encode())
@@ -429,14 +428,19 @@ def write_record(run_dir: Path, *, stage: str, job: object) -> None:
         raise UserError(what, todo="give --run-dir a folder that this user may write to") from error
 
 
-def refuse_other_stage(run_dir: Path, *, stage: str) -> None:
-    """Raises UserError if the folder has the record of another stage, which a record of `stage` would replace: without
-    its record, a training run could not be listed, reported or resumed. A record that cannot be read is none."""
-    path, found = run_dir / RECORD_FILE, ""
-    with suppress(UserError, InvalidDataError, OSError):
-        found = open_job(path).stage if is_a_file(path) else ""
-    if found not in ("", stage):
-        what = f"--run-dir {str(run_dir)!r} is a folder of the stage {found!r}, whose record would be lost"
+def refuse_training_run(run_dir: Path, *, stage: str) -> None:
+    """Raises UserError if the folder is a training run, whose record a record of another `stage` would replace: without
+    it, the run could not be listed, reported or resumed. A record that cannot be read may be that of a run."""
+    path = run_dir / RECORD_FILE
+    if stage in WITH_SMOKE or not is_a_file(path):  # training checks on its own what it continues
+        return
+    try:
+        found = open_job(path).stage
+    except (UserError, InvalidDataError):
+        found = ""
+    if not found or found in WITH_SMOKE:
+        kind = f"a run of patchline {found}" if found else "a job.yaml of unknown stage"
+        what = f"--run-dir {str(run_dir)!r} has {kind}, and its record would be lost"
         raise UserError(what, todo=f"give --run-dir another folder, such as {str(run_dir) + '-' + stage!r}")
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from jobs import exit_codes
 from jobs.exit_codes import answered_in_exchanges
 from jobs.output import put, write_out
-from jobs.record import refuse_other_stage, write_record
+from jobs.record import refuse_training_run, write_record
 from jobs.settings.models import EvaluateJob
 from pipeline.evaluation.scores import Examples, Scores, evaluate, pictures
 from pipeline.evaluation.targets import Targets, by_class_map, by_lists, by_name, read_class_map, read_lists
@@ -145,7 +145,7 @@ def _prepared(folder: str, job: EvaluateJob) -> str:
     fails, old scores must not be next to its record. Returns the folder; empty if scores were to be kept in a run that
     cannot be written to. Raises UserError if --run-dir cannot be written to."""
     try:
-        refuse_other_stage(Path(folder), stage="evaluate")
+        refuse_training_run(Path(folder), stage="evaluate")
         _remove_scores(Path(folder))
         write_record(Path(folder), stage="evaluate", job=job)
     except UserError as error:

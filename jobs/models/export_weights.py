@@ -17,7 +17,7 @@ import yaml
 from jobs import exit_codes
 from jobs.models.import_weights import refuse_misplaced
 from jobs.output import write_out, write_to
-from jobs.record import leaves_of, read_record, write_record
+from jobs.record import leaves_of, read_record, refuse_training_run, write_record
 from jobs.reports.compare_names import model_name, sizes_of
 from jobs.reports.facts import methods_of
 from jobs.reports.points import Point, final_run_of, point_of
@@ -77,6 +77,8 @@ def run(job: ExportJob, *, overwrite: bool = False) -> int:
     """Writes a file or a folder, completely or not at all. A folder also gets MODEL_CARD.md. `overwrite`: write even if
     --out has other content."""
     refuse_misplaced(job.path, job.out, wanted="the folder, or the .npz file,")
+    if job.run_dir:
+        refuse_training_run(Path(job.run_dir), stage="export")
     weights = open_for_use(job.path)
     config, tensor = changed(weights, job)
     usage = usage_at(weights, config.image_size)

@@ -5,13 +5,20 @@ from pathlib import Path
 
 from jobs import exit_codes
 from jobs.output import write_to
-from jobs.record import write_record
+from jobs.record import refuse_training_run, write_record
 from jobs.settings.models import ImportJob
 from pipeline.models.config import ModelConfig
 from pipeline.models.conversion.convert import changed
 from pipeline.models.conversion.open_any import names_of_classes, open_any
 from pipeline.models.flops import num_parameters
-from pipeline.models.weights.folder import CONFIG_FILE, MOST_DESCRIPTION_BYTES, Weights, save_weights, usage_at
+from pipeline.models.weights.folder import (
+    CONFIG_FILE,
+    MOST_DESCRIPTION_BYTES,
+    Weights,
+    said_of,
+    save_weights,
+    usage_at,
+)
 from shards.class_names import class_name
 from shards.config_values import shown_value
 from shards.errors import InvalidDataError, UserError
@@ -26,6 +33,8 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
     """Writes the weights folder, completely or not at all. The last line of the log lists what was assumed, if
     anything. `overwrite`: write even if --out has other content."""
     refuse_misplaced(job.path, job.out, wanted="the folder")
+    if job.run_dir:
+        refuse_training_run(Path(job.run_dir), stage="import")
     weights = open_any(job.path, job)
     config, tensor = changed(weights, job)
     labels = _labels(job, weights, config)
@@ -41,8 +50,7 @@ def run(job: ImportJob, *, overwrite: bool = False) -> int:
     if weights.assumed:
         flags = ", ".join(each.flag for each in weights.assumed if each.flag)
         override = f"; to override this: {flags}" if flags else ""
-        assumed = ", ".join(map(str, weights.assumed))
-        log.info("%s: assumed, as the file does not say: %s%s", job.out, assumed, override)
+        log.info("%s: %s%s", job.out, said_of(weights.assumed), override)
     return exit_codes.DONE
 
 

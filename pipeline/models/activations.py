@@ -124,8 +124,10 @@ def _layers(config: ModelConfig, how: Pass) -> list[_Kept]:
     )
     inside += _inside_norms(config, how, num_norms=0, num_channels=2 * d * config.qk_norm, is_input_kept=True)
     each_token = how.element_bytes * (num_wide * d + num_hidden * m) + inside + sums + masks
+    # A layer whose branches skip images takes the rotations of the others, if each image has its own.
+    turns = _turn_bytes(config, how) if config.stochastic_depth and how.num_stay is not None else 0
     layer = _Kept(
-        image_bytes=num_tokens * each_token + factors + relative.image_bytes,
+        image_bytes=num_tokens * each_token + factors + relative.image_bytes + turns,
         fixed_bytes=relative.fixed_bytes,
         input_bytes=how.element_bytes * num_tokens * d,
         gradient_bytes=how.element_bytes * num_tokens * (2 * d + (2 if config.mlp == "swiglu" else 1) * m),
@@ -224,7 +226,7 @@ def _embedding(config: ModelConfig, how: Pass) -> _Kept:
     # its input.
     num_copies = 2 if config.resnet and config.resnet.units and size.patch > 1 else 1
     masks = (config.num_prefix_tokens + height * width) * size.width * _mask_bytes(config, how)
-    turns = 2 * _FP32 * _num_tokens(config, how) * size.width // size.num_heads if config.is_rotary else 0
+    turns = _turn_bytes(config, how)
     # Masked patch prediction keeps what patches are gathered from: all patches and the [mask] embedding.
     sources = config.masked_patches * how.element_bytes * (height * width + 1) * size.width
     # PatchDropout keeps the places of the tokens that stay, and each image has rotations of its own.
@@ -366,6 +368,12 @@ def _mask_bytes(config: ModelConfig, how: Pass) -> int:
     """Returns the bytes of dropout's mask per element: 1 on a GPU, the element's own size on a CPU, 0 without
     dropout."""
     return 0 if not config.dropout else 1 if how.is_on_gpu else how.element_bytes
+
+
+def _turn_bytes(config: ModelConfig, how: Pass) -> int:
+    """Returns the bytes of the rotations of all tokens; 0 without rotary positions."""
+    size = config.size
+    return 2 * _FP32 * _num_tokens(config, how) * size.width // size.num_heads if config.is_rotary else 0
 
 
 def _num_tokens(config: ModelConfig, how: Pass) -> int:

@@ -1,9 +1,9 @@
 """Builds models: initial weights, the shapes of parameters, and blocks that are compiled or recomputed.
 
-Initial weights are as in the paper's JAX code. Every tensor is a function of (seed, its name, its shape), so no copy is
-kept or sent: each rank makes the part that it owns, and the fp32 master weights get the values before they are rounded
-to bf16. Sources: vit_jax/models_vit.py and models_resnet.py (flax's default, lecun_normal, if they set nothing else),
-BiT's models.py.
+Initial weights are as in the paper's JAX code, except for a head with `model.head_std`, which is timm's and DeiT's.
+Every tensor is a function of (seed, its name, its shape), so no copy is kept or sent: each rank makes the part that it
+owns, and the fp32 master weights get the values before they are rounded to bf16. Sources: vit_jax/models_vit.py and
+models_resnet.py (flax's default, lecun_normal, if they set nothing else), BiT's models.py.
 """
 
 import math

@@ -413,8 +413,9 @@ class Attention(nn.Module):
 
 
 class AttentionAlone(nn.Module):
-    """The part of a layer's attention between its two products, from [3, B, h, N, d] to [B, h, N, d]. The kernels of
-    attention are timed on it."""
+    """The part of a layer's attention between its two products, from [3, B, h, N, d] to [B, h, N, d], where N is the
+    number of all tokens of an image or, with PatchDropout, of those that stay. The kernels of attention are timed on
+    it."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -423,8 +424,10 @@ class AttentionAlone(nn.Module):
         attention.qkv = attention.out = nn.Identity()  # type: ignore[assignment]
 
     def forward(self, qkv_3BhNd: torch.Tensor) -> torch.Tensor:
-        config = self.config
+        config, (_, batch, _, num_tokens, _) = self.config, qkv_3BhNd.shape
         rotation_2Nd = rotations(config, config.grid, device=qkv_3BhNd.device) if config.is_rotary else None
+        if rotation_2Nd is not None and num_tokens < rotation_2Nd.shape[1]:  # with PatchDropout, each image has its own
+            rotation_2Nd = rotation_2Nd[:, None, :num_tokens].repeat(1, batch, 1, 1)
         return self.attention.attended(qkv_3BhNd, rotation_2Nd)
 
 

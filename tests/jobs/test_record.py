@@ -65,16 +65,19 @@ def test_a_run_folder_of_any_name_has_a_record_that_reads_back(tmp_path: Path) -
     assert read_record(run_dir / "job.yaml", stage="pretrain", kind=type(job)) == job
 
 
-def test_the_record_of_another_stage_is_not_replaced(tmp_path: Path) -> None:
+def test_no_other_stage_replaces_the_record_of_a_run(tmp_path: Path) -> None:
     """`patchline evaluate RUN --run-dir RUN` took its record from a run."""
     job, run_dir = pretrain.digits_smoke(), tmp_path / "run"
     write_record(run_dir, stage="pretrain", job=job)
     before = (run_dir / "job.yaml").read_text()
     for stage, other in (("evaluate", EvaluateJob()), ("fewshot", FewshotJob())):
-        with pytest.raises(UserError, match=rf"run' is a folder of the stage 'pretrain', .* give .*run-{stage}'"):
+        with pytest.raises(UserError, match=rf"run' has a run of patchline pretrain, .* give .*run-{stage}'"):
             write_record(run_dir, stage=stage, job=other)
+        write_record(tmp_path / "scores", stage=stage, job=other)
     assert (run_dir / "job.yaml").read_text() == before
-    (run_dir / "job.yaml").write_text("stage: evaluate\n  torn")
+    (run_dir / "job.yaml").write_text("stage: pretrain\n  torn")
+    with pytest.raises(UserError, match=r"has a job\.yaml of unknown stage"):
+        write_record(run_dir, stage="evaluate", job=EvaluateJob())
     for _ in range(2):
         write_record(run_dir, stage="pretrain", job=job)
     assert (run_dir / "job.yaml").read_text() == before

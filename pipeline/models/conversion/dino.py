@@ -21,7 +21,7 @@ _REGISTERS, _STORAGE = "register_tokens", "storage_tokens"  # of DINOv2, of DINO
 _PERIODS = "rope_embed.periods"
 _BIAS_MASK = ".bias_mask"
 # Tensors that no image passes through. The second last norm is of small crops in training.
-_IDLE = re.compile(rf"{_MASK}$|rope_embed\.|local_cls_norm\.|.*\{_BIAS_MASK}$")
+_IDLE = re.compile(rf"{_MASK}$|rope_embed\.|local_cls_norm\.|.*{re.escape(_BIAS_MASK)}$")
 _NAMES = (
     (rf"^({_REGISTERS}|{_STORAGE})$", "reg_token"),
     (r"\.mlp\.w12\.", ".mlp.fc1."),

@@ -32,6 +32,7 @@ class Processor:
     size: int = 224
     resample: int = _BICUBIC
     crops: bool = False
+    crop_size: int = 224
     is_shortest_edge: bool = False
 
     def sides(self, size: Any) -> Any:
@@ -96,17 +97,19 @@ def transform_of(
     declared = {key: processor[key] for key in _DECLARATIONS if processor.get(key) is not None}
     if not declared:
         return DEFAULT_USAGE.transform, ()
-    usual = _usual_processor(processor, model_type)
+    usual = _usual_processor(processor, declared, model_type)
+    if usual is None:
+        return DEFAULT_USAGE.transform, (default_transform_for(declared),)
     crops, resample = bool(declared.get("do_center_crop", usual.crops)), declared.get("resample", usual.resample)
     size = usual.sides(declared.get("size", usual.size))
     side = _side_in(size, ({"height", "width"}, {"shortest_edge"}) if crops else ({"height", "width"},))
-    crop = declared.get("crop_size", image_size)
+    crop = declared.get("crop_size", usual.crop_size)
     made = (crop if type(crop) is int else _side_in(crop, ({"height", "width"},))) if crops else side
     is_known = type(resample) is int and resample in (_BILINEAR, _BICUBIC) and declared.get("do_resize", True) is True
     if not is_known or _FLEXIBLE in declared or not side or not made or not 0 < made <= side <= _MOST_SIDE:
-        return DEFAULT_USAGE.transform, (default_transform_for(declared, image_size),)
-    same = f"of the same proportions at {image_size} px, not at {made} px as in the file"
-    assumed = () if made == image_size else (Assumption(field="transform", value=same),)
+        return DEFAULT_USAGE.transform, (default_transform_for(declared),)
+    same = Assumption(field="transform", value="of the same proportions", in_file=f"for images of {made} px")
+    assumed = () if made == image_size else (same,)
     is_bicubic = resample == _BICUBIC
     found = EvaluationTransform(filter="bicubic" if is_bicubic else "bilinear", antialias=not is_bicubic)
     if not crops:
@@ -115,18 +118,21 @@ def transform_of(
     return replace(found, mode=mode, short_side=round(side * image_size / made)), assumed
 
 
-def default_transform_for(declared: Mapping[str, Any], image_size: int) -> Assumption:
+def default_transform_for(declared: Mapping[str, Any]) -> Assumption:
     """Returns the assumption of the default transform in the place of what a file declares."""
-    default = f"resize to {image_size} x {image_size} px, bilinear and without a crop"
-    return Assumption(field="transform", value=f"{default}, not {shown_value(declared)} as in the file")
+    return Assumption(field="transform", value="resize, bilinear and without a crop", in_file=shown_value(declared))
 
 
-def _usual_processor(processor: Mapping[str, Any], model_type: str) -> Processor:
-    """Returns the defaults of the class that a processor names, else of the class that goes with the model."""
-    named = processor.get("image_processor_type") or processor.get("feature_extractor_type")
-    kind = re.match(r"(\w+)(?:ImageProcessor|FeatureExtractor)", str(named))
-    if kind and kind[1] in PROCESSORS:
-        return PROCESSORS[kind[1]]
+def _usual_processor(processor: Mapping[str, Any], declared: Mapping[str, Any], model_type: str) -> Processor | None:
+    """Returns the defaults of the class that a processor names; without a name, of the class that goes with the model.
+    Returns None if the class is unknown and would decide anything."""
+    if named := processor.get("image_processor_type") or processor.get("feature_extractor_type"):
+        kind = re.match(r"(\w+)(?:ImageProcessor|FeatureExtractor)", str(named))
+        if kind and kind[1] in PROCESSORS:
+            return PROCESSORS[kind[1]]
+        is_whole = isinstance(declared.get("size"), dict) and {"resample", "do_center_crop"} <= declared.keys()
+        is_whole &= "crop_size" in declared or not declared.get("do_center_crop")
+        return Processor() if is_whole else None
     return next((PROCESSORS[name] for start, name in _OF_MODELS.items() if model_type.startswith(start)), Processor())
 
 

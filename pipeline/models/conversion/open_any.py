@@ -44,6 +44,7 @@ from pipeline.models.weights.folder import (
     is_our_description,
     open_weights,
     refuse_hub_id,
+    said_of,
 )
 from pipeline.models.weights.safetensors import refuse_not_finite
 from pipeline.models.weights.usage import DEFAULT_USAGE, Usage
@@ -52,6 +53,7 @@ from shards.errors import UserError
 from shards.output.quantities import plural
 
 log = logging.getLogger(__name__)
+_SATELLITE = "sat493m"  # in the names of DINOv3's files for satellite images
 _INDEX_FILE = f"{TENSORS_FILE}.index.json"
 _TENSOR_FILES = (TENSORS_FILE, _INDEX_FILE, "pytorch_model.bin")
 OUR_MARKS = ("embed.patch.weight", "conv_root.weight")
@@ -98,8 +100,8 @@ def open_for_use(path: str, *, say: bool = False) -> Weights:
         command = f"patchline import {shlex.quote(path)} --out FOLDER"
         raise FlagNeededError(f"{error} ({command} has these flags, and makes a weights folder)") from error
     if say and weights.assumed:
-        message = "%s: assumed, as the file does not say: %s; patchline import has flags for other values"
-        log.warning(message, path, ", ".join(map(str, weights.assumed)))
+        flags = "; patchline import has flags for other values" if any(each.flag for each in weights.assumed) else ""
+        log.warning("%s: %s%s", path, said_of(weights.assumed), flags)
     names = names_of_classes(weights, say=say)
 
     def tensor(name: str) -> torch.Tensor:
@@ -180,6 +182,11 @@ def _refuse_other_pixels(path: Path, *, trained: str, usual: PixelRange) -> None
 
     `trained` is the model that the arguments name, empty if they name none, and `usual` are the pixels of that model.
     """
+    if _SATELLITE in path.name:
+        raise UserError(
+            f"{str(path)!r} is named like DINOv3's weights for satellite images, which take pixels of their own, and "
+            "the file does not say which; give timm's folder of this model, or Hugging Face's"
+        )
     declared = None
     if (path.parent / CONFIG_FILE).is_file():
         declared = _declared_pixels(path.parent, json_object(path.parent / CONFIG_FILE))

@@ -183,8 +183,8 @@ def transformer_in(view: OurView, declared: Declared, *, usual: Usual, hints: Hi
         assumed = (*assumed, Assumption(field="position", value=square, flag="--grid-side"))
     if shapes.grid and not shapes.num_positions and shapes.grid[0] != shapes.grid[1]:
         height, width = (side * config.stride for side in shapes.grid)
-        square = f"{config.image_size} px, a square, not {height} x {width} px as in the file"
-        assumed = (*assumed, Assumption(field="image_size", value=square, flag="--image-size"))
+        square, in_file = f"{config.image_size} px, a square", f"{height} x {width} px"
+        assumed = (*assumed, Assumption(field="image_size", value=square, flag="--image-size", in_file=in_file))
     if not (hints.layer_norm_epsilon or "layer_norm_epsilon" in usual.said):  # no architecture is named
         by_shapes = {
             "mlp": "swiglu, whose gate is the first half of its first layer" if is_gated else "",

@@ -461,7 +461,7 @@ def _transform(
                 "another name of timm's, for which images are resized without a crop; correct it"
             )
     if interpolation not in _FILTERS or crop_mode not in _CROP_MODES:
-        return DEFAULT_USAGE.transform, (default_transform_for(declared, image_size),)
+        return DEFAULT_USAGE.transform, (default_transform_for(declared),)
     resize_filter, antialias = _FILTERS[interpolation]
     found = EvaluationTransform(filter=resize_filter, antialias=antialias)
     if crop_mode == "squash" and crop_share == 1:

@@ -48,9 +48,8 @@ def fit_weights(
 
     Position embeddings are resampled to the target's grid by `mode`; with "none", embeddings of another grid get their
     `initial` values. With `resize_patches`, a ViT's patch embedding of another patch size is resized. With `new_head`,
-    the head and the hidden pre-training layer are dropped and the target's head gets its `initial` values (zero). A
-    head that is kept computes the same logits: the difference of the two models' constants (`head_bias`) is added to
-    its bias.
+    the head and the hidden pre-training layer are dropped and the target's head gets its `initial` values. A head that
+    is kept computes the same logits: the difference of the two models' constants (`head_bias`) is added to its bias.
 
     Raises a UserError that lists the tensors that do not fit, or if the same tensors would compute something else
     (heads, GELU, epsilons).

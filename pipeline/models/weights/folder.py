@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -122,15 +122,26 @@ def _checked(tensors: Iterable[tuple[str, torch.Tensor]], shapes: Shapes, folder
 
 @dataclass(frozen=True, kw_only=True)
 class Assumption:
-    """A field of the model that neither the file nor the user gave, and the value that is assumed. `flag`: the flag of
-    `patchline import` for another value; empty if there is none."""
+    """A field of the model, or the preparation of its images, and the value that is assumed because neither the file
+    nor the user gave one, or because the models here cannot have the file's. `flag`: the flag of `patchline import` for
+    another value; empty if there is none. `in_file`: what the file has instead; empty if it has nothing."""
 
     field: str
     value: str
     flag: str = ""
+    in_file: str = ""
 
     def __str__(self) -> str:
-        return f"{self.field} {self.value}"
+        return f"{self.field} {self.value}" + (f" (the file: {self.in_file})" if self.in_file else "")
+
+
+def said_of(assumed: Sequence[Assumption]) -> str:
+    """Returns what is assumed as text, what the file does not say apart from what it says otherwise."""
+    groups = {
+        "assumed, as the file does not say": [str(each) for each in assumed if not each.in_file],
+        "not as in the file": [str(each) for each in assumed if each.in_file],
+    }
+    return "; ".join(f"{title}: {', '.join(own)}" for title, own in groups.items() if own)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,6 +99,12 @@ class OptimizerConfig:
                 "optimizer.name is 'lamb' with optimizer.weight_decay 0; only parameters with weight decay have a "
                 "trust ratio, so this would be Adam: give --optimizer.weight-decay 0.02, or --optimizer.name adamw"
             )
+        if self.name == "lamb" and self.decay == "all":
+            raise UserError(
+                "optimizer.name is 'lamb' with optimizer.decay 'all'; biases and the class token would have a trust "
+                "ratio, too, which lets them grow by a share of their norm only, and they begin at zero: give "
+                "--optimizer.decay kernels, or --optimizer.name adamw"
+            )
 
     @property
     def passes_per_step(self) -> int:

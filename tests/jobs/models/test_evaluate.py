@@ -114,7 +114,7 @@ def test_the_run_itself_is_no_place_for_its_scores(tmp_path: Path, digits: str) 
     (run_dir / "scores.json").write_text("{}")
     before = {path: path.read_bytes() for path in run_dir.iterdir()}
     job = EvaluateJob(weights=weights_that_say(tmp_path / "w", 3), data=EvaluatedData(url=digits), run_dir=str(run_dir))
-    with pytest.raises(UserError, match="is a folder of the stage 'pretrain'"):
+    with pytest.raises(UserError, match="has a run of patchline pretrain"):
         run(job)
     assert {path: path.read_bytes() for path in run_dir.iterdir()} == before
 

@@ -177,6 +177,14 @@ def test_a_kernel_is_timed_with_what_the_model_calls(fields: dict[str, Any], exp
     assert [name for name, found in timed.items() if isinstance(found, float) and name != "flex"] == expected
 
 
+@pytest.mark.parametrize("num_tokens", [17, 9])
+def test_a_kernel_is_timed_for_the_tokens_that_stay(num_tokens: int) -> None:
+    """With PatchDropout and rotary positions."""
+    layer = partial(AttentionAlone, replace(RELATIVE, position="rope2d"))
+    shape = (SHAPE[0], SHAPE[1], num_tokens, SHAPE[3])
+    assert isinstance(kernel_seconds("math", shape, dtype=torch.float32, device=CPU, layer=layer), float)
+
+
 @pytest.mark.parametrize("position", ["learned_1d", "relative"])
 def test_what_is_timed_is_what_a_layer_computes(position: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From views of the packed product of q, k and v, as the layer has them."""

@@ -470,6 +470,11 @@ def out_of_memory_after(_: Path, num_steps: int) -> None:
         "optimizer.name is 'lamb' with optimizer.weight_decay 0; only parameters with weight decay have a trust ratio, "
         "so this would be Adam: give --optimizer.weight-decay 0.02, or --optimizer.name adamw"
     ),
+    row("optimizer, LAMB of all", optimizer, {"name": "lamb", "weight_decay": 0.02, "decay": "all"}).says(
+        "optimizer.name is 'lamb' with optimizer.decay 'all'; biases and the class token would have a trust ratio, "
+        "too, which lets them grow by a share of their norm only, and they begin at zero: give --optimizer.decay "
+        "kernels, or --optimizer.name adamw"
+    ),
     row("optimizer, {'beta1': 1.0}", optimizer, {"beta1": 1.0}).says("optimizer.beta1 is 1.0; allowed: 0 to below 1"),
     row("optimizer, {'beta2': -0.1}", optimizer, {"beta2": -0.1}).says(
         "optimizer.beta2 is -0.1; allowed: 0 to below 1"

@@ -232,7 +232,7 @@ def test_what_ours_cannot_prepare_is_prepared_as_by_default_and_said(tmp_path: P
     weights = open_any(str(folder), Hints())
     assert weights.usage.transform == EvaluationTransform()
     (line,) = assumed_of(weights)
-    assert line.startswith("transform resize to 16 x 16 px, bilinear and without a crop, not {'do_resize': ")
+    assert line.startswith("transform resize, bilinear and without a crop (the file: {'do_resize': ")
     assert all(repr(value) in line for value in change.values())
 
 
@@ -253,7 +253,12 @@ OLD_CLIP: dict[str, Any] = {"size": 18, "do_center_crop": True, "crop_size": 16,
         pytest.param(OLD_CLIP | {"feature_extractor_type": "CLIPFeatureExtractor"}, "vit", CROP, id="an old name"),
         pytest.param(OLD_CLIP | {"image_processor_type": "BitImageProcessorFast"}, "vit", CROP, id="BiT"),
         pytest.param(OLD_CLIP | {"image_processor_type": "DeiTImageProcessor"}, "clip", SQUARE, id="the class decides"),
-        pytest.param(OLD_CLIP | {"image_processor_type": "NewImageProcessor"}, "clip", CROP, id="an unknown class"),
+        pytest.param(
+            {**OLD_CLIP, "size": {"shortest_edge": 18}, "image_processor_type": "NewImageProcessor"},
+            "vit",
+            CROP,
+            id="an unknown class that decides nothing",
+        ),
         pytest.param({"size": 18, "crop_size": 16}, "clip", CROP, id="CLIP crops and is bicubic by default"),
         pytest.param({"size": 18, "crop_size": 16, "resample": None}, "deit", SQUARE, id="so is DeiT"),
         pytest.param({"size": 16}, "vit", SMOOTH, id="ViT is bilinear and does not crop"),
@@ -280,6 +285,8 @@ def test_the_table_is_what_the_classes_of_transformers_do(transformers: ModuleTy
         yield from differs(f"{name}: filter", known.resample, int(kind.resample))
         yield from differs(f"{name}: size", {known.size}, set(kind.size.values()))
         yield from differs(f"{name}: crop", known.crops, bool(kind(size=7).do_center_crop))
+        if known.crops:
+            yield from differs(f"{name}: size of the crop", {known.crop_size}, set(kind.crop_size.values()))
         yield from differs(f"{name}: size of one number", known.sides(7), dict(kind(size=7).size))
 
 
@@ -292,6 +299,7 @@ def test_the_table_is_what_the_classes_of_transformers_do(transformers: ModuleTy
             replace(CROP, short_side=592),
             id="DINOv2 as published",
         ),
+        pytest.param({"size": 256}, "dinov2", replace(CROP, short_side=592), id="what DINOv2's class has"),
         pytest.param({"size": 256, "crop_size": 224}, "deit", replace(SQUARE, short_side=592), id="a square"),
         pytest.param({"size": 224}, "vit", SMOOTH, id="no crop"),
     ],
@@ -301,7 +309,16 @@ def test_proportions_are_kept_at_the_models_own_size_and_said(
 ) -> None:
     found, assumed = transform_of(processor, 518, model_type=model_type)
     assert found == expected
-    assert list(map(str, assumed)) == ["transform of the same proportions at 518 px, not at 224 px as in the file"]
+    assert list(map(str, assumed)) == ["transform of the same proportions (the file: for images of 224 px)"]
+
+
+@pytest.mark.parametrize("given", [{}, {"size": {"shortest_edge": 256}, "resample": 3, "do_center_crop": True}])
+def test_a_class_that_is_unknown_and_would_decide_is_not_guessed(given: dict[str, Any]) -> None:
+    found, (line,) = transform_of(
+        OLD_CLIP | given | {"image_processor_type": "BeitImageProcessor", "crop_size": None}, 16, model_type="vit"
+    )
+    assert found == EvaluationTransform()
+    assert "(the file: {" in str(line)
 
 
 def test_names_of_many_classes_are_read_at_once() -> None:

@@ -198,6 +198,13 @@ def file_with_a_name_of_other_pixels(tmp_path: Path) -> None:
     open_any(named, hints)
 
 
+def satellite_file(tmp_path: Path) -> None:
+    folder = exported(tmp_path, VIT, "timm")
+    path = tmp_path / "dinov3_vitl16_pretrain_sat493m-eadcf0ff.safetensors"
+    path.write_bytes((folder / "model.safetensors").read_bytes())
+    open_any(str(path), Hints(num_heads=2, grid_side=4))
+
+
 def file_beside_a_config_of_other_pixels(tmp_path: Path) -> None:
     folder, hints = exported(tmp_path, VIT, "timm"), Hints(num_heads=2, grid_side=4)
     for name in ("deit_tiny.safetensors", "other.safetensors"):
@@ -884,6 +891,11 @@ def pipe_in_the_place_of_an_opened_archive(folder: Path) -> None:
     row("Hugging Face's tensors alone", hugging_face_tensors_alone).says(
         "'DIR/hugging_face/model.safetensors' has Hugging Face's tensors; their config.json says the rest: give "
         "the folder of both"
+    ),
+    row("pixels of satellite images", satellite_file).says(
+        "'DIR/dinov3_vitl16_pretrain_sat493m-eadcf0ff.safetensors' is named like DINOv3's weights for satellite "
+        "images, which take pixels of their own, and the file does not say which; give timm's folder of this model, "
+        "or Hugging Face's"
     ),
     row("pixels that only the file's name says", file_with_a_name_of_other_pixels).says(
         "FlagNeededError: 'DIR/deit_tiny.safetensors' is named like a model that takes pixels of mean 0.485 0.456 "

@@ -247,8 +247,8 @@ def test_a_preparation_that_ours_cannot_do_is_said(
     (tmp_path / "config.json").write_text(json.dumps(description | {"pretrained_cfg": others | declared}))
     weights = opened(tmp_path)
     assert weights.usage.transform == expected
-    default = "transform resize to 16 x 16 px, bilinear and without a crop"
-    assert assumed_of(weights) == (f"{default}, not {declared} as in the file",) * is_said
+    default = "transform resize, bilinear and without a crop"
+    assert assumed_of(weights) == (f"{default} (the file: {declared})",) * is_said
 
 
 def test_a_state_dict_alone_is_timms_usual(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def test_a_model_of_wide_images_without_positions_says_that_it_is_made_square(ti
     (tmp_path / "config.json").write_text(json.dumps(description))
     weights = open_any(str(tmp_path), Hints())
     assert weights.config.image_size == 224
-    assert "image_size 224 px, a square, not 64 x 48 px as in the file" in map(str, weights.assumed)
+    assert "image_size 224 px, a square (the file: 64 x 48 px)" in map(str, weights.assumed)
 
 
 @every_fault
