@@ -250,8 +250,10 @@ def settle(
     zero = next((label for label in labels if (found := _WHOLE.fullmatch(label)) and _number(found[1]) == 0), None)
     if rules.numbers == "from-1" and not by_number and zero:
         raise UserError(f"{shown_value(zero)} is a label, but --labels.numbers is from-1; leave it out, or give from-0")
-    if rules.numbers == "auto" and by_number:
-        _check_numbers(labels, by_number, are_ids=bool(numbered))
+    if rules.numbers == "auto":
+        _refuse_negative_classes(labels, num_names=len(by_number))
+        if by_number:
+            _check_numbers(labels, by_number, are_ids=bool(numbered))
     return Meaning(
         names=names,
         numbered=by_number,
@@ -369,6 +371,20 @@ def _refuse_lists_in_text(labels: frozenset[str], *, are_listed: bool) -> None:
         raise UserError(
             f"{len(found):,} labels are lists written as text, such as {shown}; if an image has each of the classes "
             "in its list, give --labels.text lists; if the whole text is the name of one class: --labels.text names"
+        )
+
+
+def _refuse_negative_classes(labels: frozenset[str], *, num_names: int) -> None:
+    """Raises UserError if negative numbers, which mean no label, look like classes: if there are several of them, or -1
+    and 1 alone. They do not if each of the `num_names` named classes has its number."""
+    numbers = {_number(found[1]) for label in labels if (found := _WHOLE.fullmatch(label))}
+    below = sorted(number for number in numbers if number < 0)
+    is_complete = num_names > 0 and numbers.issuperset(range(num_names))
+    if (len(below) > 1 or numbers == {-1, 1}) and not is_complete:
+        shown = ", ".join(map(str, below[:_MOST_SHOWN]))
+        raise UserError(
+            f"the labels have the negative numbers {shown}; if these mean no label, give --labels.numbers from-0; if "
+            "they are classes, write names or numbers from 0 in their place"
         )
 
 

@@ -19,6 +19,7 @@ _MOST_LISTED, _LISTED_ENDS = 12, 5
 _UNSEEN = ("Cc", "Cf")
 _HEADERS = frozenset(("name", "names", "class", "classes", "class_name", "label", "labels", "category", "id", "synset"))
 _NUMBER = re.compile(r"0*([0-9]+?)(?:[.,]0+)?")
+_PLAIN_NUMBER = re.compile(r"[0-9]{1,9}")
 _LINE_BREAKS = frozenset("\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")  # where str.splitlines divides a text
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,20 @@ def _is_a_name(text: str) -> bool:
     return False
 
 
+def _are_numbered(names: Sequence[str]) -> bool:
+    """Returns whether lines are names beside numbers that count from 0 or 1, in any order, as in a table. Names after
+    which a number follows without a separator, such as `grade 0`, are names."""
+    for separator, places in ((",", (0, -1)), (";", (0, -1)), ("\t", (0, -1)), (" ", (0,))):
+        for rows in (names, names[1:]):  # with or without a header
+            for place in places if len(rows) > 1 else ():
+                fields = [row.split(separator)[place].strip() for row in rows if separator in row]
+                if len(fields) == len(rows) and all(map(_PLAIN_NUMBER.fullmatch, fields)):
+                    numbers = sorted(map(int, fields))
+                    if numbers[0] in (0, 1) and numbers == list(range(numbers[0], numbers[0] + len(rows))):
+                        return True
+    return False
+
+
 def read_label_names(path: str) -> tuple[str, ...]:
     """Returns the names in a text file, one per line, in the order of their ids. Raises UserError if there are none, if
     one appears twice, or if one cannot be a name."""
@@ -105,6 +120,11 @@ def read_label_names(path: str) -> tuple[str, ...]:
         log.warning(message, path, names[0])
     if not names:
         raise UserError(f"--labels-file {path!r} names no class; give one class name per line")
+    if _are_numbered(names):
+        raise UserError(
+            f"--labels-file {path!r} has a number on each line, such as {shown_value(names[-1])}; give one class name "
+            "per line, without numbers or a header, in the order of the numbers"
+        )
     if reason := repeated_fault(names) or next((fault for name in names if (fault := labels_fault((name,)))), ""):
         raise UserError(f"--labels-file {path!r}: {reason}; give one class name per line, each once")
     return names

@@ -26,7 +26,7 @@ from shards.reading.samples import locate_row
 Targets = Callable[[Batch], torch.Tensor]
 """The model's classes that are right for each image of a batch: int64[B, most classes of any image], padded with -1."""
 _MOST_BYTES = 64 << 20
-_VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})\b")
+_VALIDATION_IMAGE = re.compile(r"ILSVRC2012_val_([0-9]{8})(?![0-9])")
 # The share of lists that must have the image's own label. It is 0.9 for ReaL's lists, and would be below 0.01 by
 # chance.
 _LEAST_AGREEMENT = 0.5

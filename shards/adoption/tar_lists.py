@@ -12,6 +12,7 @@ from shards.output.quantities import plural
 from shards.sources.archives import NO_TAR, is_tar_name
 from shards.sources.names import PassedOver, files_of_splits, is_archive, refuse_several
 from shards.sources.tar_members import is_hidden
+from shards.sources.tree import is_passed_over
 from shards.store import open_store
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -51,7 +52,7 @@ def find_tars(tars_url: str, *, pattern: str = "", tars_file: str = "") -> list[
         elif is_archive(path) and not is_hidden(path):
             others.add(path)
     if not pattern and not tars_file:
-        names = list(found)
+        names = [path for path in found if not is_passed_over(path)]
         others.mention(tars_url)
     else:
         names = list(expanded(pattern)) if pattern else _lines(tars_file)

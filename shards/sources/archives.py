@@ -16,6 +16,7 @@ from shards.output.quantities import plural
 from shards.sources.entry import IMAGE_SUFFIXES, MOST_BYTES_AHEAD, Entry, ImageBytes, printable
 from shards.sources.names import ClassLevel, ClassPaths, PassedOver, refuse_several, refusing_mixed_folders, split_of
 from shards.sources.tar_members import Member, is_hidden, read_members
+from shards.sources.tree import is_passed_over
 from shards.storage.ahead import Hold, Pieces, in_order_within, stored_pieces
 from shards.storage.local import LocalStore, open_regular, read_exactly
 from shards.store import MissingObjectError, Store, open_store
@@ -59,9 +60,11 @@ class ClassTarsSource:
     def _entries(self) -> Iterator[Entry]:
         classes, others = ClassPaths(self.class_level), PassedOver(why=NO_TAR)
         for path, num_bytes in open_store(self.root).list_sizes():
+            if is_passed_over(path):
+                continue
             if is_tar_name(path, where=self.root):
                 yield replace(_tar_entry(path, path, 0, num_bytes), labels=(_tar_class(path, classes),))
-            elif not is_hidden(path):
+            else:
                 others.add(path)
         others.mention(self.root)
 

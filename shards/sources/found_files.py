@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from shards.class_names import MOST_LABELS
 from shards.errors import ImageRefusedError, UserError
 from shards.sources.entry import printable
+from shards.sources.tree import is_passed_over
 from shards.storage.local import open_regular
 from shards.storage.objects import MissingObjectError, StoreFile
 from shards.store import SCHEME, Buckets, open_store
@@ -66,7 +67,8 @@ def _local(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     if path.is_file():
         yield pattern
     elif path.is_dir():
-        yield from (str(path / name) for name in open_store(pattern).list() if name.lower().endswith(suffixes))
+        below = (name for name in open_store(pattern).list() if not is_passed_over(name))
+        yield from (str(path / name) for name in below if name.lower().endswith(suffixes))
     elif _ANY_DEPTH in pattern.split("/"):
         yield from _at_any_depth(pattern)
     else:
@@ -116,7 +118,8 @@ def _stored(pattern: str, suffixes: tuple[str, ...]) -> Iterator[str]:
     elif key.lower().endswith(suffixes):
         yield from (f"{root.url}/{path}" for path in [key] if root.exists(path))
     else:
-        yield from (f"{root.url}/{path}" for path in root.list(key) if path.lower().endswith(suffixes))
+        paths = (path for path in root.list(key) if not is_passed_over(path.removeprefix(key)))
+        yield from (f"{root.url}/{path}" for path in paths if path.lower().endswith(suffixes))
 
 
 def refuse_groups(

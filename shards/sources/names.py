@@ -26,6 +26,7 @@ _SPLITS = {
 # name.
 _BESIDE_SPLITS = frozenset(("unlabeled", "unlabelled", "extra", "holdout", "hold-out", "held-out"))
 SPLIT_COLUMN = "split"
+_NUMBERED_SPLITS = frozenset(("0", "1", "2", "True", "False"))  # 0, 1 and 2 in Waterbirds, CelebA and Camelyon
 _MOST_SHOWN = 6
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")  # finds Train in mnistTrain, too
 log = logging.getLogger(__name__)
@@ -136,9 +137,11 @@ class Splits:
         split."""
         if cell is None and not self._wanted:
             return True
-        name = _split_named(cell.decode("utf-8", "replace") if isinstance(cell, bytes) else cell or "")
-        if name not in self._seen and len(self._seen) < _MOST_SHOWN and (self._wanted or name in _SPLITS.values()):
-            self._seen[name] = f"{printable(path.rpartition('/')[2])} row {number}"
+        text = cell.decode("utf-8", "replace") if isinstance(cell, bytes) else "" if cell is None else cell
+        name = _split_named(text)
+        seen = name if self._wanted else split_value(text)
+        if (self._wanted or seen) and seen not in self._seen and len(self._seen) < _MOST_SHOWN:
+            self._seen[seen] = f"{printable(path.rpartition('/')[2])} row {number}"
         if not self._wanted:
             todo = "pack each with patchline pack manifest --source.split-column split --split NAME"
             refuse_several(self._seen, what=f"column {SPLIT_COLUMN!r} has rows", todo=todo)
@@ -150,6 +153,14 @@ class Splits:
         if not self._is_found and self._wanted:
             found = ", ".join(map(shown_value, self._seen)) or "no rows"
             raise UserError(f"column {column!r} has no row of the split {self._wanted!r}, but {found}; set --split")
+
+
+def split_value(cell: object) -> str:
+    """Returns the split that a cell of a column `split` means: train, validation or test if it mentions one, as
+    PublicTest and id_train do, or a number or truth value by which some datasets number their splits. Returns "" for
+    any other cell."""
+    text = str(cell).strip()
+    return split_in(text) or (text if text in _NUMBERED_SPLITS else "")
 
 
 def _split_named(value: object) -> str:

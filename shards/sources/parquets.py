@@ -11,7 +11,7 @@ from shards.errors import ImageRefusedError, InvalidDataError, UserError
 from shards.files.typed_json import parse_json
 from shards.sources.entry import Entry, ImageBytes, printable, too_large
 from shards.sources.found_files import MOST_GROUP_IMAGES, find_files, open_found, refuse_groups, unreadable
-from shards.sources.names import SPLIT_COLUMN, refuse_mixed_splits, refuse_several, split_of
+from shards.sources.names import SPLIT_COLUMN, refuse_mixed_splits, refuse_several, split_value
 from shards.sources.tables import batch_rows, check_columns, written_labels
 from shards.storage.ahead import in_order
 from shards.store import SCHEME, Buckets
@@ -148,8 +148,8 @@ class ParquetSource:
             return set()
         refuse_groups(opened, [SPLIT_COLUMN], most_rows=MOST_GROUP_IMAGES, most_bytes=MOST_BATCH_BYTES)
         batches = opened.batches([SPLIT_COLUMN], rows=_SPLIT_ROWS)
-        cells = {str(cell).strip() for batch in batches for cell in batch.column(SPLIT_COLUMN).to_pylist()}
-        return set(filter(None, map(split_of, cells)))
+        cells = {str(cell) for batch in batches for cell in batch.column(SPLIT_COLUMN).to_pylist()}
+        return set(filter(None, map(split_value, cells)))
 
     def _check(self, path: str, schema: "pa.Schema") -> None:
         import pyarrow as pa

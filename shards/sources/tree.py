@@ -87,6 +87,12 @@ def refused_entry(name: str, reason: str) -> Entry:
     return Entry(locator=REFUSED + reason, name=name)
 
 
+def is_passed_over(path: str) -> bool:
+    """Returns whether a path below a root is hidden, lies in a hidden folder (.ipynb_checkpoints has older copies of
+    tables), or lies in a folder that systems use for thumbnails and deleted files."""
+    return "/." in f"/{path}" or not SYSTEM_FOLDERS.isdisjoint(path.split("/")[:-1])
+
+
 def list_images(root: str) -> Iterator[tuple[str, int]]:
     """Yields (path, number of bytes) for all files with an image suffix at any depth below `root`, sorted by the bytes
     of their paths. For local files, the number is 0.
@@ -100,7 +106,7 @@ def list_images(root: str) -> Iterator[tuple[str, int]]:
     others = PassedOver(why="with no image suffix")
     if "://" in root:
         for path, size in open_store(root).list_sizes():
-            if "/." in f"/{path}" or not SYSTEM_FOLDERS.isdisjoint(path.split("/")[:-1]):
+            if is_passed_over(path):
                 continue
             if is_image_name(path.encode("utf-8", "surrogateescape")):
                 yield path, size

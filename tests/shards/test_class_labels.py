@@ -47,9 +47,27 @@ def test_labels_without_names(labels: list[str], classes: list[str] | None) -> N
 
 
 def test_what_is_no_label() -> None:
-    none = ["-1", "-1.0", "-7", "NaN", "nan", "None", "null", "NULL", "<NA>", "NA", "N/A", "\\N"]
+    none = ["-1", "-1.0", "NaN", "nan", "None", "null", "NULL", "<NA>", "NA", "N/A", "\\N"]
     assert meant(*one_each(*none), ("0",)) == [*[()] * len(none), ("0",)]
     assert meant(("-1", "1", "1"), ("0",)) == [("1",), ("0",)]
+    assert meant(("-7",), ("0",)) == [(), ("0",)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "listed"),
+    [
+        pytest.param(["-2", "-1", "0", "1", "2"], ("awful", "bad", "so so", "good", "great"), id="a scale"),
+        pytest.param(["-2", "-1", "0", "1", "2"], None, id="a scale without names"),
+        pytest.param(["-1", "1"], ("female", "male"), id="the attributes of CelebA"),
+        pytest.param(["-1.0", "1"], None, id="attributes without names"),
+        pytest.param(["-1", "-2", "0", "1"], ("ant", "bee", "cat"), id="one class has no image"),
+    ],
+)
+def test_negative_numbers_that_may_be_classes_are_refused(labels: list[str], listed: tuple[str, ...] | None) -> None:
+    with pytest.raises(UserError, match=r"negative numbers -.*; if these mean no label, give --labels.numbers from-0"):
+        meant(*one_each(*labels), listed=listed)
+    found = meant(*one_each(*labels), rules=LabelRules(numbers="from-0"), listed=listed)
+    assert [len(one) for one in found] == [0 if label.startswith("-") else 1 for label in labels]
 
 
 def test_what_a_labels_file_lists_is_a_class() -> None:
@@ -104,7 +122,7 @@ class TestNumbers:
             pytest.param(["-1", "-1"], [(), ()], id="a held-out test set"),
             pytest.param(["-1", "1", "2"], [(), ("bee",), ("cat",)], id="the last class has an image"),
             pytest.param(["-1", "0"], [(), ("ant",)], id="two classes have none"),
-            pytest.param(["-1", "-2", "0", "1"], [(), (), ("ant",), ("bee",)], id="another number has no class"),
+            pytest.param(["-1", "-2", "0", "1", "2"], [(), (), ("ant",), ("bee",), ("cat",)], id="other markers"),
             pytest.param(["0", "1"], [("ant",), ("bee",)], id="no -1"),
         ],
     )

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from shards.class_names import near_equal, read_label_names
+from shards.errors import UserError
 
 
 def test_names_in_their_order(tmp_path: Path) -> None:
@@ -43,6 +44,29 @@ def test_an_empty_line_moves_the_ids_after_it(
     read_label_names(str(tmp_path / "labels.txt"))
     assert said in caplog.text
     assert bool(caplog.records) == bool(said)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "class_id,class_name\n0,cat\n1,dog\n2,owl\n",
+        "2,ant\n0,bee\n1,cat\n",
+        "ant\t1\nbee\t2\n",
+        "id\tname\n0\tant\n1\tbee\n",
+        "0 polar bear\n1 cat\n",
+        "ant;0\nbee;1\n",
+    ],
+)
+def test_a_table_of_numbers_and_names_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "labels.csv").write_text(text)
+    with pytest.raises(UserError, match="has a number on each line, such as .*; give one class name per line"):
+        read_label_names(str(tmp_path / "labels.csv"))
+
+
+@pytest.mark.parametrize("text", ["grade 0\ngrade 1\n", "0\n1\n2\n", "7 up\n8 ball\n", "tench, Tinca\ncock, 1\n"])
+def test_names_with_numbers_are_names(tmp_path: Path, text: str) -> None:
+    (tmp_path / "labels.txt").write_text(text)
+    assert read_label_names(str(tmp_path / "labels.txt")) == tuple(text.splitlines())
 
 
 def test_names_in_brackets_are_names(tmp_path: Path) -> None:

@@ -119,6 +119,28 @@ def test_a_table_of_several_splits(tmp_path: Path, suffix: str) -> None:
         list(replace(source, split_column="part").entries())
 
 
+@pytest.mark.parametrize("values", [(0, 1, 2), ("Training", "PublicTest"), ("id_train", "ood_test"), (True, False)])
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_splits_that_are_numbered_or_named_otherwise_are_no_single_dataset(
+    tmp_path: Path, values: tuple[object, ...], suffix: str
+) -> None:
+    names, path = [f"{number}.jpg" for number in range(len(values))], tmp_path / f"list{suffix}"
+    if suffix == ".csv":
+        path.write_text("path,split,label\n" + "".join(f"{a},{b},cat\n" for a, b in zip(names, values, strict=True)))
+    else:
+        pq.write_table(pa.table({"path": names, "split": values, "label": ["cat"] * len(names)}), path)
+    with pytest.raises(UserError, match="column 'split' has rows of the splits"):
+        list(ManifestSource(files=(str(path),)).entries())
+
+
+def test_older_copies_of_a_table_in_hidden_folders_are_not_read(tmp_path: Path) -> None:
+    for folder in ("", ".ipynb_checkpoints", ".Trash-1000/files", "#recycle"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "labels.csv").write_text(f"path,label\na.jpg,{folder or 'cat'}\n")
+    (entry,) = ManifestSource(files=(str(tmp_path),)).entries()
+    assert entry.labels == ("cat",)
+
+
 def test_one_split_or_none_in_a_table_is_packed(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("path,split,label\na.jpg,test,cat\nb.jpg,TEST,cat\nc.jpg,,cat\nd.jpg,3,cat\n")
     assert len(list(ManifestSource(files=(str(tmp_path / "a.csv"),)).entries())) == 4
