@@ -59,7 +59,7 @@ def test_an_empty_line_moves_the_ids_after_it(
 )
 def test_a_table_of_numbers_and_names_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "labels.csv").write_text(text)
-    with pytest.raises(UserError, match="has a number on each line, such as .*; give one class name per line"):
+    with pytest.raises(UserError, match=r"has a number on each line, such as .*; give one class name per line"):
         read_label_names(str(tmp_path / "labels.csv"))
 
 

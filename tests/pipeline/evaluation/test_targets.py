@@ -43,12 +43,8 @@ def validation(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """Six images with names as ImageNet's, two of each of c0, c1 and c2: 1 and 2, 3 and 4, 5 and 6."""
     folder = tmp_path_factory.mktemp("validation")
     for number in range(6):
-        path = (
-            folder
-            / "images"
-            / f"c{number // 2}"
-            / f"ILSVRC2012_val_{number + 1:08d}{'_n01440764' * (number == 5)}.JPEG"
-        )
+        synset = "_n01440764" if number == 5 else ""
+        path = folder / "images" / f"c{number // 2}" / f"ILSVRC2012_val_{number + 1:08d}{synset}.JPEG"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(image_bytes(number))
     source = FolderSource(root=str(folder / "images"))
