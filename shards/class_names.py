@@ -83,17 +83,28 @@ def _is_a_name(text: str) -> bool:
 
 
 def _are_numbered(names: Sequence[str]) -> bool:
-    """Returns whether lines are names beside numbers that count from 0 or 1, in any order, as in a table. Names after
-    which a number follows without a separator, such as `grade 0`, are names."""
+    """Returns whether lines are names beside numbers that count from 0 or 1, as in a table, with or without a header.
+    Numbers before a space may be part of names (`1 person`, `2 persons`), and count only if they contradict the order
+    of the lines."""
     for separator, places in ((",", (0, -1)), (";", (0, -1)), ("\t", (0, -1)), (" ", (0,))):
-        for rows in (names, names[1:]):  # with or without a header
-            for place in places if len(rows) > 1 else ():
-                fields = [row.split(separator)[place].strip() for row in rows if separator in row]
-                if len(fields) == len(rows) and all(map(_PLAIN_NUMBER.fullmatch, fields)):
-                    numbers = sorted(map(int, fields))
-                    if numbers[0] in (0, 1) and numbers == list(range(numbers[0], numbers[0] + len(rows))):
-                        return True
+        for begin in (0, 1):
+            for place in places:
+                numbers = _numbers_in(names[begin:], separator, place)
+                first = min(numbers, default=-1)
+                if len(numbers) < 2 or first > 1 or sorted(numbers) != list(range(first, first + len(numbers))):
+                    continue
+                shifts = {number - line for line, number in enumerate(numbers, start=begin)}
+                if separator != " " or len(shifts) > 1 or not shifts <= {0, 1 - begin}:
+                    return True
     return False
+
+
+def _numbers_in(rows: Sequence[str], separator: str, place: int) -> list[int]:
+    """Returns the number at this place of each row; empty if a row has none there."""
+    fields = [row.split(separator)[place].strip() for row in rows if separator in row]
+    if len(fields) < len(rows) or not all(map(_PLAIN_NUMBER.fullmatch, fields)):
+        return []
+    return [int(one) for one in fields]
 
 
 def read_label_names(path: str) -> tuple[str, ...]:

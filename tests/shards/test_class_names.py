@@ -53,7 +53,8 @@ def test_an_empty_line_moves_the_ids_after_it(
         "2,ant\n0,bee\n1,cat\n",
         "ant\t1\nbee\t2\n",
         "id\tname\n0\tant\n1\tbee\n",
-        "0 polar bear\n1 cat\n",
+        "1 polar bear\n0 cat\n",
+        "# all classes\n0 polar bear\n1 cat\n",
         "ant;0\nbee;1\n",
     ],
 )
@@ -63,7 +64,18 @@ def test_a_table_of_numbers_and_names_is_refused(tmp_path: Path, text: str) -> N
         read_label_names(str(tmp_path / "labels.csv"))
 
 
-@pytest.mark.parametrize("text", ["grade 0\ngrade 1\n", "0\n1\n2\n", "7 up\n8 ball\n", "tench, Tinca\ncock, 1\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "grade 0\ngrade 1\n",
+        "0\n1\n2\n",
+        "7 up\n8 ball\n",
+        "nobody\n1 person\n2 persons\n",
+        "1 person\n2 persons\n",
+        "0 dogs\n1 dog\n",
+        "tench, Tinca\ncock, 1\n",
+    ],
+)
 def test_names_with_numbers_are_names(tmp_path: Path, text: str) -> None:
     (tmp_path / "labels.txt").write_text(text)
     assert read_label_names(str(tmp_path / "labels.txt")) == tuple(text.splitlines())
